@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+//
+// Gives a workload its big arrays: from malloc, as any program would, or inside a shared mapping of a file.
+//
+// The file variant is the rival "mmap a file on the same disk". The file must not exist; it is unlinked as
+// soon as it is open, so nothing stays behind whatever ends the program. With UMap (-DWITH_UMAP) the file is
+// paged by UMap instead of by the kernel's page cache.
+
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#ifdef WITH_UMAP
+#include <umap/umap.h>
+#endif
+
+[[noreturn]] inline void trouble(const std::string &message) {
+    std::fprintf(stderr, "error: %s\n", message.c_str());
+    std::exit(1);
+}
+
+class Memory {
+  public:
+    // An empty path means the heap.
+    explicit Memory(const std::string &path) {
+        if (path.empty()) return;
+        int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+#ifdef WITH_UMAP
+        flags |= O_DIRECT;
+#endif
+        file_ = ::open(path.c_str(), flags, 0600);
+        if (file_ < 0) trouble("cannot create " + path + ": " + std::strerror(errno) + " (it must not exist, in a directory that can be written)");
+        ::unlink(path.c_str());
+    }
+
+    Memory(const Memory &) = delete;
+    Memory &operator=(const Memory &) = delete;
+
+    template <typename T> T *array(uint64_t count) {
+        return static_cast<T *>(bytes(count * sizeof(T)));
+    }
+
+    // Bytes handed out so far: what the program calls its footprint.
+    uint64_t footprint() const { return footprint_; }
+
+  private:
+    void *bytes(uint64_t size) {
+        footprint_ += size;
+        if (file_ < 0) {
+            void *memory = std::malloc(size == 0 ? 1 : size);
+            if (memory == nullptr) trouble("out of memory: malloc of " + std::to_string(size) + " bytes failed");
+            return memory;
+        }
+        // Every array starts on its own 2 MiB boundary of the file, which every pager's page size divides.
+        const uint64_t grain = 2ull << 20;
+        const uint64_t rounded = (size + grain - 1) / grain * grain;
+        const int failed = ::posix_fallocate(file_, static_cast<off_t>(file_end_), static_cast<off_t>(rounded));
+        if (failed != 0) trouble(std::string("no room for the file of --file: ") + std::strerror(failed));
+#ifdef WITH_UMAP
+        void *memory = ::umap(nullptr, rounded, PROT_READ | PROT_WRITE, UMAP_PRIVATE, file_, static_cast<off_t>(file_end_));
+        if (memory == UMAP_FAILED) trouble("umap failed");
+#else
+        void *memory = ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_SHARED, file_, static_cast<off_t>(file_end_));
+        if (memory == MAP_FAILED) trouble(std::string("mmap of --file failed: ") + std::strerror(errno));
+#endif
+        file_end_ += rounded;
+        return memory;
+    }
+
+    int file_ = -1;
+    uint64_t file_end_ = 0;
+    uint64_t footprint_ = 0;
+};

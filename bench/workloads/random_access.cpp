@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+//
+// Measures reads and updates of random records, uniform or Zipf, from many threads.
+//
+// A record carries a mark made from its own index and a count of its updates. Every access checks the mark,
+// and at the end the counts must add up to the updates that were made: wrong or lost bytes cannot hide.
+// Zipf ranks are scattered over the array by a permutation, as the keys of a hash table are.
+
+#include "memory.hpp"
+#include "options.hpp"
+#include "permutation.hpp"
+#include "result.hpp"
+
+// Draws ranks 1..n with probability proportional to rank^-exponent, by rejection-inversion
+// (Hoermann and Derflinger 1996): no table, no sum over n.
+class Zipf {
+  public:
+    Zipf(uint64_t n, double exponent) : n_(static_cast<double>(n)), s_(exponent) {
+        low_ = integral(1.5) - 1.0;
+        high_ = integral(n_ + 0.5);
+        shortcut_ = 2.0 - inverse(integral(2.5) - std::pow(2.0, -s_));
+    }
+
+    template <typename Uniform> uint64_t draw(Uniform uniform) const {
+        for (;;) {
+            const double u = high_ + uniform() * (low_ - high_);
+            const double x = inverse(u);
+            const double k = std::min(std::max(std::floor(x + 0.5), 1.0), n_);
+            if (k - x <= shortcut_ || u >= integral(k + 0.5) - std::pow(k, -s_)) return static_cast<uint64_t>(k);
+        }
+    }
+
+  private:
+    double integral(double x) const { return s_ == 1.0 ? std::log(x) : (std::pow(x, 1.0 - s_) - 1.0) / (1.0 - s_); }
+    double inverse(double y) const { return s_ == 1.0 ? std::exp(y) : std::pow(std::max(0.0, 1.0 + y * (1.0 - s_)), 1.0 / (1.0 - s_)); }
+    double n_, s_, low_, high_, shortcut_;
+};
+
+struct Random {
+    uint64_t state;
+    uint64_t next() { return mix64(state++); }
+    double uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+};
+
+static const uint64_t COUNT_BITS = 32, COUNT_MASK = (1ull << COUNT_BITS) - 1;
+
+int main(int argc, char **argv) {
+    const Options options(argc, argv, "random_access: reads and updates of random records.",
+                          {{"bytes", "1GiB", "bytes of the array"},
+                           {"record", "64B", "bytes of one record"},
+                           {"distribution", "uniform", "uniform or zipf"},
+                           {"exponent", "0.99", "skew of zipf"},
+                           {"updates", "50", "per cent of the accesses that update"},
+                           {"seconds", "5", "how long to measure"},
+                           {"ops", "0", "accesses per thread instead of a time; 0: use --seconds"},
+                           {"seed", "1", "seed of the access sequence"},
+                           {"file", "", "put the array into a shared mapping of this new file"},
+                           {"footprint", nullptr, "print the bytes of the array and exit"}});
+    const uint64_t record = options.size("record");
+    if (record < 8 || record % 8 != 0) usage_error("--record must be a multiple of 8 bytes");
+    const uint64_t count = options.size("bytes") / record, stride = record / 8;
+    if (count < 2) usage_error("--bytes holds fewer than two records");
+    const bool zipf = options.choice("distribution", {"uniform", "zipf"}) == "zipf";
+    const Zipf ranks(count, options.real("exponent", 0.01, 5));
+    const uint64_t updates_percent = options.count("updates", 0, 100);
+    const uint64_t ops_fixed = options.count("ops", 0, 1ull << 40), seed = options.count("seed", 0, UINT64_MAX);
+    const double seconds = options.real("seconds", 0.01, 86400);
+    if (options.has("footprint")) return std::printf("%" PRIu64 "\n", count * record), 0;
+
+    Memory memory(options.text("file"));
+    uint64_t *const words = memory.array<uint64_t>(count * stride);
+    const double begin = seconds_now();
+#pragma omp parallel for
+    for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
+        words[i * stride] = mix64(i) << COUNT_BITS;
+        for (uint64_t w = 1; w < stride; ++w) words[i * stride + w] = static_cast<uint64_t>(i) + w;
+    }
+    const double setup_seconds = seconds_now() - begin;
+
+    const Permutation scatter(count, 7);
+    uint64_t ops = 0, updates = 0, wrong = 0;
+    const double start = seconds_now();
+#pragma omp parallel reduction(+ : ops, updates, wrong)
+    {
+        Random random{mix64(seed * 1000003 + static_cast<uint64_t>(omp_get_thread_num()))};
+        for (;;) {
+            if (ops_fixed != 0 ? ops >= ops_fixed : (ops % 16 == 0 && seconds_now() - start >= seconds)) break;
+            const uint64_t index = zipf ? scatter.forward(ranks.draw([&] { return random.uniform(); }) - 1)
+                                        : static_cast<uint64_t>((static_cast<unsigned __int128>(random.next()) * count) >> 64);
+            uint64_t *const word = words + index * stride;
+            uint64_t seen;
+            if (random.next() % 100 < updates_percent) {
+                seen = __atomic_fetch_add(word, 1, __ATOMIC_RELAXED);
+                ++updates;
+            } else {
+                seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+            }
+            wrong += (seen >> COUNT_BITS) != (mix64(index) & (UINT64_MAX >> COUNT_BITS));
+            ++ops;
+        }
+    }
+    const double elapsed = seconds_now() - start;
+
+    // A count of more than 2^32 updates would carry into the mark, and show as wrong, not as a pass.
+    uint64_t counted = 0, checksum = 0;
+#pragma omp parallel for reduction(+ : counted, checksum, wrong)
+    for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {
+        const uint64_t word = words[i * stride];
+        counted += word & COUNT_MASK;
+        wrong += (word >> COUNT_BITS) != (mix64(i) & (UINT64_MAX >> COUNT_BITS));
+        for (uint64_t w = 1; w < stride; ++w) wrong += words[i * stride + w] != static_cast<uint64_t>(i) + w;
+        checksum += checksum_term(i, word >> COUNT_BITS);
+    }
+    if (wrong != 0 || counted != updates)
+        std::fprintf(stderr, "%" PRIu64 " wrong words, %" PRIu64 " updates counted of %" PRIu64 "\n", wrong, counted, updates);
+
+    Result result("random_access");
+    result.number("footprint_bytes", count * record).text("distribution", zipf ? "zipf" : "uniform");
+    result.number("updates_percent", updates_percent).real("setup_seconds", setup_seconds);
+    result.number("ops", ops).number("updates", updates).real("seconds", elapsed).checksum(checksum);
+    result.figure("ops", static_cast<double>(ops) / elapsed, "ops/s", true);
+    return result.print(wrong == 0 && counted == updates);
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+//
+// Prints what a workload found: one line of JSON on stdout, and the arithmetic that goes into it.
+//
+// Every program says which of its numbers is *the* figure: `"figure":{"name","value","unit","better"}`. A tool that
+// compares runs needs to know nothing else about the program.
+
+#pragma once
+
+#include <omp.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline double median_of(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const size_t middle = values.size() / 2;
+    return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// The finaliser of splitmix64 (Steele, Lea, Flood 2014): a cheap bijection that spreads every bit.
+inline uint64_t mix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+// Order-independent, so that threads may add their parts in any order; position-dependent all the same.
+inline uint64_t checksum_term(uint64_t position, uint64_t value) { return mix64(position ^ mix64(value)); }
+
+// Peak resident set of this process as the kernel counts it (VmHWM), 0 when /proc is not there.
+inline uint64_t peak_resident_bytes() {
+    std::ifstream status("/proc/self/status");
+    std::string line;
+    while (std::getline(status, line))
+        if (line.rfind("VmHWM:", 0) == 0) return std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
+    return 0;
+}
+
+class Result {
+  public:
+    explicit Result(const std::string &program) { text("program", program); }
+
+    Result &text(const char *name, const std::string &value) { return raw(name, "\"" + value + "\""); }
+    Result &number(const char *name, uint64_t value) { return raw(name, std::to_string(value)); }
+    Result &real(const char *name, double value) { return raw(name, format(value)); }
+    Result &reals(const char *name, const std::vector<double> &values) {
+        std::string list;
+        for (const double value : values) list += (list.empty() ? "" : ",") + format(value);
+        return raw(name, "[" + list + "]");
+    }
+    Result &checksum(uint64_t value) {
+        char digits[32];
+        std::snprintf(digits, sizeof digits, "%016" PRIx64, value);
+        return text("checksum", digits);
+    }
+    Result &figure(const char *name, double value, const char *unit, bool higher_is_better) {
+        return raw("figure", std::string("{\"name\":\"") + name + "\",\"value\":" + format(value) + ",\"unit\":\"" + unit +
+                                 "\",\"better\":\"" + (higher_is_better ? "higher" : "lower") + "\"}");
+    }
+
+    // Prints the line and returns the exit code of the program.
+    int print(bool verified) {
+        rusage usage{};
+        ::getrusage(RUSAGE_SELF, &usage);
+        number("threads", static_cast<uint64_t>(omp_get_max_threads()));
+        number("peak_resident_bytes", peak_resident_bytes());
+        number("minor_faults", static_cast<uint64_t>(usage.ru_minflt));
+        number("major_faults", static_cast<uint64_t>(usage.ru_majflt));
+        raw("verified", verified ? "true" : "false");
+        std::printf("{%s}\n", line_.c_str());
+        std::fflush(stdout);
+        if (!verified) std::fprintf(stderr, "error: the result is wrong\n");
+        return verified ? 0 : 1;
+    }
+
+  private:
+    static std::string format(double value) {
+        char digits[40];
+        std::snprintf(digits, sizeof digits, "%.9g", value);
+        return digits;
+    }
+    Result &raw(const char *name, const std::string &value) {
+        line_ += (line_.empty() ? "\"" : ",\"") + std::string(name) + "\":" + value;
+        return *this;
+    }
+    std::string line_;
+};
