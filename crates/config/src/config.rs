@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The configuration itself, how it is written, and what may be wrong with one.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
+
+/// The environment variable that carries the configuration.
+pub const VARIABLE: &str = "AQUIFER_CONFIG";
+
+/// The version of the object. A change of any field's name or meaning is a new version.
+pub const VERSION: u32 = 1;
+
+/// Everything the pager inside the program is told at its start. Checked by `aquifer run` beforehand.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// [`VERSION`] of the writer.
+    pub version: u32,
+    /// How much local DRAM the program's managed memory may take.
+    pub dram_bytes: u64,
+    /// Where cold blocks go, as `--tier` has it. `None`: an unlinked file under `state_dir`.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub tier: Option<String>,
+    /// Which blocks leave first.
+    pub policy: PolicyName,
+    /// How many bytes move as one.
+    pub block: BlockSize,
+    /// Who resolves a fault.
+    pub delivery: Delivery,
+    /// How pages get to and from the program's address.
+    pub exchange: Exchange,
+    /// Whether blocks are fetched ahead of their faults.
+    pub prefetch: bool,
+    /// The inherited descriptor of the statistics segment. `None`: the pager makes one of its own.
+    /// A program that closed it before an `execve` leaves a number that is closed, or is something else.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub stats_fd: Option<i32>,
+    /// The file in which the pager records what it was told, for replay. `None`: nowhere.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub record: Option<String>,
+    /// An existing, writable directory on disk for the default tier.
+    pub state_dir: String,
+    /// How much to say on standard error: 0 is only what the user must know.
+    pub verbose: u8,
+}
+
+impl Default for Config {
+    /// The defaults of the command line; budget and state directory still have to be set.
+    fn default() -> Self {
+        Config {
+            version: VERSION,
+            dram_bytes: 0,
+            tier: None,
+            policy: PolicyName::default(),
+            block: BlockSize::default(),
+            delivery: Delivery::default(),
+            exchange: Exchange::default(),
+            prefetch: true,
+            stats_fd: None,
+            record: None,
+            state_dir: String::new(),
+            verbose: 0,
+        }
+    }
+}
+
+impl Config {
+    /// One line of JSON for [`VARIABLE`].
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a struct of numbers and strings is always JSON")
+    }
+
+    /// Reads what [`Config::to_json`] wrote.
+    pub fn from_json(text: &str) -> Result<Config, ConfigError> {
+        /// Only the version, so that another version is named as such rather than by its first new field.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+
+        let malformed = |error: serde_json::Error| ConfigError::Malformed { cause: error.to_string() };
+        let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
+        if version != VERSION {
+            return Err(ConfigError::Version { found: version });
+        }
+        serde_json::from_str(text).map_err(malformed)
+    }
+
+    /// Reads the environment of this process. `None`: this program was not started by `aquifer run`.
+    pub fn from_environment() -> Option<Result<Config, ConfigError>> {
+        match std::env::var(VARIABLE) {
+            Ok(text) => Some(Config::from_json(&text)),
+            Err(std::env::VarError::NotPresent) => None,
+            Err(std::env::VarError::NotUnicode(_)) => {
+                Some(Err(ConfigError::Malformed { cause: "it is not UTF-8".to_owned() }))
+            }
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Not JSON, a field missing, a field unknown, or a value out of its range.
+    Malformed {
+        /// What the parser said.
+        cause: String,
+    },
+    /// Written by another release.
+    Version {
+        /// The version in the object.
+        found: u32,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigError::Malformed { cause } => {
+                write!(f, "{VARIABLE} cannot be read: {cause}; start the program with 'aquifer run', which sets it")
+            }
+            ConfigError::Version { found } => write!(
+                f,
+                "{VARIABLE} has version {found} and this library knows version {VERSION}; \
+                 use 'aquifer' and its preload library from one release"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> Config {
+        Config {
+            version: VERSION,
+            dram_bytes: 300 << 20,
+            tier: Some("flash:/var/tmp/far,size=4GiB".to_owned()),
+            policy: PolicyName::Clock,
+            block: BlockSize::Bytes(131_072),
+            delivery: Delivery::Signal,
+            exchange: Exchange::Copy,
+            prefetch: false,
+            stats_fd: Some(100),
+            record: Some("/tmp/record".into()),
+            state_dir: "/var/lib/aquifer".into(),
+            verbose: 2,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for config in [full(), Config::default()] {
+            assert_eq!(Config::from_json(&config.to_json()), Ok(config));
+        }
+    }
+
+    /// Golden: a change here is a change of [`VERSION`].
+    #[test]
+    fn the_bytes_are_pinned() {
+        assert_eq!(
+            full().to_json(),
+            r#"{"version":1,"dram_bytes":314572800,"tier":"flash:/var/tmp/far,size=4GiB","policy":"clock","block":131072,"delivery":"signal","exchange":"copy","prefetch":false,"stats_fd":100,"record":"/tmp/record","state_dir":"/var/lib/aquifer","verbose":2}"#
+        );
+    }
+
+    #[test]
+    fn what_is_unknown_is_refused() {
+        let text = full().to_json();
+        let extra = text.replacen('{', r#"{"colour":"blue","#, 1);
+        assert!(Config::from_json(&extra).unwrap_err().to_string().contains("unknown field `colour`"));
+
+        let later = text.replacen("\"version\":1", "\"version\":2,\"colour\":0", 1);
+        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 2 }));
+
+        let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
+        assert!(Config::from_json(&missing).is_err());
+
+        let no_tier = text.replacen(r#""tier":"flash:/var/tmp/far,size=4GiB","#, "", 1);
+        assert!(Config::from_json(&no_tier).unwrap_err().to_string().contains("missing field `tier`"));
+
+        let odd_block = text.replacen("131072", "5000", 1);
+        assert!(Config::from_json(&odd_block).unwrap_err().to_string().contains("power of two"));
+
+        for nonsense in ["", "x", "[]", "{}", "{\"version\":\"1\"}"] {
+            assert!(matches!(Config::from_json(nonsense), Err(ConfigError::Malformed { .. })), "{nonsense}");
+        }
+    }
+}

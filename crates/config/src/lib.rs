@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What `aquifer run` tells the pager inside the program: one JSON object in one environment variable.
+//!
+//! The two ends are built and installed together, but a preload library of another version may be found
+//! first: so the object has a version, and whatever one end does not know is an error, never a guess.
+//!
+//! ```
+//! use aquifer_config::{Config, Delivery};
+//!
+//! let config = Config { dram_bytes: 300 << 20, ..Config::default() };
+//! let text = config.to_json();
+//! assert_eq!(Config::from_json(&text).unwrap(), config);
+//! assert_eq!(config.delivery, Delivery::Auto);
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod choice;
+mod config;
+
+pub use choice::{BlockSize, Delivery, Exchange, PolicyName, UnknownWord};
+pub use config::{Config, ConfigError, VARIABLE, VERSION};
