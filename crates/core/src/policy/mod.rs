@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which resident block leaves next. One file per policy, one trait, one conformance suite.
+//!
+//! Pure and allocation-free after [`Policy::grow`]: called with the engine's lock held, on the fault path.
+//!
+//! What a policy can see: hardware tells user space nothing about hits on resident blocks. A policy
+//! learns of a block when it arrives after a fault, and by asking: a victim first waits on the *standby*
+//! list, still in DRAM, and when the program touches it there it comes back as [`Arrival::Rescued`], which
+//! is this world's "accessed" bit.
+//!
+//! Sizes differ: a block has `weight` pages, and shares of the resident set are counted in pages.
+
+use std::{fmt, str::FromStr};
+
+use crate::units::BlockIndex;
+
+pub mod clock;
+pub mod fifo;
+pub mod list;
+pub mod lru;
+pub mod s3fifo;
+
+/// Why a block is in the resident set from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// First touch ever: it had no contents.
+    Fresh,
+    /// Fetched ahead of a fault by the prefetcher and not yet known to be touched.
+    Prefetched,
+    /// Fetched by a fault; `distance` is how many pages were evicted since this block was.
+    Refault {
+        /// Pages evicted between this block's eviction and now.
+        distance: u64,
+    },
+    /// Touched while it waited on the standby list: it is hot.
+    Rescued,
+}
+
+/// Chooses victims. See the module for what may be assumed.
+pub trait Policy: Send {
+    /// The word for `--policy`, metrics and messages.
+    fn name(&self) -> &'static str;
+
+    /// Makes room for block indices below `blocks`, and for a resident set of `resident_pages`.
+    /// The only call that may allocate. Called again whenever either grows; both may also shrink.
+    fn grow(&mut self, blocks: u32, resident_pages: u64);
+
+    /// `block`, of `weight` pages, is resident from now on. It is not among the policy's blocks now.
+    fn arrived(&mut self, block: BlockIndex, weight: u32, arrival: Arrival);
+
+    /// `block` left without being asked to: unmapped, discarded, pinned. No-op for blocks it does not hold.
+    fn removed(&mut self, block: BlockIndex);
+
+    /// Takes the next victim out of the policy. `None` only when it holds no block. The caller reports
+    /// with `arrived(.., Rescued)` when the block turns out to be hot, and otherwise not at all.
+    fn victim(&mut self) -> Option<BlockIndex>;
+
+    /// Pages of all blocks held now.
+    fn resident_pages(&self) -> u64;
+}
+
+/// Every policy there is. To add one: its file, a line here, a line in each `match` below, and the docs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PolicyName {
+    /// [`clock::Clock`].
+    Clock,
+    /// [`fifo::Fifo`].
+    Fifo,
+    /// [`lru::Lru`].
+    Lru,
+    /// [`s3fifo::S3Fifo`].
+    #[default]
+    S3Fifo,
+}
+
+impl PolicyName {
+    /// All of them, the default first.
+    pub const ALL: [PolicyName; 4] = [PolicyName::S3Fifo, PolicyName::Clock, PolicyName::Lru, PolicyName::Fifo];
+
+    /// The word for `--policy`, metrics and messages.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            PolicyName::Clock => "clock",
+            PolicyName::Fifo => "fifo",
+            PolicyName::Lru => "lru",
+            PolicyName::S3Fifo => "s3fifo",
+        }
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for PolicyName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|name| name.as_str() == text).ok_or_else(|| {
+            let choices = Self::ALL.map(PolicyName::as_str).join(", ");
+            format!("'{text}' is not a policy; choose one of {choices}")
+        })
+    }
+}
+
+/// Makes an empty policy. Call [`Policy::grow`] before anything else.
+pub fn build(name: PolicyName) -> Box<dyn Policy> {
+    match name {
+        PolicyName::Clock => Box::new(clock::Clock::default()),
+        PolicyName::Fifo => Box::new(fifo::Fifo::default()),
+        PolicyName::Lru => Box::new(lru::Lru::default()),
+        PolicyName::S3Fifo => Box::new(s3fifo::S3Fifo::default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for name in PolicyName::ALL {
+            assert_eq!(name.to_string().parse(), Ok(name));
+            assert_eq!(build(name).name(), name.as_str());
+        }
+        assert_eq!(PolicyName::default(), PolicyName::ALL[0]);
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_choices() {
+        let error = "arc".parse::<PolicyName>().unwrap_err();
+        assert_eq!(error, "'arc' is not a policy; choose one of s3fifo, clock, lru, fifo");
+    }
+}

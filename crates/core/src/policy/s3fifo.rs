@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! S3-FIFO for a world without hit bits: a small queue for newcomers, a main queue for blocks worth
+//! keeping, and a running comparison between the two that decides how fast main turns over. The default.
+//!
+//! Paper: Yang, Zhang, Qiu, Yue, Vinayak, "FIFO Queues are All You Need for Cache Eviction", SOSP 2023.
+//! Kept: newcomers pass through a small queue (10 % of the pages), so that what is used once leaves soon;
+//! a block that comes back goes to main. Changed, because hits on resident blocks are invisible here:
+//!
+//! - Second chance is the standby list: a victim touched there comes back as `Rescued`, into main.
+//! - No ghost queue: an absent block carries a note saying when it left.
+//! - The paper moves every ghost hit to main. On a cyclic scan a little larger than memory every arrival
+//!   is a ghost hit, and main becomes a FIFO that never hits. Here a block that comes back takes only room
+//!   that main has, unless it came back much sooner than others do.
+//! - Main would then keep for ever what it held first. So main and small hold *duels*: the oldest block of
+//!   each leaves at about the same time, and the one that is wanted back first wins. Where main wins (a cyclic
+//!   scan: main's block is next used at a random moment, small's a full cycle later) main stands nearly
+//!   still and keeps its share of every pass. Where small wins (main holds leftovers of an earlier phase)
+//!   main's oldest leave faster and faster, and what comes back takes their room.
+//!
+//! Parameters: the constants below; chosen with `aquifer-sim`, whose table is the evidence.
+
+use super::{
+    Arrival, Policy,
+    list::{Lists, Note},
+};
+use crate::units::BlockIndex;
+
+/// Newcomers.
+const SMALL: usize = 0;
+/// Blocks worth keeping.
+const MAIN: usize = 1;
+
+/// Shares and rates are in 1/1024.
+const ONE: u32 = 1024;
+/// Part of the pages that small may hold before victims come from it: at the start (the paper's 10 %),
+/// when main wins every duel, and when small does.
+const SMALL_SHARE: u32 = 102;
+const SMALL_SHARE_MIN: u32 = 32;
+const SMALL_SHARE_MAX: u32 = 205;
+/// Part of the victims that comes from main while small is over its share.
+const MAIN_RATE_MIN: u32 = ONE / 64;
+const MAIN_RATE_MAX: u32 = ONE * 3 / 4;
+/// Each duel changes the rate by this factor, in eighths: two halve or double it in about three.
+const RATE_STEP_EIGHTHS: u32 = 10;
+
+/// Duels that wait for their end at the same time.
+const DUELS: usize = 256;
+/// A duel waits for about this many turnovers of the resident set, then it is a draw.
+const DUEL_TURNOVERS: u32 = 4;
+
+/// Mark of a block that was fetched ahead and not asked for since.
+const UNTOUCHED: u8 = 1;
+/// In the second word of a note: the block left from main.
+const LEFT_MAIN: u32 = 1 << 31;
+/// In the second word of a note: a policy note is present.
+const LEFT: u32 = 1 << 30;
+/// In the second word of a note: place of the block's duel plus one; 0 for none.
+const DUEL_MASK: u32 = 0xffff;
+
+/// Two blocks that left at about the same time. `None` is a place not taken.
+#[derive(Clone, Copy, Default)]
+struct Duel {
+    main: Option<BlockIndex>,
+    small: Option<BlockIndex>,
+}
+
+/// See the module.
+pub struct S3Fifo {
+    lists: Lists<2>,
+    /// What the caller said the resident set may hold.
+    capacity_pages: u64,
+    /// What was held when a victim was last asked for: what the resident set holds in truth.
+    full_pages: Option<u64>,
+    /// Pages that left so far; wraps.
+    left_pages: u32,
+    small_share: u32,
+    main_rate: u32,
+    /// Fractions of a main victim that are due.
+    main_due: u32,
+    /// Mean distance at which blocks come back, in pages; 0 until known.
+    distance_mean: u64,
+    duels: Box<[Duel; DUELS]>,
+    duel_place: usize,
+    /// Victims until the next duel may start.
+    duel_wait: u32,
+    /// The newest duel lacks its block from small.
+    duel_half: bool,
+}
+
+impl Default for S3Fifo {
+    fn default() -> Self {
+        S3Fifo {
+            lists: Lists::default(),
+            capacity_pages: 0,
+            full_pages: None,
+            left_pages: 0,
+            small_share: SMALL_SHARE,
+            main_rate: MAIN_RATE_MIN,
+            main_due: 0,
+            distance_mean: 0,
+            duels: Box::new([Duel::default(); DUELS]),
+            duel_place: 0,
+            duel_wait: 0,
+            duel_half: false,
+        }
+    }
+}
+
+impl S3Fifo {
+    /// Pages that the resident set holds when it is full.
+    fn full(&self) -> u64 {
+        self.full_pages.map_or(self.capacity_pages, |full| full.min(self.capacity_pages))
+    }
+
+    /// Pages that small may hold.
+    fn small_target(&self) -> u64 {
+        self.full() * u64::from(self.small_share) / u64::from(ONE)
+    }
+
+    fn main_has_room(&self, weight: u32) -> bool {
+        self.lists.pages(MAIN) + u64::from(weight) + self.small_target() <= self.full()
+    }
+
+    /// The resident set is clearly below what it can hold, so that there is nothing to be choosy about.
+    /// One sixteenth is left for callers that evict in batches.
+    fn filling(&self, weight: u32) -> bool {
+        let full = self.full();
+        let slack = if self.full_pages.is_some() { full / 16 } else { 0 };
+        self.lists.pages_all() + u64::from(weight) <= full - slack
+    }
+
+    /// Ends the duel that `block` is part of, if any.
+    fn end_duel(&mut self, block: BlockIndex, note: Note, count: bool) {
+        let Some(place) = ((note.1 & DUEL_MASK) as usize).checked_sub(1) else { return };
+        let duel = self.duels[place];
+        let main_won = duel.main == Some(block);
+        if !main_won && duel.small != Some(block) {
+            return; // The place was given to another duel: this one was a draw.
+        }
+        if place == self.duel_place && self.duel_half {
+            self.duel_half = false; // Back before its opponent even left.
+        }
+        self.duels[place] = Duel::default();
+        if !count {
+            return;
+        }
+        if main_won {
+            self.main_rate = (self.main_rate * 8 / RATE_STEP_EIGHTHS).max(MAIN_RATE_MIN);
+            self.small_share = (self.small_share * 15 / 16).max(SMALL_SHARE_MIN);
+        } else {
+            self.main_rate = (self.main_rate * RATE_STEP_EIGHTHS / 8).min(MAIN_RATE_MAX);
+            self.small_share = (self.small_share * 17 / 16 + 1).min(SMALL_SHARE_MAX);
+        }
+    }
+
+    /// Whether a block that came back after `distance` pages belongs into main.
+    fn worth_keeping(&mut self, weight: u32, distance: u64, left_main: bool) -> bool {
+        let mean = self.distance_mean;
+        self.distance_mean = if mean == 0 { distance } else { mean - mean / 64 + distance / 64 };
+        let soon = distance < mean / 2 && distance <= self.lists.pages(MAIN);
+        soon || self.main_has_room(weight) || (left_main && distance < mean)
+    }
+
+    /// Writes the note on a block that just left `list`, and enters it into a duel when one is due.
+    fn record_departure(&mut self, block: BlockIndex, list: usize) {
+        self.left_pages = self.left_pages.wrapping_add(self.lists.weight(block));
+        let mut note = Note(self.left_pages, LEFT);
+        if list == MAIN {
+            note.1 |= LEFT_MAIN;
+            if self.duel_wait == 0 && !self.duel_half {
+                self.duel_place = (self.duel_place + 1) % DUELS;
+                self.duels[self.duel_place] = Duel { main: Some(block), small: None };
+                self.duel_half = true;
+                self.duel_wait = self.lists.blocks_all() * DUEL_TURNOVERS / DUELS as u32;
+                note.1 |= self.duel_place as u32 + 1;
+            }
+        } else if self.duel_half {
+            self.duels[self.duel_place].small = Some(block);
+            self.duel_half = false;
+            note.1 |= self.duel_place as u32 + 1;
+        }
+        self.duel_wait = self.duel_wait.saturating_sub(1);
+        self.lists.set_note(block, note);
+    }
+
+    /// Which queue the next victim comes from.
+    fn victim_list(&mut self) -> usize {
+        if self.lists.pages(SMALL) <= self.small_target() || self.lists.oldest(SMALL).is_none() {
+            return MAIN;
+        }
+        // Main below half its share has been drained already; taking more would teach nothing.
+        if self.lists.pages(MAIN) * 2 + self.small_target() < self.full() {
+            return SMALL;
+        }
+        self.main_due += self.main_rate;
+        if self.main_due < ONE {
+            return SMALL;
+        }
+        self.main_due -= ONE;
+        MAIN
+    }
+}
+
+impl Policy for S3Fifo {
+    fn name(&self) -> &'static str {
+        "s3fifo"
+    }
+
+    fn grow(&mut self, blocks: u32, resident_pages: u64) {
+        self.lists.grow(blocks);
+        self.capacity_pages = resident_pages;
+        self.full_pages = None;
+    }
+
+    fn arrived(&mut self, block: BlockIndex, weight: u32, arrival: Arrival) {
+        assert!(self.lists.list_of(block).is_none(), "{block:?} arrived twice");
+        let note = self.lists.note(block);
+        let untouched = self.lists.mark(block) == UNTOUCHED;
+        self.end_duel(block, note, arrival != Arrival::Fresh);
+        let filling = self.filling(weight);
+        let left_main = note.1 & LEFT_MAIN != 0;
+        let to_main = match arrival {
+            Arrival::Fresh => filling,
+            Arrival::Prefetched if note.1 & LEFT == 0 => filling,
+            Arrival::Prefetched => {
+                let distance = u64::from(self.left_pages.wrapping_sub(note.0));
+                self.worth_keeping(weight, distance, left_main) || filling
+            }
+            Arrival::Refault { distance } => self.worth_keeping(weight, distance, left_main) || filling,
+            // Touched for the first time since it was fetched ahead: small was too short, the block is not hot.
+            Arrival::Rescued if untouched => {
+                self.small_share = (self.small_share * 9 / 8).min(SMALL_SHARE_MAX);
+                false
+            }
+            Arrival::Rescued => true,
+        };
+        self.lists.push(if to_main { MAIN } else { SMALL }, block, weight);
+        self.lists.set_mark(block, if arrival == Arrival::Prefetched { UNTOUCHED } else { 0 });
+    }
+
+    fn removed(&mut self, block: BlockIndex) {
+        self.lists.remove(block);
+    }
+
+    fn victim(&mut self) -> Option<BlockIndex> {
+        self.full_pages = Some(self.lists.pages_all());
+        let list = self.victim_list();
+        let block = self.lists.pop(list).or_else(|| self.lists.pop(SMALL))?;
+        self.record_departure(block, list);
+        Some(block)
+    }
+
+    fn resident_pages(&self) -> u64 {
+        self.lists.pages_all()
+    }
+}
