@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Memory of fixed size that several processes see: a sealed memfd, mapped as words that are atomics.
+//!
+//! See memfd_create(2), fcntl(2) "File sealing", mmap(2). Any process with the descriptor may write, so
+//! nobody gets a reference to plain bytes: a [`SharedSegment`] hands out `AtomicU64`, a [`SharedView`]
+//! hands out values. The seals keep the size, so no access can end in SIGBUS; a descriptor without
+//! them is refused.
+//!
+//! Raw system calls, because the preload library interposes `mmap` and `munmap`, and a segment must not
+//! become a mapping under our own care.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const WORD_BYTES: usize = size_of::<AtomicU64>();
+
+/// The seals that make a mapping of the whole file safe for ever.
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// A segment mapped for reading and writing.
+#[derive(Debug)]
+pub struct SharedSegment {
+    mapping: Mapping,
+    /// `None` when attached through a descriptor that stays with somebody else.
+    descriptor: Option<OwnedFd>,
+}
+
+impl SharedSegment {
+    /// Makes a segment of `words` zeros. `name` is what `/proc/PID/fd` shows after `memfd:`.
+    ///
+    /// The pages are present and, where the limit on locked memory allows, locked, so that a signal handler can write
+    /// at any time.
+    pub fn create(name: &CStr, words: usize) -> io::Result<SharedSegment> {
+        // SAFETY: memfd_create needs a NUL-terminated name, which `CStr` is; the result is a new descriptor.
+        let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        check(i64::from(raw))?;
+        // SAFETY: `raw` was just returned to us and nobody else knows it.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
+        let bytes = i64::try_from(words * WORD_BYTES).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        // SAFETY: ftruncate only takes values.
+        check(i64::from(unsafe { libc::ftruncate(raw, bytes) }))?;
+        // SAFETY: F_ADD_SEALS only takes values.
+        check(i64::from(unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) }))?;
+        let mapping = Mapping::of(raw, libc::PROT_READ | libc::PROT_WRITE)?;
+        mapping.lock_if_allowed();
+        Ok(SharedSegment { mapping, descriptor: Some(descriptor) })
+    }
+
+    /// Maps the segment behind an inherited descriptor, which stays open for whoever owns it. A number that
+    /// is closed, or belongs to something else by now, is an error.
+    pub fn attach_inherited(number: i32) -> io::Result<SharedSegment> {
+        let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE)?;
+        mapping.lock_if_allowed();
+        Ok(SharedSegment { mapping, descriptor: None })
+    }
+
+    /// The words. Other processes change them at any time.
+    pub fn words(&self) -> &[AtomicU64] {
+        self.mapping.words()
+    }
+
+    /// The descriptor, to be inherited by a child. `None` for an attached segment.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// A segment of another process, mapped for reading.
+#[derive(Debug)]
+pub struct SharedView {
+    mapping: Mapping,
+}
+
+impl SharedView {
+    /// Maps the segment behind `descriptor`, which may be closed afterwards.
+    pub fn open(descriptor: BorrowedFd<'_>) -> io::Result<SharedView> {
+        Ok(SharedView { mapping: Mapping::of(descriptor.as_raw_fd(), libc::PROT_READ)? })
+    }
+
+    /// How many words there are.
+    pub fn len(&self) -> usize {
+        self.mapping.words().len()
+    }
+
+    /// Whether there is no word at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The word at `index` as it is now.
+    pub fn load(&self, index: usize) -> u64 {
+        // Only a load: the pages may not be writable. An aligned 8-byte load is a plain load instruction on
+        // every architecture that we build for.
+        self.mapping.words()[index].load(Ordering::Acquire)
+    }
+}
+
+/// One mapping of a whole sealed memfd.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: the mapping is reached only through atomics, and unmapped only by the one owner's drop.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; shared references give out shared atomics only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn of(descriptor: i32, protection: i32) -> io::Result<Mapping> {
+        // SAFETY: F_GET_SEALS only takes values; a number that is no descriptor is EBADF, no memfd is EINVAL.
+        let seals = check(i64::from(unsafe { libc::fcntl(descriptor, libc::F_GET_SEALS) }))?;
+        if seals & i64::from(SEALS) != i64::from(SEALS) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment may still change its size"));
+        }
+        // SAFETY: `stat` is plain data for which all zeros is a value.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: `status` is a writable `struct stat`.
+        check(i64::from(unsafe { libc::fstat(descriptor, &raw mut status) }))?;
+        let bytes = usize::try_from(status.st_size).unwrap_or(0);
+        if bytes < WORD_BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment is empty"));
+        }
+        // SAFETY: no address is asked for, so no mapping of ours is replaced; the result is checked.
+        let start = check(unsafe {
+            libc::syscall(
+                libc::SYS_mmap,
+                std::ptr::null::<libc::c_void>(),
+                bytes,
+                protection,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                descriptor,
+                0_i64,
+            )
+        })?;
+        let start = std::ptr::with_exposed_provenance_mut::<AtomicU64>(start as usize);
+        let start = NonNull::new(start).expect("mmap without MAP_FIXED never returns address 0");
+        Ok(Mapping { start, words: bytes / WORD_BYTES })
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the range is mapped until `drop`, page-aligned, sealed against shrinking, and every access of
+        // every process to it is atomic or a kernel's; any bits are a valid `AtomicU64`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+
+    /// Locks the pages where RLIMIT_MEMLOCK allows it. Without, they may be swapped out, and the next write
+    /// waits for the kernel: slower, never wrong.
+    fn lock_if_allowed(&self) {
+        // SAFETY: mlock reads no memory of ours; the range is our own mapping.
+        let _ = unsafe { libc::syscall(libc::SYS_mlock, self.start.as_ptr(), self.words * WORD_BYTES) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly what `of` mapped, and `words` borrows cannot outlive `self`.
+        let _ = unsafe { libc::syscall(libc::SYS_munmap, self.start.as_ptr(), self.words * WORD_BYTES) };
+    }
+}
+
+fn check(result: i64) -> io::Result<i64> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writer_and_reader_see_one_memory() {
+        let segment = SharedSegment::create(c"aquifer-test", 1000).unwrap();
+        let descriptor = segment.descriptor().unwrap();
+        let view = SharedView::open(descriptor).unwrap();
+        let other = SharedSegment::attach_inherited(descriptor.as_raw_fd()).unwrap();
+        assert_eq!((view.len(), other.words().len()), (1000, 1000));
+        segment.words()[999].store(7, Ordering::Relaxed);
+        other.words()[0].fetch_add(5, Ordering::Relaxed);
+        assert_eq!((view.load(999), view.load(0)), (7, 5));
+    }
+
+    #[test]
+    fn the_size_cannot_change() {
+        let segment = SharedSegment::create(c"aquifer-test", 512).unwrap();
+        let raw = segment.descriptor().unwrap().as_raw_fd();
+        // SAFETY: ftruncate only takes values.
+        assert_eq!(unsafe { libc::ftruncate(raw, 0) }, -1);
+    }
+
+    #[test]
+    fn what_is_no_sealed_memfd_is_refused() {
+        assert!(SharedSegment::attach_inherited(-1).is_err());
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        assert!(SharedSegment::attach_inherited(file.as_raw_fd()).is_err());
+        // SAFETY: as in `create`.
+        let raw = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
+        // SAFETY: `raw` is ours alone.
+        let unsealed = unsafe { OwnedFd::from_raw_fd(raw) };
+        assert!(SharedView::open(unsealed.as_fd()).is_err());
+    }
+}
