@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The writer's side: what the pager calls on the fault path.
+//!
+//! Threads: any, also in a signal handler. Never allocates, locks or waits after `create` or `attach`.
+//! Orderings are relaxed throughout: each number is right by itself, and nobody infers one from another.
+//! Several processes may write to one segment (a program that runs another one): counters add up, and of
+//! gauges the last writer's is seen.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_sys::shared_segment::SharedSegment;
+
+use crate::SEGMENT_NAME;
+use crate::latency::bucket_of;
+use crate::layout;
+use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::snapshot::{NotASegment, Snapshot};
+use crate::text;
+
+/// The numbers of one instance, to be written.
+#[derive(Debug)]
+pub struct Counters {
+    /// At least [`layout::WORDS`] words.
+    segment: SharedSegment,
+}
+
+impl Counters {
+    /// Makes a new segment, all zero.
+    pub fn create() -> io::Result<Counters> {
+        let segment = SharedSegment::create(SEGMENT_NAME, layout::WORDS)?;
+        segment.words()[layout::VERSION_WORD].store(layout::VERSION, Ordering::Relaxed);
+        segment.words()[layout::SIZE_WORD].store(layout::BYTES, Ordering::Relaxed);
+        // Last, with Release: pairs with the Acquire loads of `snapshot::check`.
+        segment.words()[layout::MAGIC_WORD].store(layout::MAGIC, Ordering::Release);
+        Ok(Counters { segment })
+    }
+
+    /// Maps the segment behind an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so
+    /// that a program that this one executes finds it too. An error when the number is closed or is
+    /// something else by now: make a segment of your own then.
+    pub fn attach(number: i32) -> Result<Counters, NotASegment> {
+        let segment = SharedSegment::attach_inherited(number).map_err(NotASegment::Unmappable)?;
+        let words = segment.words();
+        crate::snapshot::check(words.len(), |index| words[index].load(Ordering::Acquire))?;
+        Ok(Counters { segment })
+    }
+
+    /// The descriptor to hand to a child. `None` for attached counters.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.segment.descriptor()
+    }
+
+    /// Counts `amount` more.
+    pub fn add(&self, counter: Counter, amount: u64) {
+        self.word(layout::counter(counter)).fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// The count so far.
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.word(layout::counter(counter)).load(Ordering::Relaxed)
+    }
+
+    /// Sets a gauge.
+    pub fn set(&self, gauge: Gauge, value: u64) {
+        self.word(layout::gauge(gauge)).store(value, Ordering::Relaxed);
+    }
+
+    /// Raises a gauge to `value` when it is lower: for peaks.
+    pub fn raise(&self, gauge: Gauge, value: u64) {
+        self.word(layout::gauge(gauge)).fetch_max(value, Ordering::Relaxed);
+    }
+
+    /// Makes a gauge `amount` larger.
+    pub fn increase(&self, gauge: Gauge, amount: u64) {
+        self.word(layout::gauge(gauge)).fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Makes a gauge `amount` smaller.
+    pub fn decrease(&self, gauge: Gauge, amount: u64) {
+        self.word(layout::gauge(gauge)).fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    /// A gauge's value.
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.word(layout::gauge(gauge)).load(Ordering::Relaxed)
+    }
+
+    /// Sets the resident bytes, and their peak with them.
+    pub fn set_resident_bytes(&self, bytes: u64) {
+        self.set(Gauge::ResidentBytes, bytes);
+        self.raise(Gauge::ResidentBytesPeak, bytes);
+    }
+
+    /// Counts one resolved fault of `kind` in its histogram. [`Counter::Faults`] is counted apart.
+    pub fn record(&self, kind: FaultKind, nanoseconds: u64) {
+        let sum = layout::latencies(kind);
+        self.word(sum).fetch_add(nanoseconds, Ordering::Relaxed);
+        let max = self.word(sum + 1);
+        // Almost every fault is not the slowest one: look before taking the cache line.
+        if nanoseconds > max.load(Ordering::Relaxed) {
+            max.fetch_max(nanoseconds, Ordering::Relaxed);
+        }
+        self.word(sum + 2 + bucket_of(nanoseconds)).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes a text, cut to its capacity. Lost when another write of the same text is under way.
+    pub fn write(&self, name: Text, text: &str) {
+        let start = layout::text(name);
+        text::write(&self.segment.words()[start..start + 2 + name.capacity_bytes() / 8], text);
+    }
+
+    /// All numbers as they are now. Allocates: not for the fault path.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::take(|index| self.word(index).load(Ordering::Acquire))
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.segment.words()[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn what_one_process_writes_another_reads() {
+        let mine = Counters::create().unwrap();
+        let theirs = Counters::attach(mine.descriptor().unwrap().as_raw_fd()).unwrap();
+        theirs.add(Counter::FetchedBytes, 4096);
+        theirs.add(Counter::FetchedBytes, 4096);
+        theirs.set_resident_bytes(300);
+        theirs.set_resident_bytes(200);
+        theirs.increase(Gauge::RegisteredMappingsSignal, 3);
+        theirs.decrease(Gauge::RegisteredMappingsSignal, 1);
+        theirs.write(Text::LastMessage, "disk full");
+        theirs.record(FaultKind::Fetch, 9000);
+
+        let snapshot = mine.snapshot();
+        assert_eq!(snapshot.counter(Counter::FetchedBytes), 8192);
+        assert_eq!(snapshot.gauge(Gauge::ResidentBytes), 200);
+        assert_eq!(snapshot.gauge(Gauge::ResidentBytesPeak), 300);
+        assert_eq!(snapshot.gauge(Gauge::RegisteredMappingsSignal), 2);
+        assert_eq!(snapshot.text(Text::LastMessage), "disk full");
+        assert_eq!(snapshot.latencies(FaultKind::Fetch).count(), 1);
+        assert_eq!(snapshot.latencies(FaultKind::Fetch).max_us(), 9.0);
+        assert!(theirs.descriptor().is_none());
+    }
+
+    #[test]
+    fn a_number_that_is_something_else_is_refused() {
+        assert!(Counters::attach(-1).is_err());
+        let foreign = SharedSegment::create(c"foreign", layout::WORDS).unwrap();
+        let number = foreign.descriptor().unwrap().as_raw_fd();
+        assert!(matches!(Counters::attach(number), Err(NotASegment::Magic)));
+        foreign.words()[layout::MAGIC_WORD].store(layout::MAGIC, Ordering::Relaxed);
+        foreign.words()[layout::VERSION_WORD].store(99, Ordering::Relaxed);
+        assert!(matches!(Counters::attach(number), Err(NotASegment::Version { found: 99 })));
+        let short = SharedSegment::create(c"foreign", 4).unwrap();
+        assert!(Counters::attach(short.descriptor().unwrap().as_raw_fd()).is_err());
+    }
+
+    #[test]
+    fn threads_lose_no_count() {
+        let counters = Counters::create().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for nanoseconds in 0..10_000 {
+                        counters.add(Counter::Faults, 1);
+                        counters.record(FaultKind::Wait, nanoseconds);
+                    }
+                });
+            }
+        });
+        let snapshot = counters.snapshot();
+        assert_eq!(snapshot.counter(Counter::Faults), 40_000);
+        assert_eq!(snapshot.latencies(FaultKind::Wait).count(), 40_000);
+        assert_eq!(snapshot.latencies(FaultKind::Wait).max_us(), 9.999);
+    }
+}

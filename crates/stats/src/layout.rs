@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where everything is in the segment, in words of 8 bytes, native byte order (it never leaves the machine).
+//! Golden file: `tests/golden/layout_v1.txt`.
+//!
+//! | word  | words       | field     | meaning                                                     |
+//! |-------|-------------|-----------|-------------------------------------------------------------|
+//! | 0     | 1           | magic     | the bytes `AQUIFERS`                                        |
+//! | 1     | 1           | version   | 1                                                           |
+//! | 2     | 1           | size      | bytes of the segment                                        |
+//! | 3     | 5           | –         | zero                                                        |
+//! | 8     | 56          | counters  | one word each, in the order of [`Counter`]; spare ones zero |
+//! | 64    | 64          | gauges    | one word each, in the order of [`Gauge`]; spare ones zero   |
+//! | 128   | 2 + n each  | texts     | sequence, length, n words of UTF-8, in the order of [`Text`]|
+//! | after | 2 + BUCKETS | latencies | sum, maximum, buckets, in the order of [`FaultKind`]        |
+//!
+//! Spare words are zero, so that a newer reader sees an older writer's missing counter as 0. Anything but
+//! appending to counters or gauges within their room needs a new version.
+
+use crate::latency::BUCKETS;
+use crate::names::{Counter, FaultKind, Gauge, Text};
+
+/// The first word of a segment.
+pub const MAGIC: u64 = u64::from_ne_bytes(*b"AQUIFERS");
+/// The version of this layout.
+pub const VERSION: u64 = 1;
+
+/// Place of the magic.
+pub const MAGIC_WORD: usize = 0;
+/// Place of the version.
+pub const VERSION_WORD: usize = 1;
+/// Place of the size in bytes.
+pub const SIZE_WORD: usize = 2;
+
+const COUNTERS_WORD: usize = 8;
+const GAUGES_WORD: usize = 64;
+const TEXTS_WORD: usize = 128;
+const LATENCIES_WORD: usize = TEXTS_WORD + texts_words(Text::COUNT);
+const LATENCY_WORDS: usize = 2 + BUCKETS;
+
+/// Words of the whole segment.
+pub const WORDS: usize = LATENCIES_WORD + FaultKind::COUNT * LATENCY_WORDS;
+/// Bytes of the whole segment.
+pub const BYTES: u64 = WORDS as u64 * 8;
+
+const _: () = assert!(COUNTERS_WORD + Counter::COUNT <= GAUGES_WORD);
+const _: () = assert!(GAUGES_WORD + Gauge::COUNT <= TEXTS_WORD);
+
+/// Place of a counter.
+pub const fn counter(counter: Counter) -> usize {
+    COUNTERS_WORD + counter as usize
+}
+
+/// Place of a gauge.
+pub const fn gauge(gauge: Gauge) -> usize {
+    GAUGES_WORD + gauge as usize
+}
+
+/// Place of a text: its sequence word. Its length follows, then its bytes.
+pub const fn text(text: Text) -> usize {
+    TEXTS_WORD + texts_words(text as usize)
+}
+
+/// Place of a histogram: its sum word. Its maximum follows, then its buckets.
+pub const fn latencies(kind: FaultKind) -> usize {
+    LATENCIES_WORD + kind as usize * LATENCY_WORDS
+}
+
+/// Words of the first `count` texts.
+const fn texts_words(count: usize) -> usize {
+    let mut words = 0;
+    let mut index = 0;
+    while index < count {
+        words += 2 + Text::ALL[index].capacity_bytes() / 8;
+        index += 1;
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    /// A change in an existing line breaks readers of running programs: raise the version then.
+    #[test]
+    fn the_layout_is_pinned() {
+        let mut lines = format!("version {VERSION} words {WORDS} buckets {BUCKETS}\n");
+        for name in Counter::ALL {
+            writeln!(lines, "{} counter {}", counter(*name), name.name()).unwrap();
+        }
+        for name in Gauge::ALL {
+            writeln!(lines, "{} gauge {}", gauge(*name), name.name()).unwrap();
+        }
+        for name in Text::ALL {
+            writeln!(lines, "{} text {} {}", text(*name), name.name(), name.capacity_bytes()).unwrap();
+        }
+        for name in FaultKind::ALL {
+            writeln!(lines, "{} latencies {}", latencies(*name), name.name()).unwrap();
+        }
+        let golden = include_str!("../tests/golden/layout_v1.txt");
+        assert!(lines == golden, "the layout is not the golden one any more; it is now:\n{lines}");
+    }
+
+    #[test]
+    fn no_two_fields_overlap() {
+        for pair in Text::ALL.windows(2) {
+            assert_eq!(text(pair[0]) + 2 + pair[0].capacity_bytes() / 8, text(pair[1]));
+            assert_eq!(pair[0].capacity_bytes() % 8, 0);
+        }
+        assert_eq!(text(Text::LastMessage) + 2 + Text::LastMessage.capacity_bytes() / 8, latencies(FaultKind::Fresh));
+        assert_eq!(latencies(FaultKind::Wait) + 2 + BUCKETS, WORDS);
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Every counter, gauge, latency and text: its name, its meaning. One table each.
+//!
+//! The name is the word in the code, in `--stats-json`, in `aquifer stat` and (with `aquifer_` before it)
+//! in Prometheus text. The order is the order in the segment: append, never insert or reorder; the golden
+//! test of the layout fails otherwise.
+
+/// Makes an enum whose variants have a name and a sentence.
+macro_rules! table {
+    ($(#[$meta:meta])* $enum:ident { $($variant:ident $name:literal $help:literal)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $enum {
+            $(#[doc = $help] $variant,)+
+        }
+
+        impl $enum {
+            /// All of them, in the order of the segment.
+            pub const ALL: &'static [$enum] = &[$($enum::$variant),+];
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The one name.
+            pub const fn name(self) -> &'static str {
+                match self { $($enum::$variant => $name,)+ }
+            }
+
+            /// One sentence.
+            pub const fn help(self) -> &'static str {
+                match self { $($enum::$variant => $help,)+ }
+            }
+        }
+    };
+}
+
+table! {
+    /// What only ever grows.
+    Counter {
+        Faults "faults" "Faults resolved, of every kind."
+        FaultsWrite "faults_write" "Faults that were stores, among all faults."
+        FaultsFresh "faults_fresh" "Faults on memory that had no contents yet."
+        FetchedBytes "fetched_bytes" "Bytes read from the tier, on demand or ahead of it."
+        FetchedBlocks "fetched_blocks" "Blocks read from the tier, on demand or ahead of it."
+        PrefetchedBytes "prefetched_bytes" "Bytes read from the tier ahead of demand."
+        PrefetchHits "prefetch_hits" "Prefetched blocks that the program then touched."
+        PrefetchWasted "prefetch_wasted" "Prefetched blocks that left without having been touched."
+        WrittenBackBytes "written_back_bytes" "Bytes written to the tier."
+        WrittenBackBlocks "written_back_blocks" "Blocks written to the tier."
+        EvictedBlocks "evicted_blocks" "Blocks taken out of the program's address space."
+        EvictedCleanBlocks "evicted_clean_blocks" "Evicted blocks that needed no write-back."
+        ZeroPagesElided "zero_pages_elided" "Pages of zeros that were remembered instead of written."
+        RescuedBlocks "rescued_blocks" "Blocks touched while on standby, and given back without a fetch."
+        DiscardedBytes "discarded_bytes" "Bytes in the tier given back because the program freed them."
+        Errors "errors" "Failures of any kind: fetch, write-back, guard."
+        FetchFailures "fetch_failures" "Fetches that the tier failed."
+        WriteBackFailures "write_back_failures" "Write-backs that the tier failed."
+        GuardMismatches "guard_mismatches" "Fetched blocks that were not what had been written."
+        PoisonedBlocks "poisoned_blocks" "Blocks whose contents are lost; the next access is told."
+        Waits "waits" "Faults that waited for another thread's work on the same block, or for a frame."
+        EagainRetries "eagain_retries" "Kernel calls repeated because the address space was changing."
+        ExchangeFallbacks "exchange_fallbacks" "Pages copied because they could not be moved."
+    }
+}
+
+table! {
+    /// What is so now.
+    Gauge {
+        Pid "pid" "Process that writes these numbers; 0 before the pager has started."
+        StartTimeUnixS "start_time_unix_s" "When the pager started, in seconds since 1970."
+        Active "active" "1 once the budget came near and mappings were registered, 0 before."
+        DramBudgetBytes "dram_budget_bytes" "Local DRAM that managed memory may take."
+        ManagedBytes "managed_bytes" "Memory of the program under our care."
+        ResidentBytes "resident_bytes" "Managed memory in local DRAM now."
+        ResidentBytesPeak "resident_bytes_peak" "The most of managed memory that was in local DRAM."
+        StandbyBytes "standby_bytes" "Evicted blocks still in DRAM; part of the resident bytes."
+        FramesFreeBytes "frames_free_bytes" "Frames ready for the next fetch."
+        StoredBytes "stored_bytes" "Bytes that the tier holds for us."
+        TierCapacityBytes "tier_capacity_bytes" "Bytes that the tier can hold."
+        RegisteredMappingsSignal "registered_mappings_signal" "Mappings whose faults the faulting thread resolves."
+        RegisteredMappingsListener "registered_mappings_listener" "Mappings whose faults a listener resolves."
+    }
+}
+
+table! {
+    /// How a fault was resolved; each kind has a histogram of its own.
+    FaultKind {
+        Fresh "fresh" "The memory had no contents yet."
+        Rescue "rescue" "The block was on standby."
+        Fetch "fetch" "The block came from the tier."
+        Wait "wait" "Another thread was at work on the block."
+    }
+}
+
+table! {
+    /// Words about this instance.
+    Text {
+        Program "program" "The program's name."
+        Policy "policy" "Which policy chooses the blocks that leave."
+        Tier "tier" "Where cold blocks go."
+        Block "block" "How many bytes move as one."
+        Delivery "delivery" "Who resolves a fault."
+        Exchange "exchange" "How pages get to and from the program's address."
+        LastMessage "last_message" "The last message to the user."
+    }
+}
+
+impl Gauge {
+    /// Whether the value is a fact about the instance rather than a measurement.
+    pub const fn is_identity(self) -> bool {
+        matches!(self, Gauge::Pid | Gauge::StartTimeUnixS)
+    }
+}
+
+impl Text {
+    /// How many bytes of text fit; the rest is cut off.
+    pub const fn capacity_bytes(self) -> usize {
+        match self {
+            Text::Tier | Text::Program => 256,
+            Text::LastMessage => 512,
+            Text::Policy | Text::Block | Text::Delivery | Text::Exchange => 32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_across_the_tables() {
+        let mut names: Vec<&str> = Vec::new();
+        names.extend(Counter::ALL.iter().map(|c| c.name()));
+        names.extend(Gauge::ALL.iter().map(|g| g.name()));
+        names.extend(Text::ALL.iter().map(|t| t.name()));
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn every_table_lists_its_variants_in_order() {
+        for (index, counter) in Counter::ALL.iter().enumerate() {
+            assert_eq!(*counter as usize, index);
+        }
+        for (index, gauge) in Gauge::ALL.iter().enumerate() {
+            assert_eq!(*gauge as usize, index);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Prometheus text, exposition format 0.0.4, of any number of instances.
+//!
+//! Names are those of `names.rs` with `aquifer_` before them and `_total` after a counter. Every sample is
+//! labelled with the instance's `pid` and `program`.
+
+use std::fmt::Write;
+
+use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::snapshot::Snapshot;
+
+/// Histogram bounds: powers of two from 1.024 us, below the cheapest fault measured (4.7 us), to 4.3 s.
+const BOUNDS_POWERS: std::ops::RangeInclusive<u32> = 10..=32;
+
+/// The text for a scrape. Each name is described once, whatever the number of instances.
+pub fn to_prometheus(snapshots: &[Snapshot]) -> String {
+    let mut page = Page { text: String::new() };
+    for counter in Counter::ALL {
+        let name = format!("aquifer_{}_total", counter.name());
+        page.describe(&name, "counter", counter.help());
+        for snapshot in snapshots {
+            page.sample(&name, &labels(snapshot), snapshot.counter(*counter));
+        }
+    }
+    for gauge in Gauge::ALL.iter().filter(|gauge| **gauge != Gauge::Pid) {
+        let name = format!("aquifer_{}", gauge.name());
+        page.describe(&name, "gauge", gauge.help());
+        for snapshot in snapshots {
+            page.sample(&name, &labels(snapshot), snapshot.gauge(*gauge));
+        }
+    }
+    page.latencies(snapshots);
+    page.describe("aquifer_instance_info", "gauge", "Settings of the instance; always 1.");
+    for snapshot in snapshots {
+        let settings = [Text::Policy, Text::Tier, Text::Block, Text::Delivery, Text::Exchange];
+        let mut all = labels(snapshot);
+        for text in settings {
+            write!(all, ",{}=\"{}\"", text.name(), escaped(snapshot.text(text))).expect("a String takes any text");
+        }
+        page.sample("aquifer_instance_info", &all, 1);
+    }
+    page.text
+}
+
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn describe(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}"));
+        self.line(format_args!("# TYPE {name} {kind}"));
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+        self.line(format_args!("{name}{{{labels}}} {value}"));
+    }
+
+    fn latencies(&mut self, snapshots: &[Snapshot]) {
+        const NAME: &str = "aquifer_fault_latency_us";
+        self.describe(NAME, "histogram", "Time to resolve a fault, by how it was resolved.");
+        for snapshot in snapshots {
+            for kind in FaultKind::ALL {
+                let latencies = snapshot.latencies(*kind);
+                let labels = format!("{},kind=\"{}\"", labels(snapshot), kind.name());
+                for power in BOUNDS_POWERS {
+                    let bound_us = (1_u64 << power) as f64 / 1000.0;
+                    let below = latencies.count_below_power(power);
+                    self.line(format_args!("{NAME}_bucket{{{labels},le=\"{bound_us}\"}} {below}"));
+                }
+                let count = latencies.count();
+                self.line(format_args!("{NAME}_bucket{{{labels},le=\"+Inf\"}} {count}"));
+                self.line(format_args!("{NAME}_sum{{{labels}}} {}", latencies.sum_us()));
+                self.line(format_args!("{NAME}_count{{{labels}}} {count}"));
+            }
+        }
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        self.text.write_fmt(line).expect("a String takes any text");
+        self.text.push('\n');
+    }
+}
+
+fn labels(snapshot: &Snapshot) -> String {
+    format!("pid=\"{}\",program=\"{}\"", snapshot.gauge(Gauge::Pid), escaped(snapshot.text(Text::Program)))
+}
+
+/// A label's value: backslash, quote and newline are escaped.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::Counters;
+
+    /// A reader of the format, strict where scrapers are: a family is described before its first sample,
+    /// once; names and label names are of the allowed characters; values are numbers.
+    fn families(text: &str) -> BTreeMap<String, (String, Vec<String>)> {
+        let mut families: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+        let mut described = String::new();
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                described = help.split_once(' ').expect("HELP has a sentence").0.to_owned();
+                assert!(!families.contains_key(&described), "{described} is described twice");
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = kind.split_once(' ').expect("TYPE has a kind");
+                assert_eq!(name, described);
+                assert!(["counter", "gauge", "histogram"].contains(&kind));
+                families.insert(name.to_owned(), (kind.to_owned(), Vec::new()));
+            } else {
+                let (name, rest) = line.split_once('{').expect("every sample is labelled");
+                let (labels, value) = rest.rsplit_once("} ").expect("labels are closed");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+                assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{line}");
+                assert!(labels.starts_with("pid=\""), "{line}");
+                let family = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+                let family = family.filter(|family| families.contains_key(*family)).unwrap_or(name);
+                assert_eq!(family, described, "{line}");
+                families.get_mut(family).expect("described first").1.push(line.to_owned());
+            }
+        }
+        families
+    }
+
+    #[test]
+    fn the_text_is_well_formed_and_complete() {
+        let counters = Counters::create().unwrap();
+        counters.write(Text::Program, "odd \"name\\\n");
+        counters.set(Gauge::Pid, 42);
+        counters.record(FaultKind::Fetch, 3000);
+        counters.record(FaultKind::Fetch, 100_000_000_000);
+        let one = counters.snapshot();
+        let text = to_prometheus(&[one.clone(), one]);
+        assert!(text.ends_with('\n'));
+        let families = families(&text);
+        assert_eq!(families.len(), Counter::COUNT + Gauge::COUNT - 1 + 2);
+        for (name, (kind, samples)) in &families {
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+            assert!(!samples.is_empty(), "{name}");
+        }
+        let buckets = &families["aquifer_fault_latency_us"].1;
+        let fetch = |le: &str| {
+            let found =
+                buckets.iter().find(|line| line.contains("kind=\"fetch\"") && line.contains(&format!("le=\"{le}\"")));
+            found.expect("the bound exists").rsplit_once(' ').unwrap().1.to_owned()
+        };
+        assert_eq!((fetch("2.048"), fetch("4.096"), fetch("+Inf")), ("0".into(), "1".into(), "2".into()));
+        assert!(text.contains(r#"program="odd \"name\\\n""#));
+    }
+
+    #[test]
+    fn names_are_pinned() {
+        let text = to_prometheus(&[Counters::create().unwrap().snapshot()]);
+        let names: String =
+            text.lines().filter(|line| line.starts_with("# TYPE ")).map(|line| format!("{line}\n")).collect();
+        let golden = include_str!("../tests/golden/prometheus_names.txt");
+        assert!(names == golden, "the names are not the golden ones any more; they are now:\n{names}");
+    }
+}

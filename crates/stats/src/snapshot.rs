@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The reader's side: all numbers of an instance at about one instant, and their JSON.
+//!
+//! The numbers are read one after another while the writer goes on; each is right by itself.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use aquifer_sys::shared_segment::SharedView;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::latency::{BUCKETS, Latencies};
+use crate::layout;
+use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::text;
+
+/// Why a descriptor is not a statistics segment that we can read.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum NotASegment {
+    /// The memory belongs to something else.
+    Magic,
+    /// Shorter than its own layout.
+    Size,
+    /// Not a sealed memfd, or not mappable.
+    Unmappable(io::Error),
+    /// Written by another release.
+    Version {
+        /// The version in the segment.
+        found: u64,
+    },
+}
+
+impl fmt::Display for NotASegment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotASegment::Magic => f.write_str("the memory is not an Aquifer statistics segment"),
+            NotASegment::Size => f.write_str("the statistics segment is cut short"),
+            NotASegment::Unmappable(error) => write!(f, "the statistics segment cannot be mapped: {error}"),
+            NotASegment::Version { found } => write!(
+                f,
+                "the statistics segment has version {found} and this release knows version {}; \
+                 use the release of 'aquifer' that started the program",
+                layout::VERSION
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NotASegment {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            NotASegment::Unmappable(error) => Some(error),
+            NotASegment::Magic | NotASegment::Size | NotASegment::Version { .. } => None,
+        }
+    }
+}
+
+/// Reads the segment of a running or finished instance.
+pub fn read(descriptor: BorrowedFd<'_>) -> Result<Snapshot, NotASegment> {
+    let view = SharedView::open(descriptor).map_err(NotASegment::Unmappable)?;
+    check(view.len(), |index| view.load(index))?;
+    Ok(Snapshot::take(|index| view.load(index)))
+}
+
+/// Whether the words are a segment of this layout.
+pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), NotASegment> {
+    if words <= layout::SIZE_WORD {
+        return Err(NotASegment::Size);
+    }
+    // Pairs with the Release store of the magic in `Counters::create`.
+    if load(layout::MAGIC_WORD) != layout::MAGIC {
+        return Err(NotASegment::Magic);
+    }
+    let found = load(layout::VERSION_WORD);
+    if found != layout::VERSION {
+        return Err(NotASegment::Version { found });
+    }
+    if words < layout::WORDS || load(layout::SIZE_WORD) != layout::BYTES {
+        return Err(NotASegment::Size);
+    }
+    Ok(())
+}
+
+/// The numbers of one instance.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    counters: Vec<u64>,
+    gauges: Vec<u64>,
+    texts: Vec<String>,
+    latencies: Vec<Latencies>,
+}
+
+impl Snapshot {
+    pub(crate) fn take(load: impl Fn(usize) -> u64) -> Snapshot {
+        let text = |name: &Text| {
+            let start = layout::text(*name);
+            text::read(2 + name.capacity_bytes() / 8, |index| load(start + index)).unwrap_or_default()
+        };
+        let latencies = |kind: &FaultKind| {
+            let start = layout::latencies(*kind);
+            Latencies {
+                sum_ns: load(start),
+                max_ns: load(start + 1),
+                buckets: (0..BUCKETS).map(|bucket| load(start + 2 + bucket)).collect(),
+            }
+        };
+        Snapshot {
+            counters: Counter::ALL.iter().map(|counter| load(layout::counter(*counter))).collect(),
+            gauges: Gauge::ALL.iter().map(|gauge| load(layout::gauge(*gauge))).collect(),
+            texts: Text::ALL.iter().map(text).collect(),
+            latencies: FaultKind::ALL.iter().map(latencies).collect(),
+        }
+    }
+
+    /// A counter.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+
+    /// A gauge.
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.gauges[gauge as usize]
+    }
+
+    /// A text; empty when it was never written.
+    pub fn text(&self, text: Text) -> &str {
+        &self.texts[text as usize]
+    }
+
+    /// The histogram of one kind of fault.
+    pub fn latencies(&self, kind: FaultKind) -> &Latencies {
+        &self.latencies[kind as usize]
+    }
+
+    /// The histogram of all faults.
+    pub fn fault_latencies(&self) -> Latencies {
+        let mut all = Latencies::default();
+        for latencies in &self.latencies {
+            all.merge(latencies);
+        }
+        all
+    }
+
+    /// Whether a pager has written here: false when the program never loaded the preload library.
+    pub fn is_attached(&self) -> bool {
+        self.gauge(Gauge::Pid) != 0
+    }
+
+    /// What `--stats-json` holds: an object over several lines.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and strings under string keys are always JSON")
+    }
+
+    /// Prometheus text of this instance alone.
+    pub fn to_prometheus(&self) -> String {
+        crate::prometheus::to_prometheus(std::slice::from_ref(self))
+    }
+}
+
+impl Serialize for Snapshot {
+    /// One flat object: texts, gauges, counters, then the latencies, each in the order of its table.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        for text in Text::ALL {
+            map.serialize_entry(text.name(), self.text(*text))?;
+        }
+        for gauge in Gauge::ALL {
+            map.serialize_entry(gauge.name(), &self.gauge(*gauge))?;
+        }
+        for counter in Counter::ALL {
+            map.serialize_entry(counter.name(), &self.counter(*counter))?;
+        }
+        map.serialize_entry("fault_latency_us", &self.fault_latencies())?;
+        map.serialize_entry("fault_latency_us_by_kind", &ByKind(self))?;
+        map.end()
+    }
+}
+
+struct ByKind<'a>(&'a Snapshot);
+
+impl Serialize for ByKind<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(FaultKind::ALL.iter().map(|kind| (kind.name(), self.0.latencies(*kind))))
+    }
+}
+
+impl Serialize for Latencies {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("count", &self.count())?;
+        map.serialize_entry("sum", &self.sum_us())?;
+        map.serialize_entry("p50", &self.quantile_us(0.5))?;
+        map.serialize_entry("p99", &self.quantile_us(0.99))?;
+        map.serialize_entry("p999", &self.quantile_us(0.999))?;
+        map.serialize_entry("max", &self.max_us())?;
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Counters;
+
+    #[test]
+    fn the_contract_of_stats_json_is_kept() {
+        let counters = Counters::create().unwrap();
+        counters.add(Counter::Faults, 3);
+        counters.record(FaultKind::Fetch, 10_000);
+        let value: serde_json::Value = serde_json::from_str(&counters.snapshot().to_json()).unwrap();
+        for name in ["faults", "fetched_bytes", "written_back_bytes", "evicted_blocks", "resident_bytes_peak", "errors"]
+        {
+            assert!(value[name].is_u64(), "{name}");
+        }
+        for name in ["p50", "p99", "max"] {
+            assert!(value["fault_latency_us"][name].is_f64(), "{name}");
+        }
+        assert_eq!(value["faults"], 3);
+        assert_eq!(value["fault_latency_us"]["max"], 10.0);
+    }
+
+    #[test]
+    fn names_of_the_json_are_pinned() {
+        let counters = Counters::create().unwrap();
+        counters.write(Text::Tier, "flash:/var/tmp/far,size=4GiB");
+        let json = counters.snapshot().to_json() + "\n";
+        let golden = include_str!("../tests/golden/stats.json");
+        assert!(json == golden, "the JSON is not the golden one any more; it is now:\n{json}");
+    }
+
+    #[test]
+    fn another_process_can_read_the_segment() {
+        let counters = Counters::create().unwrap();
+        counters.add(Counter::Errors, 2);
+        let snapshot = read(counters.descriptor().unwrap()).unwrap();
+        assert_eq!(snapshot, counters.snapshot());
+        assert!(!snapshot.is_attached());
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Short texts in words that others read while they are written.
+//!
+//! A sequence lock: the sequence is odd while somebody writes. A second writer (another thread, or a signal
+//! handler that interrupted the first) gives up instead of waiting, so that nobody can wait for ever; a
+//! reader tries a bounded number of times. A writer that dies half-way leaves the text unreadable, not wrong.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// A write is about a hundred stores; a reader that fails this often looks at a dead writer's text.
+const READ_ATTEMPTS: usize = 1000;
+
+/// Writes as much of `text` as fits, cut at a character. `words` are sequence, length, bytes. Returns
+/// whether it was written; it is not when another write is under way.
+pub fn write(words: &[AtomicU64], text: &str) -> bool {
+    let [sequence, length, bytes @ ..] = words else { return false };
+    let before = sequence.load(Ordering::Relaxed);
+    if before % 2 == 1 {
+        return false;
+    }
+    // Acquire: our stores below come after the sequence became odd.
+    let odd = before.wrapping_add(1);
+    if sequence.compare_exchange(before, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return false;
+    }
+    // Pairs with the Acquire fence in `read`: who sees one of the words below sees the odd sequence.
+    fence(Ordering::Release);
+    let text = &text.as_bytes()[..boundary_at_or_before(text, bytes.len() * 8)];
+    length.store(text.len() as u64, Ordering::Relaxed);
+    for (word, piece) in bytes.iter().zip(text.chunks(8)) {
+        let mut padded = [0; 8];
+        padded[..piece.len()].copy_from_slice(piece);
+        word.store(u64::from_ne_bytes(padded), Ordering::Relaxed);
+    }
+    // Pairs with the first Acquire load in `read`.
+    sequence.store(before.wrapping_add(2), Ordering::Release);
+    true
+}
+
+/// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write never ends.
+pub fn read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
+    for _ in 0..READ_ATTEMPTS {
+        let before = load(0);
+        if before % 2 == 1 {
+            std::thread::yield_now();
+            continue;
+        }
+        let length = usize::try_from(load(1)).unwrap_or(0).min((words - 2) * 8);
+        let mut bytes = Vec::with_capacity(length + 8);
+        for index in 0..length.div_ceil(8) {
+            bytes.extend_from_slice(&load(2 + index).to_ne_bytes());
+        }
+        bytes.truncate(length);
+        // Pairs with the Release fence in `write`.
+        fence(Ordering::Acquire);
+        if load(0) == before {
+            return Some(String::from_utf8_lossy(&bytes).into_owned());
+        }
+    }
+    None
+}
+
+/// The last character boundary at or before `index`: `str::floor_char_boundary` is newer than our oldest compiler.
+fn boundary_at_or_before(text: &str, index: usize) -> usize {
+    if index >= text.len() {
+        return text.len();
+    }
+    (0..=index).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(bytes: usize) -> Vec<AtomicU64> {
+        (0..2 + bytes / 8).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn read_all(words: &[AtomicU64]) -> Option<String> {
+        read(words.len(), |index| words[index].load(Ordering::Acquire))
+    }
+
+    #[test]
+    fn a_text_reads_back_and_a_long_one_is_cut_at_a_character() {
+        let words = room(16);
+        for (text, kept) in [
+            ("", ""),
+            ("s3fifo", "s3fifo"),
+            ("0123456789abcdefXYZ", "0123456789abcdef"),
+            ("0123456789abcdeé", "0123456789abcde"),
+        ] {
+            assert!(write(&words, text));
+            assert_eq!(read_all(&words).as_deref(), Some(kept));
+        }
+    }
+
+    #[test]
+    fn a_second_writer_gives_up_and_a_dead_writer_is_unreadable() {
+        let words = room(16);
+        write(&words, "before");
+        words[0].fetch_add(1, Ordering::Relaxed);
+        assert!(!write(&words, "after"));
+        assert_eq!(read_all(&words), None);
+    }
+
+    #[test]
+    fn readers_never_see_a_mixture() {
+        let words = room(64);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..20_000 {
+                    write(
+                        &words,
+                        if round % 2 == 0 { "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" } else { "bbbbbbbbbbbbbbbbbbbbbbbbb" },
+                    );
+                }
+            });
+            for _ in 0..2000 {
+                let Some(text) = read_all(&words) else { continue };
+                let first = text.chars().next().unwrap_or('a');
+                assert!(text.chars().all(|c| c == first), "{text}");
+            }
+        });
+    }
+}
