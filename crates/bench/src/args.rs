@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the user typed, and the checked settings that the rest of the bench sees.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::contender::{Contender, STANDARD, SwapKind};
+use crate::failure::BenchFailure;
+use crate::size::{parse_duration, parse_size};
+use crate::workload::{self, Sizing, WORKLOADS, Workload};
+
+/// The command line of `aquifer bench`.
+#[derive(Args, Debug, Clone)]
+#[command(after_long_help = "\
+Examples:
+  aquifer bench --quick                                   STREAM at 30 %, ours against swap on disk
+  aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
+  aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours: disk swap is slow)
+  aquifer bench --workload stream --local 150 --contender dram,aquifer-flash    the cost below the budget
+  aquifer bench --plan --workload all                     what would run, and what cannot and why
+
+Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
+4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned up.
+Limits and swap areas need root. A swap area or cgroup that the bench did not make is never touched.")]
+pub struct BenchArgs {
+    /// Workloads to run, or `all` [default: stream]
+    #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
+    pub workload: Vec<String>,
+    /// Contenders to compare [default: all of them]
+    #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
+    pub contender: Vec<String>,
+    /// Local memory in per cent of the workload's footprint [default: 30,50,70]
+    #[arg(short, long, value_delimiter = ',', value_name = "PERCENT")]
+    pub local: Vec<u32>,
+    /// How often every contender has its turn [default: 3]
+    #[arg(short, long)]
+    pub rounds: Option<u32>,
+    /// Bytes of the arrays of the array workloads, such as 1GiB
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    pub bytes: Option<u64>,
+    /// Graph workloads: log2 of the number of vertices
+    #[arg(long, default_value_t = 22)]
+    pub scale: u32,
+    /// Graph workloads: use this graph file instead of building one
+    #[arg(long, value_name = "FILE")]
+    pub graph: Option<PathBuf>,
+    /// STREAM: iterations, the first of which does not count [default: 3]
+    #[arg(long)]
+    pub iterations: Option<u32>,
+    /// Graph workloads and matmul: trials in one run
+    #[arg(long)]
+    pub trials: Option<u32>,
+    /// Random access and pointer chase: how long one run measures [default: 5s]
+    #[arg(long, value_parser = parse_duration, value_name = "TIME")]
+    pub seconds: Option<Duration>,
+    /// Threads of every program [default: one per CPU]
+    #[arg(long)]
+    pub threads: Option<u32>,
+    /// Directory on the disk to measure: flash tier, swap file and mapped file lie there
+    #[arg(long, default_value = "/var/tmp/aquifer-bench", value_name = "DIR")]
+    pub dir: PathBuf,
+    /// Where the workloads were built
+    #[arg(long, default_value = "target/workloads", value_name = "DIR")]
+    pub programs: PathBuf,
+    /// The aquifer binary [default: this one, or the one beside it, or the one in PATH]
+    #[arg(long, value_name = "FILE")]
+    pub aquifer: Option<PathBuf>,
+    /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
+    #[arg(long, allow_hyphen_values = true, value_name = "ARG")]
+    pub aquifer_arg: Vec<String>,
+    /// A run that takes longer has failed
+    #[arg(long, value_parser = parse_duration, default_value = "20min", value_name = "TIME")]
+    pub timeout: Duration,
+    /// Write everything that was measured to this file; `-` is stdout
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write SVG plots into this directory
+    #[arg(long, value_name = "DIR")]
+    pub plots: Option<PathBuf>,
+    /// A demonstration in under five minutes: one round of STREAM at 30 %, ours against swap on disk
+    #[arg(long)]
+    pub quick: bool,
+    /// Exit with 4 when a measured bar is missed
+    #[arg(long)]
+    pub check: bool,
+    /// Only say what would run and what would be skipped
+    #[arg(long)]
+    pub plan: bool,
+}
+
+/// What was asked for, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub workloads: Vec<&'static Workload>,
+    pub contenders: Vec<Contender>,
+    pub locals: Vec<u32>,
+    pub rounds: u32,
+    pub sizing: Sizing,
+    pub scale: u32,
+    pub graph: Option<PathBuf>,
+    pub threads: Option<u32>,
+    pub dir: PathBuf,
+    pub programs: PathBuf,
+    pub aquifer: Option<PathBuf>,
+    pub aquifer_args: Vec<String>,
+    pub timeout: Duration,
+    pub json: Option<PathBuf>,
+    pub plots: Option<PathBuf>,
+    pub check: bool,
+    pub plan_only: bool,
+}
+
+impl Settings {
+    /// Checks the arguments. What `--quick` sets can be overruled by naming it.
+    pub fn from_args(args: BenchArgs) -> Result<Self, BenchFailure> {
+        let contenders = if args.contender.is_empty() && args.quick {
+            vec![Contender::Dram, Contender::AquiferFlash, Contender::Swap(SwapKind::Disk)]
+        } else {
+            contenders_named(&args.contender)?
+        };
+        let locals = match args.local.as_slice() {
+            [] if args.quick => vec![30],
+            [] => vec![30, 50, 70],
+            named => without_repeats(named),
+        };
+        if let Some(wrong) = locals.iter().find(|percent| !(1..=1000).contains(*percent)) {
+            return Err(BenchFailure::usage(format!("--local {wrong} is out of range"), "use per cent of the footprint, 1 to 1000"));
+        }
+        let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 });
+        in_range("--rounds", rounds, 1, 1000)?;
+        in_range("--scale", args.scale, 4, 30)?;
+        in_range("--iterations", args.iterations.unwrap_or(2), 2, 1000)?;
+        in_range("--trials", args.trials.unwrap_or(1), 1, 1000)?;
+        in_range("--threads", args.threads.unwrap_or(1), 1, 4096)?;
+        if args.bytes.is_some_and(|bytes| bytes < 1 << 20) {
+            return Err(BenchFailure::usage("--bytes is under 1MiB, too small to be limited", "use 64MiB or more"));
+        }
+        let timeout = if args.quick { args.timeout.min(Duration::from_secs(240)) } else { args.timeout };
+        Ok(Self {
+            workloads: workloads_named(&args.workload)?,
+            contenders,
+            locals,
+            rounds,
+            sizing: Sizing {
+                bytes: args.bytes,
+                iterations: args.iterations.or(args.quick.then_some(2)),
+                trials: args.trials,
+                seconds: args.seconds.map(|time| time.as_secs_f64()),
+            },
+            scale: args.scale,
+            graph: args.graph,
+            threads: args.threads,
+            plots: args.plots.or_else(|| args.quick.then(|| args.dir.join("plots"))),
+            dir: args.dir,
+            programs: args.programs,
+            aquifer: args.aquifer,
+            aquifer_args: args.aquifer_arg,
+            timeout,
+            json: args.json,
+            check: args.check,
+            plan_only: args.plan,
+        })
+    }
+
+    /// True when stdout carries JSON alone.
+    pub fn json_on_stdout(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+}
+
+fn in_range(flag: &str, value: u32, low: u32, high: u32) -> Result<(), BenchFailure> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(BenchFailure::usage(format!("{flag} {value} is out of range"), format!("use {low} to {high}")))
+}
+
+fn without_repeats<T: PartialEq + Clone>(items: &[T]) -> Vec<T> {
+    let mut kept: Vec<T> = Vec::new();
+    for item in items {
+        if !kept.contains(item) {
+            kept.push(item.clone());
+        }
+    }
+    kept
+}
+
+fn workloads_named(names: &[String]) -> Result<Vec<&'static Workload>, BenchFailure> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(WORKLOADS.iter().collect());
+    }
+    let standard = ["stream".to_string()];
+    let names = if names.is_empty() { &standard[..] } else { names };
+    let mut found = Vec::new();
+    for name in names {
+        found.push(workload::find(name).ok_or_else(|| {
+            let known: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
+            BenchFailure::usage(format!("'{name}' is no workload"), format!("choose from all, {}", known.join(", ")))
+        })?);
+    }
+    Ok(without_repeats(&found))
+}
+
+fn contenders_named(names: &[String]) -> Result<Vec<Contender>, BenchFailure> {
+    let standard: Vec<String> = STANDARD.split(',').map(ToString::to_string).collect();
+    let names = if names.is_empty() { &standard } else { names };
+    let parsed: Result<Vec<Contender>, String> = names.iter().map(|name| name.parse()).collect();
+    Ok(without_repeats(&parsed.map_err(|cause| BenchFailure::usage(cause, ""))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Probe {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn settings(words: &[&str]) -> Result<Settings, BenchFailure> {
+        Settings::from_args(Probe::try_parse_from([&["bench"], words].concat()).unwrap().bench)
+    }
+
+    #[test]
+    fn defaults() {
+        let settings = settings(&[]).unwrap();
+        assert_eq!(settings.workloads.len(), 1);
+        assert_eq!(settings.locals, [30, 50, 70]);
+        assert_eq!(settings.rounds, 3);
+        assert_eq!(settings.contenders.len(), 9);
+    }
+
+    #[test]
+    fn quick_sets_what_was_not_named() {
+        let quick = settings(&["--quick"]).unwrap();
+        assert_eq!((quick.rounds, quick.locals.as_slice(), quick.contenders.len()), (1, &[30][..], 3));
+        assert_eq!(quick.sizing.iterations, Some(2));
+        let overruled = settings(&["--quick", "--local", "50", "--rounds", "2", "--contender", "dram"]).unwrap();
+        assert_eq!((overruled.rounds, overruled.locals.as_slice(), overruled.contenders.len()), (2, &[50][..], 1));
+    }
+
+    #[test]
+    fn bad_input_gets_cause_and_remedy() {
+        for words in [
+            &["--workload", "quake"][..],
+            &["--contender", "swap"],
+            &["--local", "0"],
+            &["--rounds", "0"],
+            &["--iterations", "1"],
+            &["--scale", "60"],
+            &["--bytes", "4096"],
+        ] {
+            let failure = settings(words).unwrap_err();
+            assert!(matches!(failure, BenchFailure::Usage { .. }), "{words:?}");
+            assert!(failure.to_string().contains("choose") || failure.to_string().contains("use"), "{failure}");
+        }
+    }
+
+    #[test]
+    fn all_and_repeats() {
+        assert_eq!(settings(&["--workload", "all"]).unwrap().workloads.len(), WORKLOADS.len());
+        assert_eq!(settings(&["--workload", "bfs,bfs", "--local", "30,30"]).unwrap().workloads.len(), 1);
+    }
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Runs `aquifer bench` as a program of its own.
+//!
+//! Exit codes: 0 everything that could run did, 1 a run failed, 2 bad arguments, 3 nothing could run,
+//! 4 a measured bar was missed (with `--check`), 130 and 143 ended by SIGINT and SIGTERM, with everything cleaned up.
+
+use clap::Parser;
+
+/// Measure a program under Aquifer, kernel swap and mmap, in one memory limit.
+#[derive(Parser)]
+#[command(name = "aquifer-bench", version)]
+struct CommandLine {
+    #[command(flatten)]
+    bench: aquifer_bench::BenchArgs,
+}
+
+fn main() -> std::process::ExitCode {
+    aquifer_bench::run(CommandLine::parse().bench)
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The ways of running a program that are compared.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Where a swap area lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SwapKind {
+    /// A file on the disk that the flash tier uses too.
+    Disk,
+    /// A loop device over a file in tmpfs.
+    Ram,
+    /// A zram device, lz4.
+    Zram,
+}
+
+/// One way of running a program.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Contender {
+    /// No limit: what the program can do with all the DRAM it wants.
+    Dram,
+    /// `aquifer run` over `--tier flash:`, inside the limit.
+    AquiferFlash,
+    /// `aquifer run` over `--tier dram:`; the tier's memory would count, so the budget is checked, not enforced.
+    AquiferDram,
+    /// `aquifer run` over `--tier emulated:PROFILE`, checked like `AquiferDram`.
+    AquiferEmulated(String),
+    /// Kernel swap.
+    Swap(SwapKind),
+    /// The arrays in a shared mapping of a file.
+    MmapFile,
+    /// The arrays in a file that UMap pages.
+    Umap,
+    /// What the device can do at best: `fio` with the workload's mix of reads and writes.
+    Fio,
+}
+
+/// What runs when nothing is named.
+pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,swap-disk,swap-ram,swap-zram,mmap-file,umap,fio";
+
+impl Contender {
+    pub fn is_ours(&self) -> bool {
+        matches!(self, Self::AquiferFlash | Self::AquiferDram | Self::AquiferEmulated(_))
+    }
+
+    /// True when the kernel enforces the limit. Otherwise the memory of the tier itself would be charged.
+    pub fn is_limited(&self) -> bool {
+        matches!(self, Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap)
+    }
+
+    /// The tier as `aquifer run --tier` wants it.
+    pub fn tier(&self, flash_path: &str, bytes: u64) -> Option<String> {
+        match self {
+            Self::AquiferFlash => Some(format!("flash:{flash_path},size={bytes}")),
+            Self::AquiferDram => Some(format!("dram:size={bytes}")),
+            Self::AquiferEmulated(profile) => Some(format!("emulated:{profile}")),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Dram => "dram",
+            Self::AquiferFlash => "aquifer-flash",
+            Self::AquiferDram => "aquifer-dram",
+            Self::AquiferEmulated(profile) => return write!(f, "aquifer-emulated:{profile}"),
+            Self::Swap(SwapKind::Disk) => "swap-disk",
+            Self::Swap(SwapKind::Ram) => "swap-ram",
+            Self::Swap(SwapKind::Zram) => "swap-zram",
+            Self::MmapFile => "mmap-file",
+            Self::Umap => "umap",
+            Self::Fio => "fio",
+        };
+        f.pad(name)
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "dram" => Self::Dram,
+            "aquifer-flash" => Self::AquiferFlash,
+            "aquifer-dram" => Self::AquiferDram,
+            "swap-disk" => Self::Swap(SwapKind::Disk),
+            "swap-ram" => Self::Swap(SwapKind::Ram),
+            "swap-zram" => Self::Swap(SwapKind::Zram),
+            "mmap-file" => Self::MmapFile,
+            "umap" => Self::Umap,
+            "fio" => Self::Fio,
+            _ => match text.strip_prefix("aquifer-emulated:") {
+                Some(profile) if !profile.is_empty() => Self::AquiferEmulated(profile.to_string()),
+                _ => return Err(format!("'{text}' is no contender; choose from {STANDARD},aquifer-emulated:PROFILE")),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_there_and_back() {
+        for name in STANDARD.split(',').chain(["aquifer-emulated:cmm-h"]) {
+            assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);
+        }
+        assert!("aquifer-emulated:".parse::<Contender>().is_err());
+        assert!("swap".parse::<Contender>().is_err());
+    }
+
+    #[test]
+    fn tiers_are_written_as_the_command_line_wants_them() {
+        assert_eq!(Contender::AquiferFlash.tier("/d/f", 5).unwrap(), "flash:/d/f,size=5");
+        assert_eq!(Contender::AquiferDram.tier("/d/f", 5).unwrap(), "dram:size=5");
+        assert_eq!(Contender::Dram.tier("/d/f", 5), None);
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Finds what a killed bench left behind, by its names, and takes it back.
+//!
+//! A name holds the id and the start time of its maker; it is a leftover when that process is gone. Everything else,
+//! whatever it looks like, is left alone.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::machine;
+use crate::swap::LABEL_PREFIXES;
+use crate::undo::{Undo, is_alive, token_in};
+
+/// Where a swap area's label is: mkswap writes it 1052 bytes into the first page, 16 bytes long.
+const LABEL_AT: u64 = 1052;
+
+/// Takes back every leftover and returns a line for each.
+pub fn clean(directory: &Path, hierarchy: Option<&Path>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for undo in find(directory, hierarchy) {
+        lines.push(match undo.perform() {
+            Ok(()) => format!("cleaned up after a killed bench: {undo:?}"),
+            Err(failure) => format!("could not clean up after a killed bench ({undo:?}): {failure}"),
+        });
+    }
+    lines
+}
+
+/// In the order in which things can be taken back: who uses, before what is used.
+fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
+    let mut found = Vec::new();
+    if let Some(root) = hierarchy {
+        found.extend(ours_in(root).into_iter().filter(|path| path.is_dir()).map(Undo::RemoveCgroup));
+    }
+    let loops = loops();
+    let zrams = zrams();
+    for area in machine::swap_areas() {
+        let behind_loop = loops.iter().any(|(device, _)| *device == area);
+        let behind_zram = zrams.iter().any(|(device, _)| *device == area);
+        if behind_loop || behind_zram || is_left(&area.to_string_lossy()) {
+            found.push(Undo::SwapOff(area));
+        }
+    }
+    found.extend(zrams.into_iter().map(|(_, undo)| undo));
+    found.extend(loops.into_iter().map(|(_, undo)| undo));
+    for mount in machine::mount_points().into_iter().filter(|mount| is_left(&mount.to_string_lossy())) {
+        found.extend([Undo::Unmount(mount.clone()), Undo::RemoveDirectory(mount)]);
+    }
+    for path in ours_in(directory) {
+        let known = found.iter().any(|undo| *undo == Undo::RemoveDirectory(path.clone()));
+        match path.is_dir() {
+            true if known => {}
+            true => found.push(Undo::RemoveDirectory(path)),
+            false => found.push(Undo::RemoveFile(path)),
+        }
+    }
+    found
+}
+
+/// True when the text holds one of our names, whose maker is gone.
+fn is_left(text: &str) -> bool {
+    token_in(text).is_some_and(|token| !is_alive(token))
+}
+
+fn ours_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.file_name().is_some_and(|name| is_left(&name.to_string_lossy()))).collect()
+}
+
+/// Loop devices over a file of ours.
+fn loops() -> Vec<(PathBuf, Undo)> {
+    block_devices("loop")
+        .filter(|name| fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).is_ok_and(|file| is_left(&file)))
+        .map(|name| PathBuf::from(format!("/dev/{name}")))
+        .map(|device| (device.clone(), Undo::DetachLoop(device)))
+        .collect()
+}
+
+/// zram devices with a label of ours.
+fn zrams() -> Vec<(PathBuf, Undo)> {
+    block_devices("zram")
+        .filter(|name| fs::read_to_string(format!("/sys/block/{name}/disksize")).is_ok_and(|size| size.trim() != "0"))
+        .filter_map(|name| {
+            let device = PathBuf::from(format!("/dev/{name}"));
+            let mut label = [0u8; 16];
+            File::open(&device).ok()?.read_exact_at(&mut label, LABEL_AT).ok()?;
+            let remove = left_label(&label)?;
+            Some((device, Undo::ResetZram { index: name.strip_prefix("zram")?.parse().ok()?, remove }))
+        })
+        .collect()
+}
+
+/// Whether a label is one of ours whose maker is gone, and if so whether its device was added for it.
+fn left_label(label: &[u8]) -> Option<bool> {
+    let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
+    let text = std::str::from_utf8(&label[..end]).ok()?;
+    let kind = LABEL_PREFIXES.iter().position(|prefix| text.starts_with(prefix))?;
+    let token = &text[3..];
+    let ours = token_in(&format!("aquifer-bench-{token}.zram")) == Some(token);
+    (ours && !is_alive(token)).then_some(kind == 1)
+}
+
+fn block_devices(prefix: &'static str) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(move |name| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::undo::{name, own_token};
+
+    #[test]
+    fn only_the_files_of_the_dead_are_found() {
+        let directory = std::env::temp_dir().join(format!("leftovers-test-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let dead = directory.join(name("1-zzzzzz", "swap"));
+        let alive = directory.join(name(&own_token(), "swap"));
+        for path in [&dead, &alive, &directory.join("swapfile")] {
+            fs::write(path, "x").unwrap();
+        }
+        let found: Vec<_> = find(&directory, None).into_iter().filter(|undo| matches!(undo, Undo::RemoveFile(_))).collect();
+        assert_eq!(found, [Undo::RemoveFile(dead)]);
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn labels_of_the_dead() {
+        assert_eq!(left_label(b"aqb1-zzzzzz\0\0\0\0\0"), Some(false));
+        assert_eq!(left_label(b"aqh1-zzzzzz\0\0\0\0\0"), Some(true));
+        assert_eq!(left_label(format!("aqb{}", own_token()).as_bytes()), None);
+        for foreign in [&b"swap\0"[..], b"\0\0\0", b"aqb", b"aqb\xff", b"aqbert"] {
+            assert_eq!(left_label(foreign), None);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Makes one run of the plan: the limit, the swap area, the command, and what came out of it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::args::Settings;
+use crate::cgroup::{Account, Cgroup, Hierarchy};
+use crate::contender::Contender;
+use crate::failure::BenchFailure;
+use crate::interrupt::Interrupt;
+use crate::plan::Step;
+use crate::process::{self, Finished};
+use crate::record::{Figure, Run};
+use crate::size::{MIB, format_size};
+use crate::swap::SwapArea;
+use crate::undo::{self, Undo, UndoList};
+
+/// UMap's page: the size at which it was fastest where the figures of `design.md` were taken.
+const UMAP_PAGE_BYTES: u64 = MIB;
+
+/// What every step needs.
+pub struct Bench<'a> {
+    pub settings: &'a Settings,
+    pub token: &'a str,
+    /// None: no limits here.
+    pub hierarchy: Option<&'a Hierarchy>,
+    pub aquifer: Option<&'a Path>,
+    pub graph: &'a Path,
+    pub areas: &'a [SwapArea],
+    pub interrupt: &'a Interrupt,
+}
+
+impl Bench<'_> {
+    /// Makes one run. Fails only when a signal arrived; everything else is a run with a problem.
+    pub fn step(&self, step: &Step) -> Result<Run, BenchFailure> {
+        let mut run = Run {
+            workload: step.workload.name.into(),
+            local_percent: step.local_percent,
+            contender: step.contender.to_string(),
+            round: step.round,
+            footprint_bytes: step.footprint_bytes,
+            local_bytes: step.local_bytes,
+            limit_bytes: step.limit_bytes,
+            figure: None,
+            problem: None,
+            wall_seconds: 0.0,
+            cgroup_peak_bytes: None,
+            limit_hits: None,
+            peak_resident_bytes: None,
+            program: None,
+            stats: None,
+        };
+        match self.perform(step, &mut run) {
+            Ok(()) => {}
+            Err(failure @ BenchFailure::Interrupted(_)) => return Err(failure),
+            Err(failure) => run.problem = Some(failure.to_string()),
+        }
+        Ok(run)
+    }
+
+    fn perform(&self, step: &Step, run: &mut Run) -> Result<(), BenchFailure> {
+        // Dropped in reverse: the cgroup with its processes first, then the swap area, then the files.
+        let mut files = UndoList::default();
+        let flash = self.file(&mut files, "flash");
+        let stats = self.file(&mut files, "stats");
+        let arrays = self.file(&mut files, "arrays");
+        let _swap = match &step.contender {
+            Contender::Swap(kind) => {
+                let area = self.areas.iter().find(|area| area.kind == *kind);
+                Some(area.ok_or_else(|| BenchFailure::trouble("its swap area is not prepared", ""))?.on()?)
+            }
+            _ => None,
+        };
+        let swaps = matches!(step.contender, Contender::Swap(_));
+        let cgroup = self.hierarchy.map(|hierarchy| Cgroup::create(hierarchy, self.token, step.limit_bytes, swaps)).transpose()?;
+        if step.workload.is_graph() {
+            forget_cached(self.graph)?;
+        }
+        let words = self.command_words(step, &flash, &stats, &arrays)?;
+        let mut command = match &cgroup {
+            Some(cgroup) => cgroup.command(&words.program),
+            None => Command::new(&words.program),
+        };
+        command.args(&words.arguments).envs(words.environment);
+        if let Some(threads) = self.settings.threads {
+            command.env("OMP_NUM_THREADS", threads.to_string());
+        }
+        let finished = process::run(command, self.settings.timeout, self.interrupt)?;
+        let account = cgroup.as_ref().map_or_else(Account::default, Cgroup::account);
+        run.wall_seconds = finished.wall.as_secs_f64();
+        run.cgroup_peak_bytes = account.peak_bytes;
+        run.limit_hits = account.limit_hits;
+        run.stats = fs::read_to_string(&stats).ok().and_then(|text| serde_json::from_str(&text).ok());
+        judge_end(step, self.settings, &finished, &account)?;
+        let printed = parse_output(&finished.stdout)?;
+        run.peak_resident_bytes = printed.get("peak_resident_bytes").and_then(Value::as_u64);
+        run.figure = Some(figure_of(&printed)?);
+        run.program = Some(printed);
+        Ok(())
+    }
+
+    fn file(&self, files: &mut UndoList, kind: &str) -> PathBuf {
+        let path = self.settings.dir.join(undo::name(self.token, kind));
+        files.push(Undo::RemoveFile(path.clone()));
+        path
+    }
+
+    fn command_words(&self, step: &Step, flash: &Path, stats: &Path, arrays: &Path) -> Result<Words, BenchFailure> {
+        let workload = step.workload;
+        let program = fs::canonicalize(self.settings.programs.join(workload.program)).map_err(|error| BenchFailure::io(format!("cannot find {}", workload.program), &error))?;
+        let mut arguments = workload.command_line(&self.settings.sizing, self.graph);
+        let mut environment = Vec::new();
+        // Room for every block and for the pager's own needs in the tier.
+        let tier_bytes = (step.footprint_bytes + step.footprint_bytes / 4 + 64 * MIB).next_multiple_of(MIB);
+        if let Some(tier) = step.contender.tier(&flash.to_string_lossy(), tier_bytes) {
+            let aquifer = self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))?;
+            let mut words: Vec<String> = ["run", "--dram"].map(String::from).into();
+            words.extend([step.local_bytes.to_string(), "--tier".into(), tier, "--stats-json".into(), stats.display().to_string()]);
+            words.extend(self.settings.aquifer_args.iter().cloned());
+            words.extend(["--".into(), program.display().to_string()]);
+            words.append(&mut arguments);
+            return Ok(Words { program: aquifer.to_path_buf(), arguments: words, environment });
+        }
+        if matches!(step.contender, Contender::MmapFile | Contender::Umap) {
+            arguments.extend(["--file".into(), arrays.display().to_string()]);
+        }
+        if step.contender != Contender::Umap {
+            return Ok(Words { program, arguments, environment });
+        }
+        environment.push(("UMAP_PAGESIZE".to_string(), UMAP_PAGE_BYTES.to_string()));
+        environment.push(("UMAP_BUFSIZE".to_string(), (step.local_bytes / UMAP_PAGE_BYTES).max(1).to_string()));
+        let program = program.with_file_name(format!("{}_umap", workload.program));
+        Ok(Words { program, arguments, environment })
+    }
+}
+
+/// A command before it joins its cgroup.
+struct Words {
+    program: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+/// Drops the page cache of a file, so that every contender reads it from the disk.
+fn forget_cached(path: &Path) -> Result<(), BenchFailure> {
+    let file = File::open(path).map_err(|error| BenchFailure::io(format!("cannot open {}", path.display()), &error))?;
+    let dropped = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+    dropped.map_err(|errno| BenchFailure::io(format!("cannot drop the cache of {}", path.display()), &errno.into()))
+}
+
+fn judge_end(step: &Step, settings: &Settings, finished: &Finished, account: &Account) -> Result<(), BenchFailure> {
+    if finished.timed_out {
+        return Err(BenchFailure::trouble(format!("not done after {} s", settings.timeout.as_secs()), "raise --timeout, or make the workload smaller"));
+    }
+    if let (Some(limit), true) = (step.limit_bytes, account.oom_kills > 0) {
+        let what = if step.contender.is_ours() { "the budget was exceeded" } else { "what must stay resident does not fit" };
+        return Err(BenchFailure::trouble(format!("killed by the kernel at the limit of {}: {what}", format_size(limit)), ""));
+    }
+    if !finished.status.success() {
+        return Err(BenchFailure::trouble(finished.complaint(), ""));
+    }
+    Ok(())
+}
+
+/// The last line that looks like an object: a wrapper may print lines of its own.
+fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
+    let line = stdout.lines().rev().find(|line| line.starts_with('{')).ok_or_else(|| BenchFailure::trouble("it printed no result", ""))?;
+    let value: Value = serde_json::from_str(line).map_err(|error| BenchFailure::trouble(format!("its result is no JSON: {error}"), ""))?;
+    if value.get("verified") == Some(&Value::Bool(true)) { Ok(value) } else { Err(BenchFailure::trouble("it did not verify its result", "")) }
+}
+
+fn figure_of(printed: &Value) -> Result<Figure, BenchFailure> {
+    let figure = printed.get("figure").cloned().unwrap_or_default();
+    let figure: Figure = serde_json::from_value(figure).map_err(|error| BenchFailure::trouble(format!("its result has no figure: {error}"), ""))?;
+    if figure.value.is_finite() && figure.value > 0.0 { Ok(figure) } else { Err(BenchFailure::trouble(format!("its figure is {}", figure.value), "")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ratios::Better;
+
+    #[test]
+    fn results_are_found_among_other_lines() {
+        let line = r#"{"program":"stream","figure":{"name":"triad","value":1.5,"unit":"GB/s","better":"higher"},"verified":true}"#;
+        let printed = parse_output(&format!("hello\n{line}\nbye\n")).unwrap();
+        let figure = figure_of(&printed).unwrap();
+        assert_eq!((figure.value, figure.better), (1.5, Better::Higher));
+    }
+
+    #[test]
+    fn unproved_or_empty_results_do_not_count() {
+        for wrong in ["", "{}", "{", r#"{"verified":false}"#, r#"{"verified":"true"}"#] {
+            assert!(parse_output(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["{}", r#"{"figure":{"name":"a","value":0,"unit":"s","better":"lower"}}"#, r#"{"figure":{"name":"a","value":1,"unit":"s","better":"blue"}}"#] {
+            assert!(figure_of(&serde_json::from_str(wrong).unwrap()).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Decides what runs, in which order and in which limit, and what cannot run and why. Pure.
+//!
+//! Contenders take turns within a round, and rounds follow each other: A B C, A B C.
+
+use crate::contender::{Contender, SwapKind};
+use crate::record::Skipped;
+use crate::size::MIB;
+use crate::workload::Workload;
+
+/// What a pager may hold beyond its budget: tables, staging slots, its own code. The bar that the project set itself.
+pub const SLACK_BYTES: u64 = 32 * MIB;
+
+/// Code, libraries and stacks of a program. STREAM over 10 MB peaked 3.9 MB above its arrays with two threads; this
+/// leaves room for more threads and for the page cache of the binaries.
+pub const CODE_AND_STACKS_BYTES: u64 = 16 * MIB;
+
+/// A page table entry takes 8 of 4096 bytes, and the kernel charges page tables too.
+const PAGE_TABLE_SHARE: u64 = 512;
+
+/// A workload whose footprint is known.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    pub workload: &'static Workload,
+    pub footprint_bytes: u64,
+}
+
+/// Why something cannot be done here; None: it can.
+#[derive(Debug, Clone, Default)]
+pub struct Obstacles {
+    pub aquifer: Option<String>,
+    pub fio: Option<String>,
+    pub limit: Option<String>,
+    /// Any swap at all.
+    pub swap: Option<String>,
+    pub swap_ram: Option<String>,
+    pub swap_zram: Option<String>,
+    pub umap: Option<String>,
+}
+
+/// One run to be made.
+#[derive(Debug, Clone)]
+pub struct Step {
+    pub workload: &'static Workload,
+    pub footprint_bytes: u64,
+    pub local_percent: u32,
+    pub local_bytes: u64,
+    pub contender: Contender,
+    pub round: u32,
+    /// What the kernel enforces; None: nothing.
+    pub limit_bytes: Option<u64>,
+}
+
+/// Everything that will happen, and everything that will not.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// Mixes of reads and writes that `fio` is asked for.
+    pub mixes: Vec<(u32, u32)>,
+    pub skipped: Vec<Skipped>,
+}
+
+/// The local memory for a footprint, in whole pages.
+pub fn local_bytes(footprint: u64, percent: u32) -> u64 {
+    footprint * u64::from(percent) / 100 / 4096 * 4096
+}
+
+/// The limit that the kernel enforces, the same for every limited contender.
+pub fn limit_bytes(footprint: u64, local: u64) -> u64 {
+    (local + SLACK_BYTES + CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE).next_multiple_of(4096)
+}
+
+impl Obstacles {
+    fn to(&self, contender: &Contender, workload: &Workload) -> Option<String> {
+        let static_arrays = workload.static_arrays.then(|| "its static arrays cannot be put into a file".to_string());
+        match contender {
+            Contender::Dram => None,
+            Contender::AquiferFlash | Contender::AquiferDram | Contender::AquiferEmulated(_) => self.aquifer.clone(),
+            Contender::Swap(kind) => {
+                let own = match kind {
+                    SwapKind::Disk => None,
+                    SwapKind::Ram => self.swap_ram.clone(),
+                    SwapKind::Zram => self.swap_zram.clone(),
+                };
+                self.limit.clone().or_else(|| self.swap.clone()).or(own)
+            }
+            Contender::MmapFile => self.limit.clone().or(static_arrays),
+            Contender::Umap => self.limit.clone().or_else(|| self.umap.clone()).or(static_arrays),
+            Contender::Fio => self.fio.clone(),
+        }
+    }
+}
+
+/// Makes the plan.
+pub fn plan(workloads: &[Measured], locals: &[u32], contenders: &[Contender], rounds: u32, obstacles: &Obstacles) -> Plan {
+    let mut plan = Plan::default();
+    for Measured { workload, footprint_bytes } in workloads {
+        let mut able = Vec::new();
+        for contender in contenders {
+            match (obstacles.to(contender, workload), contender, workload.device_mix) {
+                (Some(reason), ..) => plan.skipped.push(Skipped { workload: workload.name.into(), contender: contender.to_string(), reason }),
+                (None, Contender::Fio, Some(mix)) if !plan.mixes.contains(&mix) => plan.mixes.push(mix),
+                (None, Contender::Fio, _) => {}
+                (None, ..) => able.push(contender),
+            }
+        }
+        for percent in locals {
+            let local = local_bytes(*footprint_bytes, *percent);
+            for round in 0..rounds {
+                plan.steps.extend(able.iter().map(|contender| Step {
+                    workload,
+                    footprint_bytes: *footprint_bytes,
+                    local_percent: *percent,
+                    local_bytes: local,
+                    contender: (*contender).clone(),
+                    round,
+                    limit_bytes: (contender.is_limited() && obstacles.limit.is_none()).then(|| limit_bytes(*footprint_bytes, local)),
+                }));
+            }
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload;
+
+    fn measured(name: &str) -> Measured {
+        Measured { workload: workload::find(name).unwrap(), footprint_bytes: 1 << 30 }
+    }
+
+    fn contenders(names: &str) -> Vec<Contender> {
+        names.split(',').map(|name| name.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn contenders_take_turns() {
+        let plan = plan(&[measured("stream")], &[30, 50], &contenders("dram,aquifer-flash"), 2, &Obstacles::default());
+        let order: Vec<_> = plan.steps.iter().map(|s| format!("{} {} {}", s.local_percent, s.round, s.contender)).collect();
+        assert_eq!(order, ["30 0 dram", "30 0 aquifer-flash", "30 1 dram", "30 1 aquifer-flash", "50 0 dram", "50 0 aquifer-flash", "50 1 dram", "50 1 aquifer-flash"]);
+    }
+
+    #[test]
+    fn the_limit_is_the_same_for_ours_and_for_swap() {
+        let plan = plan(&[measured("stream")], &[30], &contenders("dram,aquifer-flash,aquifer-dram,swap-disk,mmap-file"), 1, &Obstacles::default());
+        let limits: Vec<_> = plan.steps.iter().map(|step| step.limit_bytes).collect();
+        assert_eq!(limits[0], None);
+        assert_eq!(limits[2], None);
+        assert!(limits[1].is_some() && limits[1] == limits[3] && limits[3] == limits[4]);
+        let local = plan.steps[0].local_bytes;
+        assert_eq!(local, 322_121_728);
+        assert!(limits[1].unwrap() > local + SLACK_BYTES && limits[1].unwrap() < local + 64 * MIB);
+    }
+
+    #[test]
+    fn without_limits_swap_is_skipped_and_ours_still_runs() {
+        let obstacles = Obstacles { limit: Some("not root".into()), umap: Some("not installed".into()), ..Obstacles::default() };
+        let plan = plan(&[measured("stream")], &[30], &contenders("dram,aquifer-flash,swap-disk,mmap-file,umap"), 1, &obstacles);
+        assert_eq!(plan.steps.iter().map(|s| s.contender.to_string()).collect::<Vec<_>>(), ["dram", "aquifer-flash"]);
+        assert_eq!(plan.steps[1].limit_bytes, None);
+        assert_eq!(plan.skipped.len(), 3);
+        assert!(plan.skipped.iter().all(|skipped| skipped.reason == "not root"));
+    }
+
+    #[test]
+    fn each_obstacle_meets_its_contender_alone() {
+        let obstacles = Obstacles { swap_zram: Some("no zram".into()), ..Obstacles::default() };
+        let plan = plan(&[measured("stream-static")], &[30], &contenders("swap-disk,swap-ram,swap-zram,mmap-file,fio"), 1, &obstacles);
+        assert_eq!(plan.steps.len(), 2);
+        assert_eq!(plan.mixes, [(3, 1)]);
+        let skipped: Vec<_> = plan.skipped.iter().map(|s| (s.contender.as_str(), s.reason.as_str())).collect();
+        assert_eq!(skipped, [("swap-zram", "no zram"), ("mmap-file", "its static arrays cannot be put into a file")]);
+    }
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Runs other programs: measured ones, with a time limit and a signal in mind, and small helpers such as mkswap.
+//!
+//! Every child has a process group of its own: Ctrl-C reaches the bench alone, which then ends the child and cleans up,
+//! and a second Ctrl-C cannot kill the clean-up.
+
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::failure::BenchFailure;
+use crate::interrupt::Interrupt;
+
+/// How often the end of a child is looked for. Short against any run, and no load to speak of.
+const POLL: Duration = Duration::from_millis(10);
+
+/// How long a child has to leave by itself after SIGTERM: a pager may have files to remove.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Of what a child prints, this much is kept. A result is one line.
+const OUTPUT_BYTES_MAX: usize = 1 << 20;
+
+/// What a child did.
+#[derive(Debug)]
+pub struct Finished {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub wall: Duration,
+    pub timed_out: bool,
+}
+
+impl Finished {
+    /// One line that says how a child failed.
+    pub fn complaint(&self) -> String {
+        let last_words = self.stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed no reason");
+        match (self.status.code(), self.status.signal()) {
+            (Some(code), _) => format!("exit code {code}: {last_words}"),
+            (None, Some(signal)) => format!("killed by signal {signal}: {last_words}"),
+            (None, None) => last_words.to_string(),
+        }
+    }
+}
+
+/// Ends the child's whole group when the bench unwinds.
+struct Running(Child);
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        // The group is gone when all its members are; then there is nothing to do.
+        let _ = kill_process_group(Pid::from_child(&self.0), signal);
+    }
+
+    fn end(&mut self) {
+        self.signal(Signal::TERM);
+        let begin = Instant::now();
+        while begin.elapsed() < GRACE && matches!(self.0.try_wait(), Ok(None)) {
+            thread::sleep(POLL);
+        }
+        self.signal(Signal::KILL);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a command to its end, to its time limit, or to a signal.
+pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Result<Finished, BenchFailure> {
+    interrupt.check()?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let name = command.get_program().to_string_lossy().into_owned();
+    let begin = Instant::now();
+    let mut running = Running(command.spawn().map_err(|error| BenchFailure::io(format!("cannot start {name}"), &error))?);
+    let stdout = collect(running.0.stdout.take());
+    let stderr = collect(running.0.stderr.take());
+    let mut timed_out = false;
+    let status = loop {
+        match running.0.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) => {}
+            Err(error) => return Err(BenchFailure::io(format!("cannot wait for {name}"), &error)),
+        }
+        let interrupted = interrupt.check();
+        timed_out = timed_out || begin.elapsed() > timeout;
+        if interrupted.is_err() || timed_out {
+            running.end();
+            interrupted?;
+        }
+        thread::sleep(POLL);
+    };
+    let wall = begin.elapsed();
+    // Stragglers of the group would hold the pipes open.
+    running.signal(Signal::KILL);
+    let text = |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
+    Ok(Finished { status, stdout: text(stdout), stderr: text(stderr), wall, timed_out })
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut piece = [0u8; 8192];
+        let Some(mut pipe) = pipe else { return kept };
+        while let Ok(count @ 1..) = pipe.read(&mut piece) {
+            kept.extend_from_slice(&piece[..count]);
+            if kept.len() > OUTPUT_BYTES_MAX {
+                kept.drain(..kept.len() - OUTPUT_BYTES_MAX);
+            }
+        }
+        kept
+    })
+}
+
+/// Calls a helper and returns what it printed.
+pub fn call(program: &str, arguments: &[&str]) -> Result<String, BenchFailure> {
+    let path = find_program(program).ok_or_else(|| BenchFailure::trouble(format!("{program} is not installed"), "install util-linux"))?;
+    let output = Command::new(path)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .process_group(0)
+        .output()
+        .map_err(|error| BenchFailure::io(format!("cannot start {program}"), &error))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_string());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let reason = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it failed without a reason");
+    Err(BenchFailure::trouble(format!("{program} {}: {reason}", arguments.join(" ")), ""))
+}
+
+/// Looks in PATH, and in the administrator's directories, which an ordinary PATH leaves out.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Path::new(name).is_file().then(|| PathBuf::from(name));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|directory| directory.join(name))
+        .find(|candidate| candidate.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn output_and_exit_code_come_back() {
+        let finished = run(shell("echo out; echo err >&2; exit 3"), Duration::from_secs(10), &Interrupt::default()).unwrap();
+        assert_eq!((finished.stdout.as_str(), finished.complaint().as_str()), ("out\n", "exit code 3: err"));
+        assert!(!finished.timed_out);
+    }
+
+    #[test]
+    fn a_run_that_takes_too_long_is_ended_with_its_children() {
+        let finished = run(shell("sleep 60 & sleep 60"), Duration::from_millis(50), &Interrupt::default()).unwrap();
+        assert!(finished.timed_out && finished.wall < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_helper_that_fails_says_why() {
+        assert!(call("ls", &["/nowhere-at-all"]).unwrap_err().to_string().contains("/nowhere-at-all"));
+        assert!(call("no-such-program-here", &[]).unwrap_err().to_string().contains("not installed"));
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads and writes sizes and durations with units.
+
+use std::time::Duration;
+
+const UNITS: [(&str, f64); 13] = [
+    ("", 1.0),
+    ("B", 1.0),
+    ("K", 1024.0),
+    ("KiB", 1024.0),
+    ("KB", 1e3),
+    ("M", 1048576.0),
+    ("MiB", 1048576.0),
+    ("MB", 1e6),
+    ("G", 1073741824.0),
+    ("GiB", 1073741824.0),
+    ("GB", 1e9),
+    ("TiB", 1099511627776.0),
+    ("TB", 1e12),
+];
+
+/// One mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// Reads `64MiB`, `1.5GiB`, `4096`.
+///
+/// # Errors
+/// One sentence that says what is wrong with the text.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().map_err(|_| format!("'{text}' is not a size; write it like 64MiB or 1GiB"))?;
+    let unit = text[digits..].trim();
+    let (_, factor) = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(|| format!("'{unit}' is not a unit of size; use KiB, MiB, GiB or TiB"))?;
+    let bytes = number * factor;
+    if bytes > 1e18 { Err(format!("'{text}' is larger than any machine")) } else { Ok(bytes as u64) }
+}
+
+/// Reads `90s`, `15min`, `500ms`.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let number: f64 = text[..digits].parse().map_err(|_| format!("'{text}' is not a time; write it like 90s or 15min"))?;
+    let factor = match text[digits..].trim() {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "min" => 60.0,
+        "h" => 3600.0,
+        unit => return Err(format!("'{unit}' is not a unit of time; use ms, s, min or h")),
+    };
+    Duration::try_from_secs_f64(number * factor).map_err(|_| format!("'{text}' is too long"))
+}
+
+/// Writes `307MiB`, `1GiB`, `1.5GiB`: the largest unit that keeps the number at 1 or more.
+pub fn format_size(bytes: u64) -> String {
+    for (unit, factor) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
+        if bytes >= factor {
+            let number = bytes as f64 / factor as f64;
+            return if number.fract() < 0.005 || number >= 100.0 { format!("{number:.0}{unit}") } else { format!("{number:.1}{unit}") };
+        }
+    }
+    format!("{bytes}B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_carry_units() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("64MiB"), Ok(64 << 20));
+        assert_eq!(parse_size("1.5GiB"), Ok(3 << 29));
+        assert_eq!(parse_size("1GB"), Ok(1_000_000_000));
+        for wrong in ["", "x", "-1", "1GiBB", "1..2", "GiB", "99999999TiB"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations_carry_units() {
+        assert_eq!(parse_duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("1.5min"), Ok(Duration::from_secs(90)));
+        for wrong in ["", "5", "s", "5 minutes"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_written_short() {
+        assert_eq!(format_size(1 << 30), "1GiB");
+        assert_eq!(format_size(3 << 29), "1.5GiB");
+        assert_eq!(format_size(307 << 20), "307MiB");
+        assert_eq!(format_size(100), "100B");
+    }
+}

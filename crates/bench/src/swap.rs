@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Makes swap areas of our own, one kind at a time, and switches one on for the length of a run.
+//!
+//! Only one area may be on during a run, or the kernel would choose between them. So a machine that swaps already
+//! is refused before anything is made; `on` looks again each time, since others may have come meanwhile.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::contender::SwapKind;
+use crate::failure::BenchFailure;
+use crate::machine;
+use crate::process::{call, find_program};
+use crate::size::{MIB, format_size};
+use crate::undo::{self, Undo, UndoList, write_sys};
+
+/// Swap beyond what must leave: slots are handed out in clusters per CPU, and some stay half used.
+const SPARE_BYTES: u64 = 256 * MIB;
+
+/// First letters of the label of a zram device that existed, and of one that the bench had added.
+pub const LABEL_PREFIXES: [&str; 2] = ["aqb", "aqh"];
+
+/// A prepared swap area; all of it is taken back when dropped.
+#[derive(Debug)]
+pub struct SwapArea {
+    pub kind: SwapKind,
+    device: PathBuf,
+    /// What a reader should know, such as the compressor.
+    pub about: String,
+    _undo: UndoList,
+}
+
+/// The area is on while this lives.
+#[derive(Debug)]
+pub struct SwapOn(#[expect(dead_code, reason = "held for its drop, which switches the area off")] UndoList);
+
+/// Why no swap of any kind can be measured here; None: it can.
+pub fn obstacle() -> Option<String> {
+    let areas = machine::swap_areas();
+    if !areas.is_empty() {
+        let names: Vec<_> = areas.iter().map(|area| area.display().to_string()).collect();
+        return Some(format!("this machine already swaps to {}; switch it off (swapoff -a) for the measurement", names.join(", ")));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Some("switching swap on needs root".into());
+    }
+    ["mkswap", "swapon", "swapoff"].iter().find(|tool| find_program(tool).is_none()).map(|tool| format!("{tool} is not installed; install util-linux"))
+}
+
+/// Why swap on a RAM disk of this size cannot be measured here.
+pub fn obstacle_ram(footprint: u64) -> Option<String> {
+    let needed = footprint + SPARE_BYTES;
+    let free = machine::memory_bytes("MemAvailable:");
+    if free < needed + footprint {
+        return Some(format!("the RAM disk needs {}, and {} of memory are available", format_size(needed), format_size(free)));
+    }
+    (!Path::new("/dev/loop-control").exists()).then(|| "there are no loop devices; modprobe loop".into())
+}
+
+/// Why zram cannot be measured here.
+pub fn obstacle_zram() -> Option<String> {
+    if !Path::new("/sys/class/zram-control").exists() {
+        // Loading the module is the one thing that stays: it takes no memory, and modules are not ours to unload.
+        let _ = call("modprobe", &["zram"]);
+    }
+    (!Path::new("/sys/class/zram-control").exists()).then(|| "this kernel has no zram; modprobe zram".into())
+}
+
+impl SwapArea {
+    /// Makes an area that can take a whole footprint.
+    pub fn prepare(kind: SwapKind, directory: &Path, token: &str, footprint: u64) -> Result<Self, BenchFailure> {
+        let bytes = (footprint + SPARE_BYTES).next_multiple_of(4 * MIB);
+        let mut undo = UndoList::default();
+        let (device, about) = match kind {
+            SwapKind::Disk => on_disk(directory, token, bytes, &mut undo)?,
+            SwapKind::Ram => in_ram(directory, token, bytes, &mut undo)?,
+            SwapKind::Zram => in_zram(token, bytes, &mut undo)?,
+        };
+        Ok(Self { kind, device, about, _undo: undo })
+    }
+
+    /// Switches the area on, unless another one is on already.
+    pub fn on(&self) -> Result<SwapOn, BenchFailure> {
+        let others = machine::swap_areas();
+        if !others.is_empty() {
+            return Err(BenchFailure::trouble(format!("{} was switched on as swap meanwhile", others[0].display()), "only one area may be on during a run"));
+        }
+        let mut undo = UndoList::default();
+        undo.push(Undo::SwapOff(self.device.clone()));
+        call("swapon", &[&self.device.to_string_lossy()])?;
+        Ok(SwapOn(undo))
+    }
+}
+
+fn on_disk(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, String), BenchFailure> {
+    let path = directory.join(undo::name(token, "swap"));
+    undo.push(Undo::RemoveFile(path.clone()));
+    write_zeros(&path, bytes)?;
+    call("mkswap", &[&path.to_string_lossy()])?;
+    Ok((path, format!("{} file", format_size(bytes))))
+}
+
+fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, String), BenchFailure> {
+    let mount = directory.join(undo::name(token, "tmpfs"));
+    undo.push(Undo::RemoveDirectory(mount.clone()));
+    fs::create_dir(&mount).map_err(|error| BenchFailure::io(format!("cannot make {}", mount.display()), &error))?;
+    undo.push(Undo::Unmount(mount.clone()));
+    call("mount", &["-t", "tmpfs", "-o", &format!("size={},mode=700", bytes + 16 * MIB), "aquifer-bench", &mount.to_string_lossy()])?;
+    // Written here, outside the limited cgroup, so that its pages are charged to us and not to the run.
+    let file = mount.join("swap");
+    write_zeros(&file, bytes)?;
+    let device = PathBuf::from(call("losetup", &["--find", "--show", &file.to_string_lossy()])?);
+    undo.push(Undo::DetachLoop(device.clone()));
+    call("mkswap", &[&device.to_string_lossy()])?;
+    Ok((device, format!("{} loop device over tmpfs", format_size(bytes))))
+}
+
+fn in_zram(token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, String), BenchFailure> {
+    // Reading hot_add makes a new device. Without it, a device that nobody has set up will do.
+    let added = fs::read_to_string("/sys/class/zram-control/hot_add").ok().and_then(|text| text.trim().parse().ok());
+    let index: u32 = added
+        .or_else(|| (0..64).find(|index| fs::read_to_string(format!("/sys/block/zram{index}/disksize")).is_ok_and(|size| size.trim() == "0")))
+        .ok_or_else(|| BenchFailure::trouble("every zram device is in use", "free one with zramctl --reset"))?;
+    let sys = format!("/sys/block/zram{index}");
+    undo.push(Undo::ResetZram { index, remove: added.is_some() });
+    let algorithm = format!("{sys}/comp_algorithm");
+    if fs::read_to_string(&algorithm).is_ok_and(|known| known.contains("lz4")) {
+        write_sys(&algorithm, "lz4")?;
+    }
+    write_sys(&format!("{sys}/disksize"), &bytes.to_string())?;
+    let device = PathBuf::from(format!("/dev/zram{index}"));
+    let label = format!("{}{token}", LABEL_PREFIXES[usize::from(added.is_some())]);
+    call("mkswap", &["-L", &label, &device.to_string_lossy()])?;
+    let used = fs::read_to_string(&algorithm).ok().and_then(|text| machine::chosen(&text)).unwrap_or_default();
+    Ok((device, format!("{} zram, {used}", format_size(bytes))))
+}
+
+/// Writes every byte, so that the area has no holes, and past the page cache where the file system allows it.
+fn write_zeros(path: &Path, bytes: u64) -> Result<(), BenchFailure> {
+    let failed = |error| BenchFailure::io(format!("cannot make {} of {}", path.display(), format_size(bytes)), &error);
+    let file = File::create_new(path).map_err(failed)?;
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).map_err(|errno| failed(errno.into()))?;
+    let (of, count) = (format!("of={}", path.display()), format!("count={}", bytes / (4 * MIB)));
+    let words = ["if=/dev/zero", &of, "bs=4M", &count, "conv=notrunc,fsync", "status=none"];
+    call("dd", &[&words[..], &["oflag=direct"]].concat()).or_else(|_| call("dd", &words)).map(drop)
+}

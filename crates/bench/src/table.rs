@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Writes a record for people: one table per workload and ratio, the bars, and what was skipped. Pure.
+
+use std::fmt::Write;
+
+use crate::record::{Record, Summary};
+use crate::size::format_size;
+use crate::verdict::Verdict;
+
+/// Width of the bars drawn beside the figures.
+const BAR_WIDTH: usize = 24;
+
+/// The whole report.
+pub fn render(record: &Record) -> String {
+    let mut text = String::new();
+    let machine = &record.machine;
+    let _ = writeln!(text, "{}, {} CPUs, {} of memory, Linux {}", machine.cpu, machine.cpus, format_size(machine.memory_bytes), machine.kernel);
+    let swap = machine.page_cluster.map_or_else(|| "?".to_string(), |pages| pages.to_string());
+    let _ = writeln!(text, "{} on {} ({}), cgroup {}, page-cluster {swap}", machine.directory.display(), machine.device, machine.filesystem, machine.cgroup);
+    let mut places: Vec<(&str, u32)> = Vec::new();
+    for summary in &record.summaries {
+        let place = (summary.workload.as_str(), summary.local_percent);
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    for (workload, local) in places {
+        text.push('\n');
+        text.push_str(&table(record, workload, local));
+    }
+    fio_lines(&mut text, record);
+    failures(&mut text, record);
+    if !record.skipped.is_empty() {
+        text.push_str("\nSkipped\n");
+    }
+    for skipped in &record.skipped {
+        let _ = writeln!(text, "  {} {}: skipped: {}", skipped.workload, skipped.contender, skipped.reason);
+    }
+    if !record.verdicts.is_empty() {
+        text.push_str("\nBars (ratios of medians; least..greatest of a round)\n");
+    }
+    for verdict in &record.verdicts {
+        let _ = writeln!(text, "  {}", verdict_line(verdict));
+    }
+    if !record.complete {
+        text.push_str("\nInterrupted: what stands above is what was measured until then.\n");
+    }
+    text
+}
+
+fn table(record: &Record, workload: &str, local: u32) -> String {
+    let rows: Vec<&Summary> = record.summaries.iter().filter(|s| s.workload == workload && s.local_percent == local).collect();
+    let Some(first) = rows.first() else { return String::new() };
+    let run = record.runs.iter().find(|run| run.workload == workload && run.local_percent == local);
+    let sizes = run.map_or_else(String::new, |run| format!(" of {}, {} local", format_size(run.footprint_bytes), format_size(run.local_bytes)));
+    let mut text = format!("{workload}{sizes} ({local} %): {} in {}, median of {} rounds\n", first.figure, first.unit, first.spread.count);
+    let references: Vec<&str> = rows.iter().map(|row| row.contender.as_str()).filter(|name| *name == "dram" || name.starts_with("aquifer-")).collect();
+    let _ = write!(text, "  {:<18} {:>10} {:>21}", "", "median", "least..greatest");
+    for reference in &references {
+        let _ = write!(text, " {:>22}", format!("{reference} is"));
+    }
+    text.push('\n');
+    let speeds: Vec<f64> = rows.iter().map(|row| speed(row)).collect();
+    for (row, speed) in rows.iter().zip(&speeds) {
+        let _ = write!(text, "  {:<18} {:>10} {:>21}", row.contender, short(row.spread.median), format!("{}..{}", short(row.spread.min), short(row.spread.max)));
+        for reference in &references {
+            let cell = record.comparisons.iter().find(|c| c.workload == workload && c.local_percent == local && c.contender == *reference && c.against == row.contender);
+            let cell = cell.map_or_else(String::new, |c| format!("{}x ({}..{})", short(c.ratio.ratio), short(c.ratio.min), short(c.ratio.max)));
+            let _ = write!(text, " {cell:>22}");
+        }
+        let _ = writeln!(text, "  {}", bar(*speed, &speeds));
+    }
+    text.push_str("  (bars: speed, each sign a fifth of a doubling)\n");
+    text
+}
+
+/// Larger is faster.
+fn speed(summary: &Summary) -> f64 {
+    match summary.better {
+        crate::ratios::Better::Higher => summary.spread.median,
+        crate::ratios::Better::Lower => 1.0 / summary.spread.median,
+    }
+}
+
+/// A bar on a logarithmic scale, since swap and DRAM are hundreds apart.
+fn bar(speed: f64, all: &[f64]) -> String {
+    let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+    if least <= 0.0 || !speed.is_finite() {
+        return String::new();
+    }
+    let signs = 1.0 + 5.0 * (speed / least).log2();
+    // Beyond the width the scale would need its own line; DRAM against disk swap is nine doublings.
+    "#".repeat((signs as usize).min(BAR_WIDTH * 3))
+}
+
+fn fio_lines(text: &mut String, record: &Record) {
+    for point in record.fio.iter().filter(|point| crate::fio::best(&record.fio, (point.reads, point.writes)).is_some_and(|best| std::ptr::eq(best, *point))) {
+        let _ = writeln!(
+            text,
+            "\nfio, {} reads : {} writes: best {:.2} + {:.2} GB/s at {} blocks, depth {} ({}); a triad that keeps nothing: {:.2} GB/s",
+            point.reads,
+            point.writes,
+            point.read_bytes_per_second / 1e9,
+            point.write_bytes_per_second / 1e9,
+            format_size(point.block_bytes),
+            point.depth,
+            point.engine,
+            point.triad_bytes_per_second() / 1e9
+        );
+    }
+}
+
+fn failures(text: &mut String, record: &Record) {
+    for run in record.runs.iter().filter(|run| run.figure.is_none()) {
+        let problem = run.problem.as_deref().unwrap_or("no reason given");
+        let _ = writeln!(text, "\nFAILED {} at {} %, {}, round {}: {problem}", run.workload, run.local_percent, run.contender, run.round + 1);
+    }
+}
+
+/// One bar in one line.
+pub fn verdict_line(verdict: &Verdict) -> String {
+    let state = match (verdict.at_least, verdict.met) {
+        (None, _) => "reported",
+        (_, Some(true)) => "met",
+        (_, Some(false)) => "MISSED",
+        (_, None) => "not measured",
+    };
+    let mut line = format!("{state:<12} {}", verdict.bar);
+    if let Some(wanted) = verdict.at_least {
+        let _ = write!(line, ", at least {wanted}x");
+    }
+    if let Some(aim) = verdict.aim {
+        let _ = write!(line, " (aim {aim}x)");
+    }
+    if let Some(measured) = verdict.measured {
+        let _ = write!(line, ": {}{}", short(measured), if verdict.at_least.is_some() { "x" } else { "" });
+    }
+    if let (Some(min), Some(max)) = (verdict.min, verdict.max) {
+        let _ = write!(line, " ({}..{})", short(min), short(max));
+    }
+    if !verdict.note.is_empty() {
+        let _ = write!(line, " [{}]", verdict.note);
+    }
+    line
+}
+
+/// Three significant digits, thousands with a letter.
+pub fn short(number: f64) -> String {
+    let size = number.abs();
+    match size {
+        _ if size >= 1e9 => format!("{:.2}G", number / 1e9),
+        _ if size >= 1e6 => format!("{:.2}M", number / 1e6),
+        _ if size >= 1e4 => format!("{:.1}k", number / 1e3),
+        _ if size >= 100.0 => format!("{number:.0}"),
+        _ if size >= 10.0 => format!("{number:.1}"),
+        _ if size >= 1.0 => format!("{number:.2}"),
+        _ if size >= 0.1 => format!("{number:.3}"),
+        _ => format!("{number:.4}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let written: Vec<_> = [0.0582, 0.333, 1.234, 21.04, 345.6, 12345.0, 1.5e6].map(short).to_vec();
+        assert_eq!(written, ["0.0582", "0.333", "1.23", "21.0", "346", "12.3k", "1.50M"]);
+    }
+
+    #[test]
+    fn bars_grow_with_doublings() {
+        let all = [1.0, 2.0, 4.0];
+        assert_eq!(all.map(|speed| bar(speed, &all).len()), [1, 6, 11]);
+    }
+
+    #[test]
+    fn a_verdict_says_what_was_wanted_and_what_was_seen() {
+        let verdict = Verdict { bar: "b".into(), at_least: Some(21.0), aim: Some(35.0), measured: Some(23.4), min: Some(22.0), max: Some(24.0), met: Some(true), note: String::new() };
+        assert_eq!(verdict_line(&verdict), "met          b, at least 21x (aim 35x): 23.4x (22.0..24.0)");
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The list of workloads: which program, with which arguments, on which footprint.
+//!
+//! The programs are those of `bench/workloads`. A program tells its footprint when asked with `--footprint`, and says
+//! in its result which of its numbers is the figure; nothing here knows what a program does.
+
+use std::path::Path;
+
+/// What a workload is measured on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// Arrays of this many bytes, unless `--bytes` says otherwise.
+    Arrays { bytes: u64 },
+    /// A Kronecker graph; this many trials, unless `--trials` says otherwise.
+    Graph { trials: u32 },
+}
+
+/// One line of the list.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub name: &'static str,
+    /// File name of the program.
+    pub program: &'static str,
+    pub arguments: &'static [&'static str],
+    pub input: Input,
+    /// True when the arrays are in the program's own image, where `--file` cannot move them.
+    pub static_arrays: bool,
+    /// Reads and writes on the device per unit of work when nothing is kept; what `fio` is asked for.
+    pub device_mix: Option<(u32, u32)>,
+    pub about: &'static str,
+}
+
+const GIB: u64 = 1 << 30;
+
+/// In the order in which they run.
+pub const WORKLOADS: [Workload; 12] = [
+    // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
+    Workload { name: "stream", program: "stream", arguments: &[], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: Some((3, 1)), about: "STREAM, arrays on the heap" },
+    Workload { name: "stream-static", program: "stream_static", arguments: &[], input: Input::Arrays { bytes: GIB }, static_arrays: true, device_mix: Some((3, 1)), about: "STREAM, static arrays as in the original" },
+    Workload { name: "uniform-read", program: "random_access", arguments: &["--updates", "0"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads of uniformly random records" },
+    Workload { name: "uniform-update", program: "random_access", arguments: &["--updates", "50"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads and updates of uniformly random records, half each" },
+    Workload { name: "zipf-read", program: "random_access", arguments: &["--updates", "0", "--distribution", "zipf"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads of Zipf-distributed records" },
+    Workload { name: "zipf-update", program: "random_access", arguments: &["--updates", "50", "--distribution", "zipf"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads and updates of Zipf-distributed records, half each" },
+    Workload { name: "chase", program: "pointer_chase", arguments: &[], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "dependent loads along a random cycle" },
+    Workload { name: "matmul", program: "matmul", arguments: &[], input: Input::Arrays { bytes: 384 << 20 }, static_arrays: false, device_mix: None, about: "blocked matrix product" },
+    Workload { name: "bfs", program: "graph", arguments: &["bfs"], input: Input::Graph { trials: 3 }, static_arrays: false, device_mix: None, about: "breadth-first search" },
+    Workload { name: "pr", program: "graph", arguments: &["pr"], input: Input::Graph { trials: 2 }, static_arrays: false, device_mix: None, about: "PageRank" },
+    Workload { name: "bc", program: "graph", arguments: &["bc"], input: Input::Graph { trials: 1 }, static_arrays: false, device_mix: None, about: "betweenness centrality" },
+    Workload { name: "load", program: "graph", arguments: &["load"], input: Input::Graph { trials: 1 }, static_arrays: false, device_mix: None, about: "loading the serialised graph" },
+];
+
+/// Finds a workload by name.
+pub fn find(name: &str) -> Option<&'static Workload> {
+    WORKLOADS.iter().find(|workload| workload.name == name)
+}
+
+/// What the user may change about every workload.
+#[derive(Debug, Clone, Default)]
+pub struct Sizing {
+    pub bytes: Option<u64>,
+    pub iterations: Option<u32>,
+    pub trials: Option<u32>,
+    pub seconds: Option<f64>,
+}
+
+impl Workload {
+    pub fn is_graph(&self) -> bool {
+        matches!(self.input, Input::Graph { .. })
+    }
+
+    /// The arguments of the program, without its name. `graph` is where the graph file is.
+    pub fn command_line(&self, sizing: &Sizing, graph: &Path) -> Vec<String> {
+        let mut words: Vec<String> = self.arguments.iter().map(ToString::to_string).collect();
+        let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
+        match self.input {
+            Input::Arrays { bytes } => add("--bytes", sizing.bytes.unwrap_or(bytes).to_string()),
+            Input::Graph { trials } => {
+                add("--graph", graph.display().to_string());
+                add("--trials", sizing.trials.unwrap_or(trials).to_string());
+            }
+        }
+        match self.program {
+            // STREAM leaves the first iteration out; three give a best of two, and keep a run on disk swap bearable.
+            "stream" | "stream_static" => add("--iterations", sizing.iterations.unwrap_or(3).to_string()),
+            "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
+            "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
+            _ => {}
+        }
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        for workload in &WORKLOADS {
+            assert_eq!(find(workload.name), Some(workload));
+            assert_eq!(WORKLOADS.iter().filter(|other| other.name == workload.name).count(), 1);
+        }
+        assert_eq!(find("quake"), None);
+    }
+
+    #[test]
+    fn command_lines_follow_the_sizing() {
+        let sizing = Sizing { bytes: Some(4096), iterations: Some(7), ..Sizing::default() };
+        assert_eq!(find("stream").unwrap().command_line(&sizing, Path::new("g")), ["--bytes", "4096", "--iterations", "7"]);
+        assert_eq!(find("bc").unwrap().command_line(&sizing, Path::new("g")), ["bc", "--graph", "g", "--trials", "1"]);
+    }
+}
