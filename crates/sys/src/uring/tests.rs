@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a ring owes its caller: every buffer back once, with the bytes of the file, or an error.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use super::*;
+use crate::direct_io::lasting_buffer;
+
+const PAGE: usize = 4096;
+
+fn buffer(fill: u8, len: usize) -> FrameBuffer {
+    let mut buffer = lasting_buffer(len / PAGE);
+    buffer.bytes_mut().fill(fill);
+    buffer
+}
+
+fn file(len: usize) -> Arc<File> {
+    let directory = std::env::temp_dir();
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).open(directory).unwrap();
+    file.write_all_at(&vec![5; len], 0).unwrap();
+    Arc::new(file)
+}
+
+/// A ring, or `None` with the reason printed where io_uring is not usable.
+fn ring(file: &Arc<File>, depth: u32) -> Option<Ring> {
+    if let Err(why) = probe() {
+        println!("skipped, because {why}");
+        return None;
+    }
+    Some(Ring::new(Arc::clone(file), depth).unwrap())
+}
+
+fn drain(ring: &mut Ring) -> Vec<Finished> {
+    let mut all = Vec::new();
+    while ring.in_flight() > 0 {
+        ring.complete(true, 3, &mut |finished| all.push(finished));
+    }
+    all
+}
+
+#[test]
+fn what_was_written_is_read_and_tags_come_back() {
+    let file = file(16 * PAGE);
+    let Some(mut ring) = ring(&file, 8) else { return };
+    for tag in 0..8u8 {
+        ring.submit_write(buffer(tag, PAGE), u64::from(tag) * 4096, u64::from(tag)).unwrap();
+    }
+    let refused = ring.submit_read(buffer(0, PAGE), 0, 99).unwrap_err();
+    assert_eq!(refused.len(), PAGE);
+    let mut tags: Vec<u64> = drain(&mut ring).iter().map(|f| (f.outcome.unwrap(), f.tag).1).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [0, 1, 2, 3, 4, 5, 6, 7]);
+    for tag in 0..8u8 {
+        ring.submit_read(buffer(0xff, PAGE), u64::from(tag) * 4096, u64::from(tag)).unwrap();
+    }
+    ring.kick().unwrap();
+    for finished in drain(&mut ring) {
+        assert_eq!(finished.outcome, Ok(()));
+        assert!(finished.buffer.bytes().iter().all(|byte| u64::from(*byte) == finished.tag));
+    }
+}
+
+#[test]
+fn a_read_past_the_end_is_short_and_says_how_much_came() {
+    let file = file(PAGE);
+    let Some(mut ring) = ring(&file, 2) else { return };
+    ring.submit_read(buffer(0, 2 * PAGE), 0, 1).unwrap();
+    let finished = drain(&mut ring).pop().unwrap();
+    assert_eq!(finished.outcome, Err(TransferError::Short { transferred: PAGE }));
+    assert!(finished.buffer.bytes()[..PAGE].iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn an_error_of_the_kernel_keeps_its_errno() {
+    let read_only = Arc::new(File::open("/proc/self/exe").unwrap());
+    let Some(mut ring) = ring(&read_only, 2) else { return };
+    ring.submit_write(buffer(0, PAGE), 0, 1).unwrap();
+    assert_eq!(drain(&mut ring).pop().unwrap().outcome, Err(TransferError::Errno(libc::EBADF)));
+}
+
+#[test]
+fn dropping_a_ring_with_requests_in_flight_waits_for_them() {
+    let file = file(64 * PAGE);
+    for _ in 0..20 {
+        let Some(mut ring) = ring(&file, 64) else { return };
+        for tag in 0..64 {
+            ring.submit_write(buffer(6, PAGE), tag * 4096, tag).unwrap();
+        }
+        ring.kick().unwrap();
+        ring.submit_read(buffer(0, PAGE), 0, 0).unwrap_err();
+        drop(ring);
+        let mut bytes = vec![0; 64 * PAGE];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 6));
+    }
+}
+
+#[test]
+fn dropping_a_ring_that_was_never_kicked_does_nothing_to_the_file() {
+    let file = file(PAGE);
+    let Some(mut ring) = ring(&file, 2) else { return };
+    ring.submit_write(buffer(6, PAGE), 0, 0).unwrap();
+    drop(ring);
+    let mut bytes = vec![0; PAGE];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 5));
+}
+
+#[test]
+fn completing_an_idle_ring_returns_at_once() {
+    let file = file(PAGE);
+    let Some(mut ring) = ring(&file, 2) else { return };
+    assert_eq!(ring.complete(true, 8, &mut |_| {}), 0);
+    assert_eq!(ring.complete(false, 8, &mut |_| {}), 0);
+    ring.kick().unwrap();
+}
+
+#[test]
+fn short_answers_are_continued_where_they_stopped_and_only_so_often() {
+    let transfer = |transferred| Transfer {
+        direction: Direction::Read,
+        buffer: buffer(0, 4 * PAGE),
+        offset: 0,
+        transferred,
+        continuations: 0,
+        tag: 0,
+    };
+    let mut partial = transfer(0);
+    assert_eq!(advance(&mut partial, 4096), None);
+    assert_eq!(partial.transferred, PAGE);
+    assert_eq!(advance(&mut partial, 3 * 4096), Some(Ok(())));
+    let mut interrupted = transfer(0);
+    for _ in 0..CONTINUATIONS_MAX {
+        assert_eq!(advance(&mut interrupted, -libc::EAGAIN), None);
+    }
+    assert_eq!(advance(&mut interrupted, -libc::EAGAIN), Some(Err(TransferError::Errno(libc::EAGAIN))));
+    assert_eq!(advance(&mut transfer(PAGE), 0), Some(Err(TransferError::Short { transferred: PAGE })));
+    assert_eq!(advance(&mut transfer(0), -libc::EIO), Some(Err(TransferError::Errno(libc::EIO))));
+}
+
+#[test]
+fn the_reason_for_absence_names_the_setting() {
+    let text = |errno, disabled| Unusable { errno, disabled }.to_string();
+    assert!(text(libc::EPERM, Some(2)).contains("sysctl -w kernel.io_uring_disabled=0"));
+    assert!(text(libc::EPERM, Some(0)).contains("seccomp"));
+    assert!(text(libc::ENOSYS, None).contains("Linux 5.6"));
+}
