@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Local memory as a tier: for measuring the software alone, and underneath the emulated tier.
+//!
+//! The bytes live in a file in memory that nobody maps, reached by `pread` and `pwrite`, so they do not
+//! count in the program's resident set. They do count in its memory cgroup. What costs what: `memory_file.rs`.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use aquifer_core::units::ByteSize;
+use aquifer_sys::{FrameBuffer, direct_io};
+
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::memory_file::{self, Folios};
+use crate::open_failure::OpenFailure;
+use crate::plain_queue::{Blocking, PlainQueue};
+use crate::tier::{PAGE, Tier, TierQueue};
+use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
+
+const NAME: &str = "dram";
+/// Below this a tier is of no use; a size like `4` is most likely a forgotten unit.
+pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
+
+/// A tier in local memory.
+pub struct Dram {
+    memory: Arc<Memory>,
+    notices: Vec<String>,
+}
+
+pub(crate) struct Memory {
+    /// The word in failures; the emulated tier uses the same memory under its own.
+    name: &'static str,
+    file: File,
+    capacity_bytes: u64,
+}
+
+impl Dram {
+    /// A tier of `size`, by default half of the memory that is available now.
+    pub fn open(size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
+        Self::open_as(NAME, size)
+    }
+
+    pub(crate) fn open_as(name: &'static str, size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
+        let available_bytes = available_bytes()?;
+        let wanted_bytes = size.map_or(available_bytes / 2, |size| size.0);
+        let capacity_bytes = wanted_bytes - wanted_bytes % PAGE as u64;
+        if capacity_bytes < CAPACITY_BYTES_MIN {
+            return Err(OpenFailure::TooSmall { tier: name, wanted_bytes, minimum_bytes: CAPACITY_BYTES_MIN });
+        }
+        if capacity_bytes > available_bytes {
+            return Err(OpenFailure::NoMemory { tier: name, wanted_bytes: capacity_bytes, available_bytes });
+        }
+        let (file, folios) = memory_file::create(capacity_bytes).map_err(|source| OpenFailure::System {
+            tier: name,
+            what: "creating a file in memory",
+            source,
+        })?;
+        let notices = match folios {
+            Folios::Large => Vec::new(),
+            Folios::Small => vec![format!(
+                "the {name} tier uses 4 KiB folios, which costs about 10 us more per 128 KiB; run with \
+                 CAP_SYS_ADMIN, or write `within_size` to /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+            )],
+        };
+        Ok(Dram { memory: Arc::new(Memory { name, file, capacity_bytes }), notices })
+    }
+
+    /// The synchronous half, for queues of tiers that are built on memory.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
+impl Tier for Dram {
+    fn name(&self) -> &'static str {
+        self.memory.name
+    }
+
+    fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.memory.capacity_bytes
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        self.memory.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.memory.write(offset, buffer)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        let Memory { name, file, capacity_bytes } = &*self.memory;
+        check_range(name, Activity::Discard, offset, len, *capacity_bytes)?;
+        direct_io::punch_hole(file, offset, len).map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            TierFailure { tier: name, activity: Activity::Discard, offset, cause: Cause::Errno(errno) }
+        })
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        Ok(())
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(PlainQueue::new(Arc::clone(&self.memory), depth)))
+    }
+}
+
+impl Blocking for Memory {
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(self.name, Activity::Read, offset, buffer, self.capacity_bytes)?;
+        read_fully(&self.file, offset, buffer.bytes_mut()).map_err(|cause| TierFailure {
+            tier: self.name,
+            activity: Activity::Read,
+            offset,
+            cause,
+        })
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(self.name, Activity::Write, offset, buffer, self.capacity_bytes)?;
+        write_fully(&self.file, offset, buffer.bytes()).map_err(|cause| TierFailure {
+            tier: self.name,
+            activity: Activity::Write,
+            offset,
+            cause,
+        })
+    }
+}
+
+/// `MemAvailable` of /proc/meminfo: what can be had without swapping.
+fn available_bytes() -> Result<u64, OpenFailure> {
+    let failure = |source| OpenFailure::System { tier: NAME, what: "reading /proc/meminfo", source };
+    let text = std::fs::read_to_string("/proc/meminfo").map_err(failure)?;
+    meminfo_bytes(&text, "MemAvailable:")
+        .ok_or_else(|| failure(std::io::Error::new(std::io::ErrorKind::InvalidData, "no MemAvailable")))
+}
+
+/// One line of /proc/meminfo, in bytes.
+pub(crate) fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
+    let kib = text.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()?;
+    kib.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        let text = "MemTotal:       24684084 kB\nMemAvailable:   100 kB\n";
+        assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(102_400));
+        assert_eq!(meminfo_bytes(text, "SwapTotal:"), None);
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused_with_a_remedy() {
+        let failure = Dram::open(Some(ByteSize(1 << 60))).err().unwrap();
+        assert!(failure.to_string().contains("size="), "{failure}");
+        let failure = Dram::open(Some(ByteSize(4))).err().unwrap();
+        assert!(failure.to_string().contains("1MiB"), "{failure}");
+    }
+}

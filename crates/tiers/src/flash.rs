@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Flash, or any disk, as a tier: a file or a whole block device, around the page cache.
+//!
+//! Demand reads are one `pread` on the faulting thread; the background overlaps its transfers on io_uring
+//! (`flash/queue.rs`). Where the file system refuses direct I/O, transfers are buffered, written out and
+//! taken out of the page cache at once, one at a time; `notices` says so. What may be opened, and what is
+//! left behind: `flash/backing.rs`. How large it gets: `flash/capacity.rs`.
+
+mod backing;
+mod capacity;
+mod queue;
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use aquifer_sys::{FrameBuffer, direct_io, uring};
+
+use self::backing::{Backing, Kind};
+use self::queue::RingQueue;
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::open_failure::OpenFailure;
+use crate::plain_queue::{Blocking, PlainQueue};
+use crate::spec::FlashSpec;
+use crate::tier::{Tier, TierQueue};
+use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
+
+pub(crate) const NAME: &str = "flash";
+
+/// A tier on a file or block device.
+pub struct Flash {
+    storage: Arc<Storage>,
+    /// `true`: queues overlap their transfers on io_uring.
+    overlaps: bool,
+    notices: Vec<String>,
+}
+
+/// The open file, shared between the tier and its queues.
+struct Storage {
+    file: Arc<File>,
+    kind: Kind,
+    /// `true`: transfers go around the page cache.
+    direct: bool,
+    /// `true`: space can be given back.
+    discards: bool,
+    capacity_bytes: u64,
+}
+
+impl Flash {
+    /// Opens what `spec` describes. The old content of a device or file is gone afterwards.
+    pub fn open(spec: &FlashSpec) -> Result<Flash, OpenFailure> {
+        let Backing { file, kind, capacity_bytes, mut notices } = backing::open(spec)?;
+        let direct = !spec.buffered && go_direct(&file, &spec.path.display(), &mut notices);
+        let discards = try_discard(&file, kind, &mut notices);
+        let overlaps = direct && !spec.plain_queue && find_uring(&mut notices);
+        let storage = Storage { file: Arc::new(file), kind, direct, discards, capacity_bytes };
+        Ok(Flash { storage: Arc::new(storage), overlaps, notices })
+    }
+}
+
+impl Tier for Flash {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.storage.capacity_bytes
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        self.storage.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.storage.write(offset, buffer)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        check_range(NAME, Activity::Discard, offset, len, self.storage.capacity_bytes)?;
+        if !self.storage.discards {
+            return Ok(());
+        }
+        discard_range(&self.storage.file, self.storage.kind, offset, len)
+            .map_err(|error| failure(Activity::Discard, offset, &error))
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        rustix::fs::fdatasync(&self.storage.file).map_err(|errno| failure(Activity::Flush, 0, &errno.into()))
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        let Storage { file, capacity_bytes, .. } = &*self.storage;
+        if !self.overlaps {
+            return Ok(Box::new(PlainQueue::new(Arc::clone(&self.storage), depth)));
+        }
+        let queue = RingQueue::new(Arc::clone(file), *capacity_bytes, depth)
+            .map_err(|error| failure(Activity::Queue, 0, &error))?;
+        Ok(Box::new(queue))
+    }
+}
+
+impl Blocking for Storage {
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes)?;
+        read_fully(&self.file, offset, buffer.bytes_mut()).map_err(|cause| TierFailure {
+            tier: NAME,
+            activity: Activity::Read,
+            offset,
+            cause,
+        })?;
+        if !self.direct {
+            // Failing to forget costs memory and nothing else.
+            let _ = direct_io::forget_cached(&self.file, offset, buffer.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes)?;
+        write_fully(&self.file, offset, buffer.bytes()).map_err(|cause| TierFailure {
+            tier: NAME,
+            activity: Activity::Write,
+            offset,
+            cause,
+        })?;
+        if !self.direct {
+            // An error of the medium must surface here, at its own write, not at some later one.
+            direct_io::write_out(&self.file, offset, buffer.len() as u64)
+                .map_err(|error| failure(Activity::Write, offset, &error))?;
+        }
+        Ok(())
+    }
+}
+
+fn failure(activity: Activity, offset: u64, error: &io::Error) -> TierFailure {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+}
+
+fn discard_range(file: &File, kind: Kind, offset: u64, len: u64) -> io::Result<()> {
+    match kind {
+        Kind::Device => direct_io::discard_device(file, offset, len),
+        Kind::File => direct_io::punch_hole(file, offset, len),
+    }
+}
+
+fn go_direct(file: &File, path: &dyn std::fmt::Display, notices: &mut Vec<String>) -> bool {
+    match direct_io::enable(file, true) {
+        Ok(()) => true,
+        Err(refusal) => {
+            notices.push(format!(
+                "the flash tier at {path} is buffered, which is slower and copies twice: {refusal}; \
+                 give it a directory on ext4, xfs or btrfs, or a block device"
+            ));
+            false
+        }
+    }
+}
+
+/// Discards the first page, which is ours and was perhaps written by `go_direct`, to see whether it works.
+fn try_discard(file: &File, kind: Kind, notices: &mut Vec<String>) -> bool {
+    match discard_range(file, kind, 0, crate::tier::PAGE as u64) {
+        Ok(()) => true,
+        Err(error) => {
+            notices.push(format!(
+                "the flash tier cannot give space back while it runs ({error}); it is free when the tier closes"
+            ));
+            false
+        }
+    }
+}
+
+fn find_uring(notices: &mut Vec<String>) -> bool {
+    match uring::probe() {
+        Ok(()) => true,
+        Err(why) => {
+            notices.push(format!("the flash tier reads ahead and writes back one block at a time: {why}"));
+            false
+        }
+    }
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Opens the place where a flash tier keeps its bytes, and refuses to destroy what is not ours.
+//!
+//! | path is                  | what happens                                                        | left behind |
+//! |--------------------------|---------------------------------------------------------------------|-------------|
+//! | a directory              | a sparse file in it that never has a name (O_TMPFILE)               | nothing     |
+//! | not there                | a sparse file, mode 0600, locked, and unlinked at once              | nothing     |
+//! | an empty file, or a file | locked, mode 0600, marked as ours, used in place                    | the file    |
+//! | a file with other data   | refused, unless `overwrite`                                         | the file    |
+//! | a block device           | used whole and exclusively; refused when mounted, held, or when its ends hold data, unless `overwrite` | old bytes |
+//!
+//! "Marked" is the extended attribute `user.aquifer.tier`: a file left by a killed instance is taken again.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use aquifer_sys::direct_io;
+use rustix::fs::{FlockOperation, XattrFlags};
+
+use super::NAME;
+use super::capacity::{self, Room};
+use crate::dram::{CAPACITY_BYTES_MIN, meminfo_bytes};
+use crate::open_failure::OpenFailure;
+use crate::spec::FlashSpec;
+use crate::tier::PAGE;
+
+/// The extended attribute that says that a file holds nothing but our blocks.
+const MARK: &std::ffi::CStr = c"user.aquifer.tier";
+/// How much of either end of a device must be zero. Partition tables, file systems, volume managers and
+/// RAID put their headers into the first or the last MiB.
+const DEVICE_END_BYTES: u64 = 1 << 20;
+/// How many names are tried for a temporary file before giving up.
+const NAME_ATTEMPTS_MAX: u32 = 16;
+/// File systems that keep files in memory, by `f_type` of statfs(2).
+const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// What was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Device,
+    File,
+}
+
+/// An open place for blocks, locked for us, `capacity_bytes` long.
+#[derive(Debug)]
+pub(super) struct Backing {
+    pub(super) file: File,
+    pub(super) kind: Kind,
+    pub(super) capacity_bytes: u64,
+    pub(super) notices: Vec<String>,
+}
+
+/// Opens what `spec` describes.
+pub(super) fn open(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
+    let path = &*spec.path;
+    let mut notices = Vec::new();
+    let file = match path.metadata() {
+        Ok(metadata) if metadata.is_dir() => nameless_file(path)?,
+        Ok(metadata) if metadata.file_type().is_block_device() => return device(spec),
+        Ok(metadata) if metadata.is_file() => kept_file(path, spec.overwrite, &mut notices)?,
+        Ok(_) => return Err(OpenFailure::NotStorage { path: path.into() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let file = unlinked_file(path)?;
+            notices.push(format!("{} was not there: an unlinked file is used in its directory", path.display()));
+            file
+        }
+        Err(source) => return Err(OpenFailure::Path { path: path.into(), source }),
+    };
+    if lives_in_memory(&file) {
+        notices.push(format!("{} is a file system in memory: this flash tier saves no DRAM", path.display()));
+    }
+    let room = room(&file).map_err(|source| OpenFailure::Path { path: path.into(), source })?;
+    let capacity_bytes = capacity_bytes(spec, capacity::default_bytes(room), capacity::usable_bytes(room))?;
+    file.set_len(capacity_bytes).map_err(|source| OpenFailure::Path { path: path.into(), source })?;
+    Ok(Backing { file, kind: Kind::File, capacity_bytes, notices })
+}
+
+fn capacity_bytes(spec: &FlashSpec, default_bytes: u64, usable_bytes: u64) -> Result<u64, OpenFailure> {
+    let no_space = |wanted_bytes| OpenFailure::NoSpace { path: spec.path.clone(), wanted_bytes, usable_bytes };
+    let bytes = match spec.size {
+        None if default_bytes < capacity::DEFAULT_BYTES_MIN => return Err(no_space(None)),
+        None => default_bytes,
+        Some(size) if size.0 < CAPACITY_BYTES_MIN => {
+            let minimum_bytes = CAPACITY_BYTES_MIN;
+            return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes: size.0, minimum_bytes });
+        }
+        Some(size) if size.0 > usable_bytes => return Err(no_space(Some(size.0))),
+        Some(size) => size.0,
+    };
+    Ok(bytes - bytes % PAGE as u64)
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    options
+}
+
+/// A file in `directory` that never has a name, or loses it at once where the file system knows only names.
+fn nameless_file(directory: &Path) -> Result<File, OpenFailure> {
+    match options().custom_flags(libc::O_TMPFILE).open(directory) {
+        Ok(file) => return Ok(file),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOENT) => {}
+            _ => return Err(OpenFailure::Path { path: directory.into(), source: error }),
+        },
+    }
+    let mut attempt = 0;
+    loop {
+        let path = directory.join(format!(".aquifer-{}-{attempt}", std::process::id()));
+        match unlinked_file(&path) {
+            Err(OpenFailure::Path { source, .. })
+                if source.kind() == io::ErrorKind::AlreadyExists && attempt < NAME_ATTEMPTS_MAX =>
+            {
+                attempt += 1;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// A new file that is locked, and unlinked before anything is stored in it.
+fn unlinked_file(path: &Path) -> Result<File, OpenFailure> {
+    let directory = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
+        Some(parent) => parent.into(),
+        None => PathBuf::from("/"),
+    };
+    let directory = if path.as_os_str().as_encoded_bytes().ends_with(b"/") { path.into() } else { directory };
+    if !directory.is_dir() {
+        return Err(OpenFailure::MissingDirectory { path: directory });
+    }
+    let failure = |source| OpenFailure::Path { path: path.into(), source };
+    let file = options().create_new(true).open(path).map_err(failure)?;
+    lock(&file, path)?;
+    std::fs::remove_file(path).map_err(failure)?;
+    Ok(file)
+}
+
+/// A file that somebody made for us, or that a killed instance left.
+fn kept_file(path: &Path, overwrite: bool, notices: &mut Vec<String>) -> Result<File, OpenFailure> {
+    let failure = |source| OpenFailure::Path { path: path.into(), source };
+    let file = options().open(path).map_err(failure)?;
+    lock(&file, path)?;
+    let metadata = file.metadata().map_err(failure)?;
+    if metadata.len() > 0 && !overwrite && !is_marked(&file) {
+        return Err(OpenFailure::NotOurs { path: path.into() });
+    }
+    // The program's memory will be in there: nobody else may read it.
+    if metadata.permissions().mode() & 0o077 != 0 {
+        if let Err(error) = file.set_permissions(Permissions::from_mode(0o600)) {
+            notices.push(format!("{} can be read by other users ({error}); chmod it to 0600", path.display()));
+        }
+    }
+    // Without the mark, the next instance asks for `overwrite`: a nuisance, no harm.
+    let _ = rustix::fs::fsetxattr(&file, MARK, b"1", XattrFlags::empty());
+    file.set_len(0).map_err(failure)?;
+    Ok(file)
+}
+
+fn device(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
+    let path = &*spec.path;
+    let failure = |source| OpenFailure::Path { path: path.into(), source };
+    let mut file = options().custom_flags(libc::O_EXCL).open(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => OpenFailure::DeviceInUse { path: path.into() },
+        _ => failure(error),
+    })?;
+    let device_bytes = file.seek(SeekFrom::End(0)).map_err(failure)?;
+    let sector_bytes = direct_io::device_sector_bytes(&file).map_err(failure)?;
+    if sector_bytes as usize > PAGE {
+        return Err(failure(io::Error::from_raw_os_error(libc::EINVAL)));
+    }
+    if !spec.overwrite && !ends_are_zero(&file, device_bytes).map_err(failure)? {
+        return Err(OpenFailure::NotOurs { path: path.into() });
+    }
+    let capacity_bytes = capacity_bytes(spec, device_bytes, device_bytes)?;
+    Ok(Backing { file, kind: Kind::Device, capacity_bytes, notices: Vec::new() })
+}
+
+fn ends_are_zero(file: &File, device_bytes: u64) -> io::Result<bool> {
+    let len = DEVICE_END_BYTES.min(device_bytes);
+    for offset in [0, device_bytes - len] {
+        let mut bytes = vec![0; usize::try_from(len).expect("at most DEVICE_END_BYTES")];
+        file.read_exact_at(&mut bytes, offset)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn lock(file: &File, path: &Path) -> Result<(), OpenFailure> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenFailure::Held { path: path.into() }),
+        Err(errno) => Err(OpenFailure::Path { path: path.into(), source: errno.into() }),
+    }
+}
+
+fn is_marked(file: &File) -> bool {
+    let mut value = [0u8; 8];
+    rustix::fs::fgetxattr(file, MARK, &mut value[..]).is_ok()
+}
+
+fn lives_in_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file)
+        .is_ok_and(|answer| u64::try_from(answer.f_type).is_ok_and(|kind| MEMORY_FILE_SYSTEMS.contains(&kind)))
+}
+
+fn room(file: &File) -> io::Result<Room> {
+    let answer = rustix::fs::fstatvfs(file)?;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    Ok(Room {
+        total_bytes: answer.f_blocks.saturating_mul(answer.f_frsize),
+        available_bytes: answer.f_bavail.saturating_mul(answer.f_frsize),
+        file_bytes_max: limit.current.unwrap_or(u64::MAX),
+        memory_bytes: meminfo_bytes(&meminfo, "MemTotal:").unwrap_or(u64::MAX),
+    })
+}

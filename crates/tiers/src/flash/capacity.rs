@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How large a flash tier gets when nobody said, and whether what was said can be had.
+//!
+//! Pure. The file is sparse, so a large capacity costs nothing until it is used; the bound is there so that
+//! the tier is full before the file system is, which others share.
+
+/// What the place of the tier has to offer, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Size of the file system.
+    pub(super) total_bytes: u64,
+    /// What this user may still write.
+    pub(super) available_bytes: u64,
+    /// The longest file allowed (`ulimit -f`); `u64::MAX` when there is no limit.
+    pub(super) file_bytes_max: u64,
+    /// Memory of this machine.
+    pub(super) memory_bytes: u64,
+}
+
+/// Share of the file system that a default leaves to others. Picked by feel: what ext4 reserves for root.
+const RESERVE_DIVISOR: u64 = 20;
+/// A default holds at most so many times the memory of the machine: beyond it, a program would do little
+/// but wait for fetches. Whoever wants more says so with `size=`.
+const MEMORY_FACTOR: u64 = 4;
+/// Below this a default is of no use.
+pub(super) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
+
+/// The capacity without `size=`: all there is but a reserve, at most four times the memory.
+pub(super) fn default_bytes(room: Room) -> u64 {
+    let unreserved_bytes = room.available_bytes.saturating_sub(room.total_bytes / RESERVE_DIVISOR);
+    unreserved_bytes.min(room.memory_bytes.saturating_mul(MEMORY_FACTOR)).min(room.file_bytes_max)
+}
+
+/// The most that `size=` may ask for.
+pub(super) fn usable_bytes(room: Room) -> u64 {
+    room.available_bytes.min(room.file_bytes_max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const ROOM: Room =
+        Room { total_bytes: 1000 * GIB, available_bytes: 500 * GIB, file_bytes_max: u64::MAX, memory_bytes: 24 * GIB };
+
+    #[test]
+    fn a_default_is_bounded_by_memory_then_by_space_then_by_the_file_limit() {
+        assert_eq!(default_bytes(ROOM), 96 * GIB);
+        assert_eq!(default_bytes(Room { available_bytes: 80 * GIB, ..ROOM }), 30 * GIB);
+        assert_eq!(default_bytes(Room { available_bytes: 40 * GIB, ..ROOM }), 0);
+        assert_eq!(default_bytes(Room { file_bytes_max: GIB, ..ROOM }), GIB);
+    }
+
+    #[test]
+    fn asking_may_use_the_reserve_but_not_more() {
+        assert_eq!(usable_bytes(ROOM), 500 * GIB);
+        assert_eq!(usable_bytes(Room { file_bytes_max: GIB, ..ROOM }), GIB);
+    }
+}

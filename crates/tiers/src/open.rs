@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Opens the tier that a checked description asks for.
+
+use crate::dram::Dram;
+use crate::flash::Flash;
+use crate::open_failure::OpenFailure;
+use crate::spec::TierSpec;
+use crate::tier::Tier;
+
+/// Opens a tier. Allocates; called before the first fault is resolved.
+pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
+    Ok(match spec {
+        TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
+        TierSpec::Flash(spec) => Box::new(Flash::open(spec)?),
+    })
+}

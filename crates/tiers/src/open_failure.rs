@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why a tier could not be opened: one line each that names the cause and the remedy.
+//!
+//! Shown to the person who typed `--tier`. May hold paths and text: opening happens before the first fault.
+
+use std::path::PathBuf;
+use std::{fmt, io};
+
+use aquifer_core::units::ByteSize;
+
+/// A tier that did not come up.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OpenFailure {
+    /// The block device is mounted, or another program holds it.
+    DeviceInUse {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Another instance has locked the file.
+    Held {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The directory, or the directory of the file, does not exist.
+    MissingDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Less memory is available than was asked for.
+    NoMemory {
+        /// The kind of tier.
+        tier: &'static str,
+        /// What was asked for.
+        wanted_bytes: u64,
+        /// What there is.
+        available_bytes: u64,
+    },
+    /// The file system or the device has less room than was asked for, or too little for a default.
+    NoSpace {
+        /// Where.
+        path: PathBuf,
+        /// What was asked for; `None` for the default.
+        wanted_bytes: Option<u64>,
+        /// What could be used.
+        usable_bytes: u64,
+    },
+    /// The file or the device holds something that was not made by us.
+    NotOurs {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Neither file, nor directory, nor block device.
+    NotStorage {
+        /// What.
+        path: PathBuf,
+    },
+    /// A path that the kernel refused to open for writing.
+    Path {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A profile that says something impossible, or nothing.
+    Profile {
+        /// Its name or path.
+        name: String,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// Something that nearly always works did not.
+    System {
+        /// The kind of tier.
+        tier: &'static str,
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// So small that it is most likely a forgotten unit.
+    TooSmall {
+        /// The kind of tier.
+        tier: &'static str,
+        /// What was asked for.
+        wanted_bytes: u64,
+        /// The least that is accepted.
+        minimum_bytes: u64,
+    },
+}
+
+impl OpenFailure {
+    /// The kernel's error number, where there was one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            OpenFailure::Path { source, .. } | OpenFailure::System { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for OpenFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenFailure::DeviceInUse { path } => {
+                write!(f, "block device {} is mounted or held; unmount it, or give another one", path.display())
+            }
+            OpenFailure::Held { path } => write!(
+                f,
+                "{} is held by another instance; give each its own file, or a directory that they share",
+                path.display()
+            ),
+            OpenFailure::MissingDirectory { path } => {
+                write!(f, "directory {} does not exist; create it: mkdir -p {0}", path.display())
+            }
+            OpenFailure::NoMemory { tier, wanted_bytes, available_bytes } => write!(
+                f,
+                "the {tier} tier should hold {}, but only {} of memory are available; give it less with size=",
+                ByteSize(*wanted_bytes),
+                ByteSize(*available_bytes)
+            ),
+            OpenFailure::NoSpace { path, wanted_bytes: Some(wanted), usable_bytes } => write!(
+                f,
+                "the flash tier should hold {}, but {} has room for {}; give it less with size=, or another path",
+                ByteSize(*wanted),
+                path.display(),
+                ByteSize(*usable_bytes)
+            ),
+            OpenFailure::NoSpace { path, wanted_bytes: None, usable_bytes } => write!(
+                f,
+                "{} has room for {} only, too little for a flash tier; free space there, or give another path",
+                path.display(),
+                ByteSize(*usable_bytes)
+            ),
+            OpenFailure::NotOurs { path } => write!(
+                f,
+                "{} holds data that Aquifer did not write; give another path, or add ,overwrite to lose that data",
+                path.display()
+            ),
+            OpenFailure::NotStorage { path } => write!(
+                f,
+                "{} is neither a directory, nor a file, nor a block device; give one of these",
+                path.display()
+            ),
+            OpenFailure::Path { path, source } => {
+                write!(f, "{} cannot be opened for writing: {source}; {}", path.display(), remedy(source))
+            }
+            OpenFailure::Profile { name, reason } => write!(f, "device profile {name}: {reason}"),
+            OpenFailure::System { tier, what, source } => {
+                write!(f, "the {tier} tier could not be opened: {what}: {source}; {}", remedy(source))
+            }
+            OpenFailure::TooSmall { tier, wanted_bytes, minimum_bytes } => write!(
+                f,
+                "a {tier} tier of {} is too small; give it at least {}, with a unit, for example size=4GiB",
+                ByteSize(*wanted_bytes),
+                ByteSize(*minimum_bytes)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for OpenFailure {}
+
+fn remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => "make it writable for this user, or give another path",
+        Some(libc::EROFS) => "the file system is read-only: remount it, or give another path",
+        Some(libc::ENOSPC | libc::EDQUOT) => "free space there, or give another path",
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
+        Some(libc::ENOMEM) => "free memory, or ask for less",
+        Some(libc::EFBIG) => "ask for less with size=, or give another path",
+        _ => "give another path, or look into the kernel log (dmesg)",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_is_one_line_with_a_remedy() {
+        let path = || PathBuf::from("/flash");
+        let error = |errno| io::Error::from_raw_os_error(errno);
+        for (failure, remedy) in [
+            (OpenFailure::DeviceInUse { path: path() }, "unmount it"),
+            (OpenFailure::Held { path: path() }, "its own file"),
+            (OpenFailure::MissingDirectory { path: path() }, "mkdir -p /flash"),
+            (OpenFailure::NoMemory { tier: "dram", wanted_bytes: 1 << 40, available_bytes: 1 << 30 }, "size="),
+            (OpenFailure::NoSpace { path: path(), wanted_bytes: Some(1 << 40), usable_bytes: 0 }, "size="),
+            (OpenFailure::NoSpace { path: path(), wanted_bytes: None, usable_bytes: 0 }, "free space"),
+            (OpenFailure::NotOurs { path: path() }, ",overwrite"),
+            (OpenFailure::NotStorage { path: path() }, "give one of these"),
+            (OpenFailure::Path { path: path(), source: error(libc::EROFS) }, "remount"),
+            (OpenFailure::Path { path: path(), source: error(libc::EACCES) }, "writable"),
+            (OpenFailure::System { tier: "dram", what: "x", source: error(libc::ENOMEM) }, "free memory"),
+            (OpenFailure::TooSmall { tier: "dram", wanted_bytes: 4, minimum_bytes: 1 << 20 }, "size=4GiB"),
+        ] {
+            let text = failure.to_string();
+            assert!(text.contains(remedy), "{text}");
+            assert!(!text.contains('\n'), "{text}");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What every tier can do: read blocks, write blocks, discard, flush.
+//!
+//! Two doors. [`Tier`] is called on the faulting thread, possibly inside a signal handler: it may not
+//! allocate, lock anything an interrupted thread could hold, or log. [`TierQueue`] is for the background:
+//! one queue belongs to one worker thread, requests overlap, and a buffer belongs to the queue from
+//! `submit` until its completion is handed out.
+//!
+//! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or were discarded, may
+//! read as anything: the pager keeps track of what is stored and checks it against guards.
+
+use aquifer_sys::FrameBuffer;
+
+use crate::failure::TierFailure;
+
+/// The unit of offsets and lengths, in bytes.
+pub const PAGE: usize = 4096;
+
+/// Most requests in flight on one queue; [`Tier::open_queue`] cuts greater depths down to it.
+pub const QUEUE_DEPTH_MAX: u32 = 1024;
+
+/// One kind of backing with one latency class.
+pub trait Tier: Send + Sync {
+    /// The word that names this kind of tier in `--tier`, metrics and messages.
+    fn name(&self) -> &'static str;
+
+    /// What the operator should know about how this tier came up, one sentence each: fallbacks that cost
+    /// something, and what would change them. Empty when all is as it should be.
+    fn notices(&self) -> &[String] {
+        &[]
+    }
+
+    /// How many bytes it can hold.
+    fn capacity_bytes(&self) -> u64;
+
+    /// Fills `buffer` from `offset`. Runs on the faulting thread.
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure>;
+
+    /// Stores `buffer` at `offset`. Runs on the faulting thread when no frame could be had otherwise.
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure>;
+
+    /// Gives the space back. The bytes are gone afterwards.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure>;
+
+    /// Waits until everything written has reached the medium.
+    fn flush(&self) -> Result<(), TierFailure>;
+
+    /// Opens a queue for one worker with room for `depth` requests in flight. The queue keeps the medium
+    /// open by itself; dropping it with requests in flight waits for them and drops their buffers.
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
+}
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Tier to frame.
+    Read,
+    /// Frame to tier.
+    Write,
+}
+
+/// One transfer for a queue. `tag` comes back with the completion and means nothing to the tier.
+#[derive(Debug)]
+pub struct Request {
+    /// Which way.
+    pub operation: Operation,
+    /// Where in the tier, in bytes.
+    pub offset: u64,
+    /// The frame's bytes; owned by the queue until the completion.
+    pub buffer: FrameBuffer,
+    /// The caller's name for this request.
+    pub tag: u64,
+}
+
+/// How one request ended. The buffer is the caller's again.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request's tag.
+    pub tag: u64,
+    /// The request's buffer.
+    pub buffer: FrameBuffer,
+    /// Whether all of it was transferred.
+    pub outcome: Result<(), TierFailure>,
+}
+
+/// Whether `complete` may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Return at once with what is there.
+    No,
+    /// Wait for at least one completion when any request is in flight.
+    ForOne,
+}
+
+/// Transfers that overlap. Belongs to one worker thread.
+///
+/// Requests in flight at the same time are carried out in any order, also those that touch the same bytes:
+/// whoever needs an order waits for the first completion. A request that could not be carried out says so
+/// in its own completion, also when it was unaligned or out of range.
+pub trait TierQueue: Send {
+    /// Takes a request. Gives it back when `depth` requests are in flight already.
+    fn submit(&mut self, request: Request) -> Result<(), Request>;
+
+    /// Starts what `submit` has taken, for queues that batch. `submit` alone may not start anything.
+    fn kick(&mut self) -> Result<(), TierFailure>;
+
+    /// Hands out completions, in any order, until none is ready or `sink` has been called `most` times.
+    /// Returns how many.
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize;
+
+    /// Requests taken and not yet handed out.
+    fn in_flight(&self) -> usize;
+
+    /// A descriptor that becomes readable when completions are ready, for a worker that also waits for
+    /// other things. `None` when completions are ready as soon as `kick` returns.
+    fn descriptor(&self) -> Option<i32>;
+}
