@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Makes traces: which blocks a program touches, in which order.
+//!
+//! A trace has one entry per visit of a block, not per load: a scan over a block is one entry. That is what
+//! a pager can influence. Every workload first writes its memory once in address order, as programs do.
+
+use std::{fmt, str::FromStr};
+
+use crate::{
+    graph,
+    random::{Random, Zipf},
+};
+
+/// One visit of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch(u32);
+
+impl Touch {
+    /// A visit that only reads.
+    pub fn read(block: u32) -> Touch {
+        Touch(block << 1)
+    }
+
+    /// A visit that writes.
+    pub fn write(block: u32) -> Touch {
+        Touch(block << 1 | 1)
+    }
+
+    /// The block visited.
+    pub fn block(self) -> u32 {
+        self.0 >> 1
+    }
+
+    /// Whether it was written.
+    pub fn writes(self) -> bool {
+        self.0 & 1 == 1
+    }
+}
+
+/// A program's visits, and what is needed to judge them.
+pub struct Trace {
+    /// In order.
+    pub touches: Vec<Touch>,
+    /// Blocks that the program has; every visited block is below.
+    pub blocks: u32,
+    /// Visits before this one set the stage and are not counted.
+    pub warm: usize,
+}
+
+/// The workloads that can be generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// Breadth-first searches over a Kronecker graph, from random roots.
+    Bfs,
+    /// One array, from start to end, again and again.
+    Cyclic,
+    /// A cyclic scan of half the memory, while one visit in two goes to a hot tenth.
+    Mixed,
+    /// PageRank over a Kronecker graph.
+    PageRank,
+    /// A scan of one quarter of memory, many times, then of another quarter: the working set fits.
+    Phase,
+    /// The same, visited in random order.
+    PhaseRandom,
+    /// STREAM triad: read `b` and `c`, write `a`, in step.
+    Triad,
+    /// Uniformly random.
+    Uniform,
+    /// Zipf with exponent 0.99 over shuffled blocks.
+    Zipf,
+    /// The same, where the popular blocks drift.
+    ZipfDrift,
+}
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Workload; 10] = [
+        Workload::Cyclic,
+        Workload::Triad,
+        Workload::Phase,
+        Workload::PhaseRandom,
+        Workload::Mixed,
+        Workload::Uniform,
+        Workload::Zipf,
+        Workload::ZipfDrift,
+        Workload::Bfs,
+        Workload::PageRank,
+    ];
+
+    /// The word on the command line and in the table.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Workload::Bfs => "bfs",
+            Workload::Cyclic => "cyclic",
+            Workload::Mixed => "mixed",
+            Workload::PageRank => "pagerank",
+            Workload::Phase => "phase",
+            Workload::PhaseRandom => "phase-random",
+            Workload::Triad => "triad",
+            Workload::Uniform => "uniform",
+            Workload::Zipf => "zipf",
+            Workload::ZipfDrift => "zipf-drift",
+        }
+    }
+
+    /// A trace over about `blocks` blocks (the graphs have their own size).
+    pub fn trace(self, blocks: u32, seed: u64) -> Trace {
+        let mut random = Random::new(seed);
+        let mut touches: Vec<Touch> = (0..blocks).map(Touch::write).collect();
+        let quarter = blocks / 4;
+        let visits = u64::from(blocks) * 12;
+        match self {
+            Workload::Bfs => return graph::bfs(seed),
+            Workload::PageRank => return graph::page_rank(seed),
+            Workload::Cyclic => touches.extend((0..12).flat_map(|_| 0..blocks).map(Touch::read)),
+            Workload::Triad => {
+                let third = blocks / 3;
+                let step = |i| [Touch::read(third + i), Touch::read(2 * third + i), Touch::write(i)];
+                touches.extend((0..12).flat_map(|_| 0..third).flat_map(step));
+            }
+            Workload::Phase => {
+                for phase in [3, 1, 2] {
+                    touches.extend((0..16).flat_map(|_| phase * quarter..(phase + 1) * quarter).map(Touch::read));
+                }
+            }
+            Workload::PhaseRandom => {
+                for phase in [3, 1, 2] {
+                    let place = |_| phase * quarter + random.below(u64::from(quarter)) as u32;
+                    touches.extend((0..16 * quarter).map(place).map(Touch::read));
+                }
+            }
+            Workload::Mixed => {
+                for visit in 0..visits as u32 {
+                    touches.push(if visit % 2 == 0 {
+                        Touch::read(blocks / 2 + visit / 2 % (blocks / 2))
+                    } else {
+                        Touch::write(random.below(u64::from(blocks / 10)) as u32)
+                    });
+                }
+            }
+            Workload::Uniform => {
+                touches.extend((0..visits).map(|_| Touch::read(random.below(u64::from(blocks)) as u32)));
+            }
+            Workload::Zipf | Workload::ZipfDrift => {
+                let mut order: Vec<u32> = (0..blocks).collect();
+                random.shuffle(&mut order);
+                let zipf = Zipf::new(blocks, 0.99);
+                let drift = if self == Workload::ZipfDrift { u64::from(blocks) / 4 } else { 0 };
+                for visit in 0..visits {
+                    let rank = u64::from(zipf.draw(&mut random)) + visit * drift / visits;
+                    let block = order[(rank % u64::from(blocks)) as usize];
+                    touches.push(if random.below(4) == 0 { Touch::write(block) } else { Touch::read(block) });
+                }
+            }
+        }
+        Trace { touches, blocks, warm: blocks as usize }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Workload {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|workload| workload.as_str() == text).ok_or_else(|| {
+            let choices = Self::ALL.map(Workload::as_str).join(", ");
+            format!("'{text}' is not a workload; choose one of {choices}")
+        })
+    }
+}
