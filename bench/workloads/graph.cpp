@@ -39,6 +39,7 @@ static uint64_t source_of(const Graph &graph, uint64_t seed, uint64_t number) {
 
 struct Trials {
     std::vector<double> seconds;
+    uint64_t rounds = 0;  // PageRank: rounds of the last trial
     uint64_t checksum = 0;
     bool verified = true;
 
@@ -70,6 +71,7 @@ static Trials run_pr(const Graph &graph, Memory &memory, uint64_t trials) {
         const double begin = seconds_now();
         pagerank.run(1e-4, 20);
         const double end = seconds_now();
+        done.rounds = pagerank.rounds();
         done.add(end - begin, pagerank.checksum(), t + 1 < trials || pagerank.verify());
     }
     return done;
@@ -135,6 +137,7 @@ int main(int argc, char **argv) {
 
     Result result("graph");
     result.text("kernel", kernel).number("vertices", graph.vertices).number("edges", graph.edges).number("footprint_bytes", memory.footprint());
+    if (kernel == "pr") result.number("rounds", done.rounds);
     if (kernel != "load") result.real("load_seconds", load_seconds);
     result.reals("seconds", done.seconds).checksum(done.checksum).figure(kernel.c_str(), median_of(done.seconds), "s", false);
     return result.print(done.verified);

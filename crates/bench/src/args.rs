@@ -128,7 +128,10 @@ impl Settings {
             named => without_repeats(named),
         };
         if let Some(wrong) = locals.iter().find(|percent| !(1..=1000).contains(*percent)) {
-            return Err(BenchFailure::usage(format!("--local {wrong} is out of range"), "use per cent of the footprint, 1 to 1000"));
+            return Err(BenchFailure::usage(
+                format!("--local {wrong} is out of range"),
+                "use per cent of the footprint, 1 to 1000",
+            ));
         }
         let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 });
         in_range("--rounds", rounds, 1, 1000)?;

@@ -25,12 +25,20 @@ impl Hierarchy {
     /// Finds the hierarchy and makes sure that a cgroup can be made in it, or says why not.
     pub fn detect(token: &str) -> Result<Self, BenchFailure> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let hierarchy = Self::in_mounts(&mounts, |path| fs::read_to_string(path).unwrap_or_default())
-            .ok_or_else(|| BenchFailure::trouble("no cgroup hierarchy with the memory controller is mounted", "mount cgroup2 at /sys/fs/cgroup"))?;
+        let hierarchy =
+            Self::in_mounts(&mounts, |path| fs::read_to_string(path).unwrap_or_default()).ok_or_else(|| {
+                BenchFailure::trouble(
+                    "no cgroup hierarchy with the memory controller is mounted",
+                    "mount cgroup2 at /sys/fs/cgroup",
+                )
+            })?;
         if let Self::V2(root) = &hierarchy {
             let control = root.join("cgroup.subtree_control");
             if !fs::read_to_string(&control).unwrap_or_default().split_whitespace().any(|word| word == "memory") {
-                return Err(BenchFailure::trouble("the memory controller is off for children of the root cgroup", format!("run: echo +memory > {}", control.display())));
+                return Err(BenchFailure::trouble(
+                    "the memory controller is off for children of the root cgroup",
+                    format!("run: echo +memory > {}", control.display()),
+                ));
             }
         }
         drop(Cgroup::create(&hierarchy, token, None, false)?);
@@ -44,8 +52,14 @@ impl Hierarchy {
             let words: Vec<&str> = line.split_whitespace().collect();
             let [_, point, kind, options, ..] = words.as_slice() else { continue };
             match *kind {
-                "cgroup" if options.split(',').any(|option| option == "memory") => return Some(Self::V1(PathBuf::from(point))),
-                "cgroup2" if read(&Path::new(point).join("cgroup.controllers")).split_whitespace().any(|word| word == "memory") => {
+                "cgroup" if options.split(',').any(|option| option == "memory") => {
+                    return Some(Self::V1(PathBuf::from(point)));
+                }
+                "cgroup2"
+                    if read(&Path::new(point).join("cgroup.controllers"))
+                        .split_whitespace()
+                        .any(|word| word == "memory") =>
+                {
                     unified = Some(Self::V2(PathBuf::from(point)));
                 }
                 _ => {}
@@ -89,7 +103,8 @@ impl Cgroup {
         let path = hierarchy.root().join(undo::name(token, "run"));
         let mut undo = UndoList::default();
         undo.push(Undo::RemoveCgroup(path.clone()));
-        fs::create_dir(&path).map_err(|error| BenchFailure::io(format!("cannot make the cgroup {}", path.display()), &error))?;
+        fs::create_dir(&path)
+            .map_err(|error| BenchFailure::io(format!("cannot make the cgroup {}", path.display()), &error))?;
         let cgroup = Self { hierarchy: hierarchy.clone(), path, _undo: undo };
         let v1 = matches!(hierarchy, Hierarchy::V1(_));
         if let Some(limit) = limit {
@@ -126,7 +141,11 @@ impl Cgroup {
             },
             Hierarchy::V2(_) => {
                 let events = self.read("memory.events");
-                Account { peak_bytes: number("memory.peak"), limit_hits: field(&events, "max"), oom_kills: field(&events, "oom_kill").unwrap_or(0) }
+                Account {
+                    peak_bytes: number("memory.peak"),
+                    limit_hits: field(&events, "max"),
+                    oom_kills: field(&events, "oom_kill").unwrap_or(0),
+                }
             }
         }
     }
@@ -137,7 +156,8 @@ impl Cgroup {
 
     fn write(&self, file: &str, value: &str) -> Result<(), BenchFailure> {
         let path = self.path.join(file);
-        fs::write(&path, value).map_err(|error| BenchFailure::io(format!("cannot write {value} to {}", path.display()), &error))
+        fs::write(&path, value)
+            .map_err(|error| BenchFailure::io(format!("cannot write {value} to {}", path.display()), &error))
     }
 }
 
@@ -156,7 +176,10 @@ mod tests {
     #[test]
     fn both_hierarchies_are_found() {
         assert_eq!(Hierarchy::in_mounts(V1, |_| "hugetlb".into()), Some(Hierarchy::V1("/sys/fs/cgroup/memory".into())));
-        assert_eq!(Hierarchy::in_mounts(V2, |_| "cpu memory pids\n".into()), Some(Hierarchy::V2("/sys/fs/cgroup".into())));
+        assert_eq!(
+            Hierarchy::in_mounts(V2, |_| "cpu memory pids\n".into()),
+            Some(Hierarchy::V2("/sys/fs/cgroup".into()))
+        );
         assert_eq!(Hierarchy::in_mounts(V2, |_| "cpu pids\n".into()), None);
         assert_eq!(Hierarchy::in_mounts("", |_| "memory".into()), None);
     }

@@ -57,28 +57,54 @@ pub fn obstacle() -> Option<String> {
 }
 
 /// Measures every block size and depth for each mix. The file is written once, so that no read falls into a hole.
-pub fn measure(mixes: &[(u32, u32)], directory: &Path, token: &str, interrupt: &Interrupt, mut progress: impl FnMut(&FioPoint)) -> Result<Vec<FioPoint>, BenchFailure> {
+pub fn measure(
+    mixes: &[(u32, u32)],
+    directory: &Path,
+    token: &str,
+    interrupt: &Interrupt,
+    mut progress: impl FnMut(&FioPoint),
+) -> Result<Vec<FioPoint>, BenchFailure> {
     let file = directory.join(undo::name(token, "fio"));
     let mut undo = UndoList::default();
     undo.push(Undo::RemoveFile(file.clone()));
     let mut refused = None;
-    let engine = ["io_uring", "libaio", "psync"].into_iter().find(|engine| match call(&file, engine, &["--rw=write", "--bs=1M", "--iodepth=8"], interrupt) {
-        Ok(_) => true,
-        Err(failure) => {
-            refused = Some(failure);
-            false
+    let engine = ["io_uring", "libaio", "psync"].into_iter().find(|engine| {
+        match call(&file, engine, &["--rw=write", "--bs=1M", "--iodepth=8"], interrupt) {
+            Ok(_) => true,
+            Err(failure) => {
+                refused = Some(failure);
+                false
+            }
         }
     });
-    let Some(engine) = engine else { return Err(refused.unwrap_or_else(|| BenchFailure::trouble("fio has no usable engine", ""))) };
+    let Some(engine) = engine else {
+        return Err(refused.unwrap_or_else(|| BenchFailure::trouble("fio has no usable engine", "")));
+    };
     let mut points = Vec::new();
     for (reads, writes) in mixes {
         let share = format!("--rwmixread={}", reads * 100 / (reads + writes));
         for block in BLOCKS {
             for depth in DEPTHS {
-                let arguments = [&format!("--bs={block}"), &format!("--iodepth={depth}"), &format!("--runtime={SECONDS_PER_POINT}"), "--time_based", "--rw=rw", &share];
+                let arguments = [
+                    &format!("--bs={block}"),
+                    &format!("--iodepth={depth}"),
+                    &format!("--runtime={SECONDS_PER_POINT}"),
+                    "--time_based",
+                    "--rw=rw",
+                    &share,
+                ];
                 let document = call(&file, engine, &arguments.map(AsRef::as_ref), interrupt)?;
-                let (read, write) = rates(&document).ok_or_else(|| BenchFailure::trouble("fio printed no rates", "check fio --version"))?;
-                let point = FioPoint { reads: *reads, writes: *writes, block_bytes: block, depth, engine: engine.into(), read_bytes_per_second: read, write_bytes_per_second: write };
+                let (read, write) = rates(&document)
+                    .ok_or_else(|| BenchFailure::trouble("fio printed no rates", "check fio --version"))?;
+                let point = FioPoint {
+                    reads: *reads,
+                    writes: *writes,
+                    block_bytes: block,
+                    depth,
+                    engine: engine.into(),
+                    read_bytes_per_second: read,
+                    write_bytes_per_second: write,
+                };
                 progress(&point);
                 points.push(point);
             }
@@ -90,7 +116,9 @@ pub fn measure(mixes: &[(u32, u32)], directory: &Path, token: &str, interrupt: &
 fn call(file: &Path, engine: &str, arguments: &[&str], interrupt: &Interrupt) -> Result<Value, BenchFailure> {
     let mut command = Command::new(find_program("fio").unwrap_or_else(|| "fio".into()));
     command.args(["--name=aquifer-bench", "--direct=1", "--output-format=json", "--group_reporting"]);
-    command.arg(format!("--filename={}", file.display())).arg(format!("--size={}", format_size(FILE_BYTES).trim_end_matches("iB")));
+    command
+        .arg(format!("--filename={}", file.display()))
+        .arg(format!("--size={}", format_size(FILE_BYTES).trim_end_matches("iB")));
     command.arg(format!("--ioengine={engine}")).args(arguments);
     let finished = process::run(command, POINT_TIMEOUT, interrupt)?;
     if !finished.status.success() {
@@ -98,7 +126,8 @@ fn call(file: &Path, engine: &str, arguments: &[&str], interrupt: &Interrupt) ->
     }
     // Notes of fio may come before the document.
     let begin = finished.stdout.find('{').unwrap_or(0);
-    serde_json::from_str(&finished.stdout[begin..]).map_err(|error| BenchFailure::trouble(format!("fio printed no JSON: {error}"), ""))
+    serde_json::from_str(&finished.stdout[begin..])
+        .map_err(|error| BenchFailure::trouble(format!("fio printed no JSON: {error}"), ""))
 }
 
 /// Read and write rate of the only job.
@@ -120,7 +149,15 @@ mod tests {
 
     #[test]
     fn the_best_point_of_a_mix() {
-        let point = |reads, read| FioPoint { reads, writes: 1, block_bytes: 1, depth: 1, engine: "e".into(), read_bytes_per_second: read, write_bytes_per_second: 100.0 };
+        let point = |reads, read| FioPoint {
+            reads,
+            writes: 1,
+            block_bytes: 1,
+            depth: 1,
+            engine: "e".into(),
+            read_bytes_per_second: read,
+            write_bytes_per_second: 100.0,
+        };
         let points = [point(3, 300.0), point(3, 600.0), point(1, 900.0)];
         let best = best(&points, (3, 1)).unwrap();
         assert_eq!(best.read_bytes_per_second, 600.0);

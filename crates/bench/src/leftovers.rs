@@ -67,13 +67,18 @@ fn is_left(text: &str) -> bool {
 
 fn ours_in(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| path.file_name().is_some_and(|name| is_left(&name.to_string_lossy()))).collect()
+    entries
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(|name| is_left(&name.to_string_lossy())))
+        .collect()
 }
 
 /// Loop devices over a file of ours.
 fn loops() -> Vec<(PathBuf, Undo)> {
     block_devices("loop")
-        .filter(|name| fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).is_ok_and(|file| is_left(&file)))
+        .filter(|name| {
+            fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).is_ok_and(|file| is_left(&file))
+        })
         .map(|name| PathBuf::from(format!("/dev/{name}")))
         .map(|device| (device.clone(), Undo::DetachLoop(device)))
         .collect()
@@ -122,7 +127,8 @@ mod tests {
         for path in [&dead, &alive, &directory.join("swapfile")] {
             fs::write(path, "x").unwrap();
         }
-        let found: Vec<_> = find(&directory, None).into_iter().filter(|undo| matches!(undo, Undo::RemoveFile(_))).collect();
+        let found: Vec<_> =
+            find(&directory, None).into_iter().filter(|undo| matches!(undo, Undo::RemoveFile(_))).collect();
         assert_eq!(found, [Undo::RemoveFile(dead)]);
         fs::remove_dir_all(directory).unwrap();
     }

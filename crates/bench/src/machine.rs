@@ -23,7 +23,6 @@ pub struct Machine {
     pub filesystem: String,
     pub device: String,
     pub cgroup: String,
-    pub zram_algorithm: Option<String>,
 }
 
 impl Machine {
@@ -32,7 +31,11 @@ impl Machine {
         let (device, filesystem) = mount_of(&mounts, directory);
         Self {
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
-            cpu: read("/proc/cpuinfo").lines().find_map(|line| line.strip_prefix("model name")).map_or("unknown", |rest| rest.trim_start_matches([' ', '\t', ':'])).into(),
+            cpu: read("/proc/cpuinfo")
+                .lines()
+                .find_map(|line| line.strip_prefix("model name"))
+                .map_or("unknown", |rest| rest.trim_start_matches([' ', '\t', ':']))
+                .into(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_bytes("MemTotal:"),
             page_cluster: read("/proc/sys/vm/page-cluster").trim().parse().ok(),
@@ -42,7 +45,6 @@ impl Machine {
             filesystem,
             device,
             cgroup: cgroup.into(),
-            zram_algorithm: None,
         }
     }
 }
@@ -54,7 +56,11 @@ fn read(path: &str) -> String {
 /// A field of /proc/meminfo in bytes.
 pub fn memory_bytes(field: &str) -> u64 {
     let meminfo = read("/proc/meminfo");
-    let kib = meminfo.lines().find_map(|line| line.strip_prefix(field)).and_then(|rest| rest.split_whitespace().next()).and_then(|number| number.parse().ok());
+    let kib = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix(field))
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse().ok());
     kib.unwrap_or(0u64) * 1024
 }
 
@@ -69,12 +75,20 @@ pub fn swap_areas() -> Vec<PathBuf> {
 }
 
 fn parse_swaps(text: &str) -> Vec<PathBuf> {
-    text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).map(|path| PathBuf::from(unescape(path.trim_end_matches("\\040(deleted)")))).collect()
+    text.lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().next())
+        .map(|path| PathBuf::from(unescape(path.trim_end_matches("\\040(deleted)"))))
+        .collect()
 }
 
 /// Mount points whose path is one of ours or is asked for.
 pub fn mount_points() -> Vec<PathBuf> {
-    read("/proc/self/mounts").lines().filter_map(|line| line.split_whitespace().nth(1)).map(|path| PathBuf::from(unescape(path))).collect()
+    read("/proc/self/mounts")
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .map(|path| PathBuf::from(unescape(path)))
+        .collect()
 }
 
 pub fn is_mount_point(path: &Path) -> bool {

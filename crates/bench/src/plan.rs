@@ -94,13 +94,23 @@ impl Obstacles {
 }
 
 /// Makes the plan.
-pub fn plan(workloads: &[Measured], locals: &[u32], contenders: &[Contender], rounds: u32, obstacles: &Obstacles) -> Plan {
+pub fn plan(
+    workloads: &[Measured],
+    locals: &[u32],
+    contenders: &[Contender],
+    rounds: u32,
+    obstacles: &Obstacles,
+) -> Plan {
     let mut plan = Plan::default();
     for Measured { workload, footprint_bytes } in workloads {
         let mut able = Vec::new();
         for contender in contenders {
             match (obstacles.to(contender, workload), contender, workload.device_mix) {
-                (Some(reason), ..) => plan.skipped.push(Skipped { workload: workload.name.into(), contender: contender.to_string(), reason }),
+                (Some(reason), ..) => plan.skipped.push(Skipped {
+                    workload: workload.name.into(),
+                    contender: contender.to_string(),
+                    reason,
+                }),
                 (None, Contender::Fio, Some(mix)) if !plan.mixes.contains(&mix) => plan.mixes.push(mix),
                 (None, Contender::Fio, _) => {}
                 (None, ..) => able.push(contender),
@@ -109,14 +119,17 @@ pub fn plan(workloads: &[Measured], locals: &[u32], contenders: &[Contender], ro
         for percent in locals {
             let local = local_bytes(*footprint_bytes, *percent);
             for round in 0..rounds {
-                plan.steps.extend(able.iter().map(|contender| Step {
-                    workload,
-                    footprint_bytes: *footprint_bytes,
-                    local_percent: *percent,
-                    local_bytes: local,
-                    contender: (*contender).clone(),
-                    round,
-                    limit_bytes: (contender.is_limited() && obstacles.limit.is_none()).then(|| limit_bytes(*footprint_bytes, local)),
+                plan.steps.extend(able.iter().map(|contender| {
+                    Step {
+                        workload,
+                        footprint_bytes: *footprint_bytes,
+                        local_percent: *percent,
+                        local_bytes: local,
+                        contender: (*contender).clone(),
+                        round,
+                        limit_bytes: (contender.is_limited() && obstacles.limit.is_none())
+                            .then(|| limit_bytes(*footprint_bytes, local)),
+                    }
                 }));
             }
         }
@@ -140,13 +153,32 @@ mod tests {
     #[test]
     fn contenders_take_turns() {
         let plan = plan(&[measured("stream")], &[30, 50], &contenders("dram,aquifer-flash"), 2, &Obstacles::default());
-        let order: Vec<_> = plan.steps.iter().map(|s| format!("{} {} {}", s.local_percent, s.round, s.contender)).collect();
-        assert_eq!(order, ["30 0 dram", "30 0 aquifer-flash", "30 1 dram", "30 1 aquifer-flash", "50 0 dram", "50 0 aquifer-flash", "50 1 dram", "50 1 aquifer-flash"]);
+        let order: Vec<_> =
+            plan.steps.iter().map(|s| format!("{} {} {}", s.local_percent, s.round, s.contender)).collect();
+        assert_eq!(
+            order,
+            [
+                "30 0 dram",
+                "30 0 aquifer-flash",
+                "30 1 dram",
+                "30 1 aquifer-flash",
+                "50 0 dram",
+                "50 0 aquifer-flash",
+                "50 1 dram",
+                "50 1 aquifer-flash"
+            ]
+        );
     }
 
     #[test]
     fn the_limit_is_the_same_for_ours_and_for_swap() {
-        let plan = plan(&[measured("stream")], &[30], &contenders("dram,aquifer-flash,aquifer-dram,swap-disk,mmap-file"), 1, &Obstacles::default());
+        let plan = plan(
+            &[measured("stream")],
+            &[30],
+            &contenders("dram,aquifer-flash,aquifer-dram,swap-disk,mmap-file"),
+            1,
+            &Obstacles::default(),
+        );
         let limits: Vec<_> = plan.steps.iter().map(|step| step.limit_bytes).collect();
         assert_eq!(limits[0], None);
         assert_eq!(limits[2], None);
@@ -158,8 +190,15 @@ mod tests {
 
     #[test]
     fn without_limits_swap_is_skipped_and_ours_still_runs() {
-        let obstacles = Obstacles { limit: Some("not root".into()), umap: Some("not installed".into()), ..Obstacles::default() };
-        let plan = plan(&[measured("stream")], &[30], &contenders("dram,aquifer-flash,swap-disk,mmap-file,umap"), 1, &obstacles);
+        let obstacles =
+            Obstacles { limit: Some("not root".into()), umap: Some("not installed".into()), ..Obstacles::default() };
+        let plan = plan(
+            &[measured("stream")],
+            &[30],
+            &contenders("dram,aquifer-flash,swap-disk,mmap-file,umap"),
+            1,
+            &obstacles,
+        );
         assert_eq!(plan.steps.iter().map(|s| s.contender.to_string()).collect::<Vec<_>>(), ["dram", "aquifer-flash"]);
         assert_eq!(plan.steps[1].limit_bytes, None);
         assert_eq!(plan.skipped.len(), 3);
@@ -169,7 +208,13 @@ mod tests {
     #[test]
     fn each_obstacle_meets_its_contender_alone() {
         let obstacles = Obstacles { swap_zram: Some("no zram".into()), ..Obstacles::default() };
-        let plan = plan(&[measured("stream-static")], &[30], &contenders("swap-disk,swap-ram,swap-zram,mmap-file,fio"), 1, &obstacles);
+        let plan = plan(
+            &[measured("stream-static")],
+            &[30],
+            &contenders("swap-disk,swap-ram,swap-zram,mmap-file,fio"),
+            1,
+            &obstacles,
+        );
         assert_eq!(plan.steps.len(), 2);
         assert_eq!(plan.mixes, [(3, 1)]);
         let skipped: Vec<_> = plan.skipped.iter().map(|s| (s.contender.as_str(), s.reason.as_str())).collect();

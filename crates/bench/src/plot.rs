@@ -27,7 +27,8 @@ const COLOURS: [RGBColor; 8] = [
 
 /// Writes the plots and returns their paths.
 pub fn draw(record: &Record, directory: &Path) -> Result<Vec<PathBuf>, BenchFailure> {
-    fs::create_dir_all(directory).map_err(|error| BenchFailure::io(format!("cannot make {}", directory.display()), &error))?;
+    fs::create_dir_all(directory)
+        .map_err(|error| BenchFailure::io(format!("cannot make {}", directory.display()), &error))?;
     let mut workloads: Vec<&str> = Vec::new();
     for summary in &record.summaries {
         if !workloads.contains(&summary.workload.as_str()) {
@@ -38,7 +39,8 @@ pub fn draw(record: &Record, directory: &Path) -> Result<Vec<PathBuf>, BenchFail
     for workload in workloads {
         let rows: Vec<&Summary> = record.summaries.iter().filter(|summary| summary.workload == workload).collect();
         let mut svg = String::new();
-        chart(&mut svg, workload, &rows).map_err(|error| BenchFailure::trouble(format!("cannot draw {workload}: {error}"), ""))?;
+        chart(&mut svg, workload, &rows)
+            .map_err(|error| BenchFailure::trouble(format!("cannot draw {workload}: {error}"), ""))?;
         let path = directory.join(format!("{workload}.svg"));
         fs::write(&path, svg).map_err(|error| BenchFailure::io(format!("cannot write {}", path.display()), &error))?;
         paths.push(path);
@@ -88,7 +90,13 @@ fn chart(svg: &mut String, workload: &str, rows: &[&Summary]) -> Result<(), Box<
         let centred = (at - place - 0.5).abs() < 0.01;
         locals.get(place as usize).filter(|_| centred).map_or_else(String::new, |local| format!("{local} % local"))
     };
-    chart.configure_mesh().disable_x_mesh().x_labels(locals.len() * 2 + 1).x_label_formatter(&label).y_desc(first.unit.as_str()).draw()?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .x_labels(locals.len() * 2 + 1)
+        .x_label_formatter(&label)
+        .y_desc(first.unit.as_str())
+        .draw()?;
     let width = 0.84 / contenders.len() as f64;
     for (index, contender) in contenders.iter().enumerate() {
         let colour = COLOURS[index % COLOURS.len()];
@@ -97,13 +105,27 @@ fn chart(svg: &mut String, workload: &str, rows: &[&Summary]) -> Result<(), Box<
             Some((group + 0.08 + width * index as f64, row.spread))
         });
         let bars: Vec<_> = bars.collect();
-        let boxes = bars.iter().map(|(left, spread)| Rectangle::new([(*left, low), (left + width * 0.9, spread.median.max(low))], colour.filled()));
-        chart.draw_series(boxes)?.label(*contender).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        let boxes = bars.iter().map(|(left, spread)| {
+            Rectangle::new([(*left, low), (left + width * 0.9, spread.median.max(low))], colour.filled())
+        });
+        chart
+            .draw_series(boxes)?
+            .label(*contender)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
         let middle = |left: f64| left + width * 0.45;
-        chart.draw_series(bars.iter().filter(|(_, s)| s.count > 1).map(|(left, s)| PathElement::new([(middle(*left), s.min.max(low)), (middle(*left), s.max.max(low))], BLACK.stroke_width(2))))?;
-        chart.draw_series(bars.iter().map(|(left, s)| Text::new(crate::table::short(s.median), (*left, s.median.max(low) * 1.08), ("sans-serif", 12))))?;
+        chart.draw_series(bars.iter().filter(|(_, s)| s.count > 1).map(|(left, s)| {
+            PathElement::new([(middle(*left), s.min.max(low)), (middle(*left), s.max.max(low))], BLACK.stroke_width(2))
+        }))?;
+        chart.draw_series(bars.iter().map(|(left, s)| {
+            Text::new(crate::table::short(s.median), (*left, s.median.max(low) * 1.08), ("sans-serif", 12))
+        }))?;
     }
-    chart.configure_series_labels().position(SeriesLabelPosition::UpperRight).background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()?;
     root.present()?;
     drop(chart);
     drop(root);

@@ -40,7 +40,8 @@ pub struct Finished {
 impl Finished {
     /// One line that says how a child failed.
     pub fn complaint(&self) -> String {
-        let last_words = self.stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed no reason");
+        let last_words =
+            self.stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed no reason");
         match (self.status.code(), self.status.signal()) {
             (Some(code), _) => format!("exit code {code}: {last_words}"),
             (None, Some(signal)) => format!("killed by signal {signal}: {last_words}"),
@@ -81,7 +82,8 @@ pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Re
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let name = command.get_program().to_string_lossy().into_owned();
     let begin = Instant::now();
-    let mut running = Running(command.spawn().map_err(|error| BenchFailure::io(format!("cannot start {name}"), &error))?);
+    let mut running =
+        Running(command.spawn().map_err(|error| BenchFailure::io(format!("cannot start {name}"), &error))?);
     let stdout = collect(running.0.stdout.take());
     let stderr = collect(running.0.stderr.take());
     let mut timed_out = false;
@@ -102,7 +104,8 @@ pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Re
     let wall = begin.elapsed();
     // Stragglers of the group would hold the pipes open.
     running.signal(Signal::KILL);
-    let text = |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
+    let text =
+        |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
     Ok(Finished { status, stdout: text(stdout), stderr: text(stderr), wall, timed_out })
 }
 
@@ -123,7 +126,8 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u
 
 /// Calls a helper and returns what it printed.
 pub fn call(program: &str, arguments: &[&str]) -> Result<String, BenchFailure> {
-    let path = find_program(program).ok_or_else(|| BenchFailure::trouble(format!("{program} is not installed"), "install util-linux"))?;
+    let path = find_program(program)
+        .ok_or_else(|| BenchFailure::trouble(format!("{program} is not installed"), "install util-linux"))?;
     let output = Command::new(path)
         .args(arguments)
         .stdin(Stdio::null())
@@ -162,7 +166,8 @@ mod tests {
 
     #[test]
     fn output_and_exit_code_come_back() {
-        let finished = run(shell("echo out; echo err >&2; exit 3"), Duration::from_secs(10), &Interrupt::default()).unwrap();
+        let finished =
+            run(shell("echo out; echo err >&2; exit 3"), Duration::from_secs(10), &Interrupt::default()).unwrap();
         assert_eq!((finished.stdout.as_str(), finished.complaint().as_str()), ("out\n", "exit code 3: err"));
         assert!(!finished.timed_out);
     }

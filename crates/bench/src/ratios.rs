@@ -29,7 +29,8 @@ impl Spread {
         sorted.sort_by(f64::total_cmp);
         let (first, last) = (*sorted.first()?, *sorted.last()?);
         let middle = sorted.len() / 2;
-        let median = if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) };
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) };
         Some(Self { median, min: first, max: last, count: sorted.len() })
     }
 }

@@ -41,6 +41,10 @@ pub struct Run {
     pub cgroup_peak_bytes: Option<u64>,
     /// How often the limit was hit and the kernel had to reclaim.
     pub limit_hits: Option<u64>,
+    /// How often the kernel killed for want of memory within the limit, over all attempts.
+    pub oom_kills: u64,
+    /// More than 1 when kernel swap had to be given another chance.
+    pub attempts: u32,
     /// Peak resident set of the program, by the kernel.
     pub peak_resident_bytes: Option<u64>,
     /// Everything that the program printed.
@@ -95,6 +99,8 @@ pub struct Record {
     pub machine: Machine,
     /// False when a signal ended the bench before its plan was done.
     pub complete: bool,
+    /// The swap areas that were made, such as `swap-zram: 1.3GiB zram, lz4`.
+    pub swap_areas: Vec<String>,
     pub skipped: Vec<Skipped>,
     pub runs: Vec<Run>,
     pub summaries: Vec<Summary>,
@@ -116,11 +122,14 @@ pub fn summarise(runs: &[Run]) -> Vec<Summary> {
     let mut summaries: Vec<Summary> = Vec::new();
     for run in runs {
         let Some(figure) = &run.figure else { continue };
-        let known = |s: &Summary| s.workload == run.workload && s.local_percent == run.local_percent && s.contender == run.contender;
+        let known = |s: &Summary| {
+            s.workload == run.workload && s.local_percent == run.local_percent && s.contender == run.contender
+        };
         if summaries.iter().any(known) {
             continue;
         }
-        let values: Vec<f64> = figures(runs, &run.workload, run.local_percent, &run.contender).iter().map(|(_, value)| *value).collect();
+        let values: Vec<f64> =
+            figures(runs, &run.workload, run.local_percent, &run.contender).iter().map(|(_, value)| *value).collect();
         let Some(spread) = Spread::of(&values) else { continue };
         summaries.push(Summary {
             workload: run.workload.clone(),
@@ -179,6 +188,8 @@ pub(crate) mod tests {
             wall_seconds: value,
             cgroup_peak_bytes: Some(340 << 20),
             limit_hits: Some(0),
+            oom_kills: 0,
+            attempts: 1,
             peak_resident_bytes: Some(320 << 20),
             program: None,
             stats: None,

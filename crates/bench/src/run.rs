@@ -32,7 +32,9 @@ const FOOTPRINT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `aquifer bench` and returns its exit code.
 pub fn run(args: BenchArgs) -> ExitCode {
-    match Settings::from_args(args).and_then(|settings| Interrupt::install().and_then(|interrupt| bench(&settings, &interrupt))) {
+    match Settings::from_args(args)
+        .and_then(|settings| Interrupt::install().and_then(|interrupt| bench(&settings, &interrupt)))
+    {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("aquifer bench: {failure}");
@@ -53,7 +55,10 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     for workload in &settings.workloads {
         let program = settings.programs.join(workload.program);
         if !program.is_file() {
-            return Err(BenchFailure::usage(format!("the workload {} is not built", program.display()), "run: make -C bench/workloads, or say --programs DIR"));
+            return Err(BenchFailure::usage(
+                format!("the workload {} is not built", program.display()),
+                "run: make -C bench/workloads, or say --programs DIR",
+            ));
         }
     }
     make_directory(&settings.dir)?;
@@ -63,7 +68,10 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     for line in leftovers::clean(&settings.dir, hierarchy.as_ref().ok().map(Hierarchy::root)) {
         eprintln!("aquifer bench: {line}");
     }
-    let machine = Machine::look(&settings.dir, &hierarchy.as_ref().map_or_else(|failure| format!("none ({failure})"), Hierarchy::describe));
+    let machine = Machine::look(
+        &settings.dir,
+        &hierarchy.as_ref().map_or_else(|failure| format!("none ({failure})"), Hierarchy::describe),
+    );
     let progress = Progress::new();
     let (graph, _graph_undo) = graph_file(settings, &token, interrupt, &progress)?;
     let measured = footprints(settings, &graph, interrupt)?;
@@ -75,29 +83,64 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         return Ok(ExitCode::SUCCESS);
     }
     let areas = swap_areas(&mut plan, settings, &token, &progress);
+    let made = areas.iter().map(|area| format!("{}: {}", Contender::Swap(area.kind), area.about)).collect();
     if plan.steps.is_empty() && plan.mixes.is_empty() {
-        let reasons: Vec<_> = plan.skipped.iter().map(|skipped| format!("{}: {}", skipped.contender, skipped.reason)).collect();
+        let reasons: Vec<_> =
+            plan.skipped.iter().map(|skipped| format!("{}: {}", skipped.contender, skipped.reason)).collect();
         eprintln!("aquifer bench: nothing can run here ({})", reasons.join("; "));
         return Ok(ExitCode::from(3));
     }
-    let bench = Bench { settings, token: &token, hierarchy: hierarchy.as_ref().ok(), aquifer: aquifer.as_deref(), graph: &graph, areas: &areas, interrupt };
+    let bench = Bench {
+        settings,
+        token: &token,
+        hierarchy: hierarchy.as_ref().ok(),
+        aquifer: aquifer.as_deref(),
+        graph: &graph,
+        areas: &areas,
+        interrupt,
+    };
     let (runs, points, stopped) = measure(&bench, &mut plan, &progress);
     drop(areas);
     progress.finish();
-    report(settings, machine, plan.skipped, runs, points, stopped.is_none())
-        .map(|code| match stopped {
-            Some(BenchFailure::Interrupted(signal)) => interrupted(signal),
-            _ => code,
-        })
+    let summaries = summarise(&runs);
+    let record = Record {
+        version: 1,
+        machine,
+        complete: stopped.is_none(),
+        swap_areas: made,
+        skipped: plan.skipped,
+        comparisons: compare_all(&runs, &summaries),
+        summaries,
+        verdicts: verdict::judge(&runs, &points),
+        fio: points,
+        runs,
+    };
+    let code = report(settings, &record)?;
+    Ok(match stopped {
+        Some(BenchFailure::Interrupted(signal)) => interrupted(signal),
+        _ => code,
+    })
 }
 
 /// Every step in its turn. Stops early only for a signal; what has been measured is kept.
-fn measure(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Vec<Run>, Vec<fio::FioPoint>, Option<BenchFailure>) {
+fn measure(
+    bench: &Bench,
+    plan: &mut Plan,
+    progress: &Progress,
+) -> (Vec<Run>, Vec<fio::FioPoint>, Option<BenchFailure>) {
     progress.start(plan.steps.len() + plan.mixes.len());
     let mut points = Vec::new();
     if !plan.mixes.is_empty() {
         progress.begin("fio");
-        let noted = |point: &fio::FioPoint| progress.note(&format!("fio {}:{} {} x {}", point.reads, point.writes, crate::size::format_size(point.block_bytes), point.depth));
+        let noted = |point: &fio::FioPoint| {
+            progress.note(&format!(
+                "fio {}:{} {} x {}",
+                point.reads,
+                point.writes,
+                crate::size::format_size(point.block_bytes),
+                point.depth
+            ))
+        };
         match fio::measure(&plan.mixes, &bench.settings.dir, bench.token, bench.interrupt, noted) {
             Ok(measured) => {
                 points = measured;
@@ -106,12 +149,17 @@ fn measure(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Vec<Run>, Ve
                 progress.done(&format!("fio: best sum {sum:.2} GB/s"));
             }
             Err(failure @ BenchFailure::Interrupted(_)) => return (Vec::new(), points, Some(failure)),
-            Err(failure) => plan.skipped.push(Skipped { workload: "any".into(), contender: "fio".into(), reason: failure.to_string() }),
+            Err(failure) => plan.skipped.push(Skipped {
+                workload: "any".into(),
+                contender: "fio".into(),
+                reason: failure.to_string(),
+            }),
         }
     }
     let mut runs = Vec::new();
     for step in &plan.steps {
-        let title = format!("{} {} % {} round {}", step.workload.name, step.local_percent, step.contender, step.round + 1);
+        let title =
+            format!("{} {} % {} round {}", step.workload.name, step.local_percent, step.contender, step.round + 1);
         progress.begin(&title);
         match bench.step(step) {
             Ok(run) => {
@@ -128,20 +176,22 @@ fn measure(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Vec<Run>, Ve
     (runs, points, None)
 }
 
-fn report(settings: &Settings, machine: Machine, skipped: Vec<Skipped>, runs: Vec<Run>, fio: Vec<fio::FioPoint>, complete: bool) -> Result<ExitCode, BenchFailure> {
-    let summaries = summarise(&runs);
-    let comparisons = compare_all(&runs, &summaries);
-    let verdicts = verdict::judge(&runs, &fio);
-    let record = Record { version: 1, machine, complete, skipped, runs, summaries, comparisons, fio, verdicts };
-    let json = serde_json::to_string_pretty(&record).map_err(|error| BenchFailure::trouble(format!("cannot write JSON: {error}"), ""))?;
+fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure> {
+    let json = serde_json::to_string_pretty(record)
+        .map_err(|error| BenchFailure::trouble(format!("cannot write JSON: {error}"), ""))?;
     let mut stdout = std::io::stdout().lock();
     // A reader that went away is no failure.
-    let _ = if settings.json_on_stdout() { writeln!(stdout, "{json}") } else { write!(stdout, "{}", table::render(&record)) };
+    let _ = if settings.json_on_stdout() {
+        writeln!(stdout, "{json}")
+    } else {
+        write!(stdout, "{}", table::render(record))
+    };
     if let Some(path) = settings.json.as_ref().filter(|_| !settings.json_on_stdout()) {
-        fs::write(path, json + "\n").map_err(|error| BenchFailure::io(format!("cannot write {}", path.display()), &error))?;
+        fs::write(path, json + "\n")
+            .map_err(|error| BenchFailure::io(format!("cannot write {}", path.display()), &error))?;
     }
     if let Some(directory) = &settings.plots {
-        for path in plot::draw(&record, directory)? {
+        for path in plot::draw(record, directory)? {
             eprintln!("plot: {}", path.display());
         }
     }
@@ -159,8 +209,16 @@ fn print_plan(plan: &Plan) {
         println!("fio, {reads} reads : {writes} writes");
     }
     for step in &plan.steps {
-        let limit = step.limit_bytes.map_or_else(|| "no limit".to_string(), |limit| format!("limit {}", crate::size::format_size(limit)));
-        println!("{} {} % round {} {} ({limit})", step.workload.name, step.local_percent, step.round + 1, step.contender);
+        let limit = step
+            .limit_bytes
+            .map_or_else(|| "no limit".to_string(), |limit| format!("limit {}", crate::size::format_size(limit)));
+        println!(
+            "{} {} % round {} {} ({limit})",
+            step.workload.name,
+            step.local_percent,
+            step.round + 1,
+            step.contender
+        );
     }
     for skipped in &plan.skipped {
         println!("{} {}: skipped: {}", skipped.workload, skipped.contender, skipped.reason);
@@ -169,7 +227,9 @@ fn print_plan(plan: &Plan) {
 
 /// Makes the directory, and makes sure that it can be written to before anything is measured.
 fn make_directory(directory: &Path) -> Result<(), BenchFailure> {
-    let refused = |error| BenchFailure::usage(format!("cannot write into {}: {error}", directory.display()), "choose another --dir");
+    let refused = |error| {
+        BenchFailure::usage(format!("cannot write into {}: {error}", directory.display()), "choose another --dir")
+    };
     fs::create_dir_all(directory).map_err(refused)?;
     let probe = directory.join(undo::name(&undo::own_token(), "probe"));
     File::create(&probe).map_err(refused)?;
@@ -181,16 +241,34 @@ fn lock(directory: &Path) -> Result<File, BenchFailure> {
     let shared = Path::new("/run/lock");
     let place = if shared.is_dir() { shared } else { directory };
     let path = place.join("aquifer-bench.lock");
-    let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).or_else(|_| File::open(&path)).map_err(|error| BenchFailure::io(format!("cannot open {}", path.display()), &error))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| BenchFailure::trouble("another aquifer bench runs on this machine", "wait until it has ended"))?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .or_else(|_| File::open(&path))
+        .map_err(|error| BenchFailure::io(format!("cannot open {}", path.display()), &error))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| BenchFailure::trouble("another aquifer bench runs on this machine", "wait until it has ended"))?;
     Ok(file)
 }
 
 /// The graph that the graph workloads read: the one that was named, or one made now and removed at the end.
-fn graph_file(settings: &Settings, token: &str, interrupt: &Interrupt, progress: &Progress) -> Result<(PathBuf, UndoList), BenchFailure> {
+fn graph_file(
+    settings: &Settings,
+    token: &str,
+    interrupt: &Interrupt,
+    progress: &Progress,
+) -> Result<(PathBuf, UndoList), BenchFailure> {
     let mut undo = UndoList::default();
     if let Some(path) = &settings.graph {
-        let real = fs::canonicalize(path).map_err(|error| BenchFailure::usage(format!("cannot read the graph {}: {error}", path.display()), "leave --graph out to have one made"))?;
+        let real = fs::canonicalize(path).map_err(|error| {
+            BenchFailure::usage(
+                format!("cannot read the graph {}: {error}", path.display()),
+                "leave --graph out to have one made",
+            )
+        })?;
         return Ok((real, undo));
     }
     let path = settings.dir.join(undo::name(token, "graph"));
@@ -220,7 +298,9 @@ fn footprints(settings: &Settings, graph: &Path, interrupt: &Interrupt) -> Resul
         let mut command = Command::new(settings.programs.join(workload.program));
         command.args(workload.command_line(&settings.sizing, graph)).arg("--footprint");
         let finished = process::run(command, FOOTPRINT_TIMEOUT, interrupt)?;
-        finished.stdout.trim().parse().map_err(|_| BenchFailure::usage(format!("{} refused its arguments: {}", workload.name, finished.complaint()), ""))
+        finished.stdout.trim().parse().map_err(|_| {
+            BenchFailure::usage(format!("{} refused its arguments: {}", workload.name, finished.complaint()), "")
+        })
     };
     settings.workloads.iter().map(|workload| Ok(Measured { workload, footprint_bytes: footprint(workload)? })).collect()
 }
@@ -238,10 +318,16 @@ fn find_aquifer(named: Option<&Path>) -> Option<PathBuf> {
     if beside.is_file() { Some(beside) } else { find_program("aquifer") }
 }
 
-fn obstacles(settings: &Settings, hierarchy: &Result<Hierarchy, BenchFailure>, aquifer: bool, measured: &[Measured]) -> Obstacles {
+fn obstacles(
+    settings: &Settings,
+    hierarchy: &Result<Hierarchy, BenchFailure>,
+    aquifer: bool,
+    measured: &[Measured],
+) -> Obstacles {
     let asked = |contender: &Contender| settings.contenders.contains(contender);
     let largest = measured.iter().map(|one| one.footprint_bytes).max().unwrap_or(0);
-    let umap_missing = measured.iter().find(|one| !settings.programs.join(format!("{}_umap", one.workload.program)).is_file());
+    let umap_missing =
+        measured.iter().find(|one| !settings.programs.join(format!("{}_umap", one.workload.program)).is_file());
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
         fio: asked(&Contender::Fio).then(fio::obstacle).flatten(),
@@ -249,7 +335,12 @@ fn obstacles(settings: &Settings, hierarchy: &Result<Hierarchy, BenchFailure>, a
         swap: swap::obstacle(),
         swap_ram: swap::obstacle_ram(largest),
         swap_zram: asked(&Contender::Swap(SwapKind::Zram)).then(swap::obstacle_zram).flatten(),
-        umap: umap_missing.map(|one| format!("{}_umap is not built; install UMap and run: make -C bench/workloads UMAP=PREFIX", one.workload.program)),
+        umap: umap_missing.map(|one| {
+            format!(
+                "{}_umap is not built; install UMap and run: make -C bench/workloads UMAP=PREFIX",
+                one.workload.program
+            )
+        }),
     }
 }
 
@@ -258,9 +349,14 @@ fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &Prog
     let mut areas = Vec::new();
     for kind in [SwapKind::Disk, SwapKind::Ram, SwapKind::Zram] {
         let contender = Contender::Swap(kind);
-        let Some(largest) = plan.steps.iter().filter(|step| step.contender == contender).map(|step| step.footprint_bytes).max() else { continue };
+        let Some(largest) =
+            plan.steps.iter().filter(|step| step.contender == contender).map(|step| step.footprint_bytes).max()
+        else {
+            continue;
+        };
         progress.begin(&format!("preparing {contender}"));
-        let prepared = SwapArea::prepare(kind, &settings.dir, token, largest).and_then(|area| area.on().map(drop).map(|()| area));
+        let prepared =
+            SwapArea::prepare(kind, &settings.dir, token, largest).and_then(|area| area.on().map(drop).map(|()| area));
         match prepared {
             Ok(area) => {
                 progress.done(&format!("{contender}: {}", area.about));
@@ -268,7 +364,11 @@ fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &Prog
             }
             Err(failure) => {
                 plan.steps.retain(|step| step.contender != contender);
-                plan.skipped.push(Skipped { workload: "any".into(), contender: contender.to_string(), reason: failure.to_string() });
+                plan.skipped.push(Skipped {
+                    workload: "any".into(),
+                    contender: contender.to_string(),
+                    reason: failure.to_string(),
+                });
             }
         }
     }

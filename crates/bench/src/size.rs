@@ -30,7 +30,8 @@ pub const MIB: u64 = 1 << 20;
 /// One sentence that says what is wrong with the text.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let number: f64 = text[..digits].parse().map_err(|_| format!("'{text}' is not a size; write it like 64MiB or 1GiB"))?;
+    let number: f64 =
+        text[..digits].parse().map_err(|_| format!("'{text}' is not a size; write it like 64MiB or 1GiB"))?;
     let unit = text[digits..].trim();
     let (_, factor) = UNITS
         .iter()
@@ -43,7 +44,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 /// Reads `90s`, `15min`, `500ms`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let number: f64 = text[..digits].parse().map_err(|_| format!("'{text}' is not a time; write it like 90s or 15min"))?;
+    let number: f64 =
+        text[..digits].parse().map_err(|_| format!("'{text}' is not a time; write it like 90s or 15min"))?;
     let factor = match text[digits..].trim() {
         "ms" => 1e-3,
         "s" => 1.0,
@@ -59,7 +61,8 @@ pub fn format_size(bytes: u64) -> String {
     for (unit, factor) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
         if bytes >= factor {
             let number = bytes as f64 / factor as f64;
-            return if number.fract() < 0.005 || number >= 100.0 { format!("{number:.0}{unit}") } else { format!("{number:.1}{unit}") };
+            let whole = (number - number.round()).abs() < 0.005;
+            return if whole || number >= 100.0 { format!("{number:.0}{unit}") } else { format!("{number:.1}{unit}") };
         }
     }
     format!("{bytes}B")

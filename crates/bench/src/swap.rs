@@ -42,12 +42,18 @@ pub fn obstacle() -> Option<String> {
     let areas = machine::swap_areas();
     if !areas.is_empty() {
         let names: Vec<_> = areas.iter().map(|area| area.display().to_string()).collect();
-        return Some(format!("this machine already swaps to {}; switch it off (swapoff -a) for the measurement", names.join(", ")));
+        return Some(format!(
+            "this machine already swaps to {}; switch it off (swapoff -a) for the measurement",
+            names.join(", ")
+        ));
     }
     if !rustix::process::geteuid().is_root() {
         return Some("switching swap on needs root".into());
     }
-    ["mkswap", "swapon", "swapoff"].iter().find(|tool| find_program(tool).is_none()).map(|tool| format!("{tool} is not installed; install util-linux"))
+    ["mkswap", "swapon", "swapoff"]
+        .iter()
+        .find(|tool| find_program(tool).is_none())
+        .map(|tool| format!("{tool} is not installed; install util-linux"))
 }
 
 /// Why swap on a RAM disk of this size cannot be measured here.
@@ -55,7 +61,11 @@ pub fn obstacle_ram(footprint: u64) -> Option<String> {
     let needed = footprint + SPARE_BYTES;
     let free = machine::memory_bytes("MemAvailable:");
     if free < needed + footprint {
-        return Some(format!("the RAM disk needs {}, and {} of memory are available", format_size(needed), format_size(free)));
+        return Some(format!(
+            "the RAM disk needs {}, and {} of memory are available",
+            format_size(needed),
+            format_size(free)
+        ));
     }
     (!Path::new("/dev/loop-control").exists()).then(|| "there are no loop devices; modprobe loop".into())
 }
@@ -86,7 +96,10 @@ impl SwapArea {
     pub fn on(&self) -> Result<SwapOn, BenchFailure> {
         let others = machine::swap_areas();
         if !others.is_empty() {
-            return Err(BenchFailure::trouble(format!("{} was switched on as swap meanwhile", others[0].display()), "only one area may be on during a run"));
+            return Err(BenchFailure::trouble(
+                format!("{} was switched on as swap meanwhile", others[0].display()),
+                "only one area may be on during a run",
+            ));
         }
         let mut undo = UndoList::default();
         undo.push(Undo::SwapOff(self.device.clone()));
@@ -108,7 +121,17 @@ fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Res
     undo.push(Undo::RemoveDirectory(mount.clone()));
     fs::create_dir(&mount).map_err(|error| BenchFailure::io(format!("cannot make {}", mount.display()), &error))?;
     undo.push(Undo::Unmount(mount.clone()));
-    call("mount", &["-t", "tmpfs", "-o", &format!("size={},mode=700", bytes + 16 * MIB), "aquifer-bench", &mount.to_string_lossy()])?;
+    call(
+        "mount",
+        &[
+            "-t",
+            "tmpfs",
+            "-o",
+            &format!("size={},mode=700", bytes + 16 * MIB),
+            "aquifer-bench",
+            &mount.to_string_lossy(),
+        ],
+    )?;
     // Written here, outside the limited cgroup, so that its pages are charged to us and not to the run.
     let file = mount.join("swap");
     write_zeros(&file, bytes)?;
@@ -122,7 +145,11 @@ fn in_zram(token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, Str
     // Reading hot_add makes a new device. Without it, a device that nobody has set up will do.
     let added = fs::read_to_string("/sys/class/zram-control/hot_add").ok().and_then(|text| text.trim().parse().ok());
     let index: u32 = added
-        .or_else(|| (0..64).find(|index| fs::read_to_string(format!("/sys/block/zram{index}/disksize")).is_ok_and(|size| size.trim() == "0")))
+        .or_else(|| {
+            (0..64).find(|index| {
+                fs::read_to_string(format!("/sys/block/zram{index}/disksize")).is_ok_and(|size| size.trim() == "0")
+            })
+        })
         .ok_or_else(|| BenchFailure::trouble("every zram device is in use", "free one with zramctl --reset"))?;
     let sys = format!("/sys/block/zram{index}");
     undo.push(Undo::ResetZram { index, remove: added.is_some() });
@@ -143,7 +170,8 @@ fn write_zeros(path: &Path, bytes: u64) -> Result<(), BenchFailure> {
     let failed = |error| BenchFailure::io(format!("cannot make {} of {}", path.display(), format_size(bytes)), &error);
     let file = File::create_new(path).map_err(failed)?;
     file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).map_err(|errno| failed(errno.into()))?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)
+        .map_err(|errno| failed(errno.into()))?;
     let (of, count) = (format!("of={}", path.display()), format!("count={}", bytes / (4 * MIB)));
     let words = ["if=/dev/zero", &of, "bs=4M", &count, "conv=notrunc,fsync", "status=none"];
     call("dd", &[&words[..], &["oflag=direct"]].concat()).or_else(|_| call("dd", &words)).map(drop)

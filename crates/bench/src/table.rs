@@ -16,9 +16,26 @@ const BAR_WIDTH: usize = 24;
 pub fn render(record: &Record) -> String {
     let mut text = String::new();
     let machine = &record.machine;
-    let _ = writeln!(text, "{}, {} CPUs, {} of memory, Linux {}", machine.cpu, machine.cpus, format_size(machine.memory_bytes), machine.kernel);
+    let _ = writeln!(
+        text,
+        "{}, {} CPUs, {} of memory, Linux {}",
+        machine.cpu,
+        machine.cpus,
+        format_size(machine.memory_bytes),
+        machine.kernel
+    );
     let swap = machine.page_cluster.map_or_else(|| "?".to_string(), |pages| pages.to_string());
-    let _ = writeln!(text, "{} on {} ({}), cgroup {}, page-cluster {swap}", machine.directory.display(), machine.device, machine.filesystem, machine.cgroup);
+    let _ = writeln!(
+        text,
+        "{} on {} ({}), cgroup {}, page-cluster {swap}",
+        machine.directory.display(),
+        machine.device,
+        machine.filesystem,
+        machine.cgroup
+    );
+    for area in &record.swap_areas {
+        let _ = writeln!(text, "{area}");
+    }
     let mut places: Vec<(&str, u32)> = Vec::new();
     for summary in &record.summaries {
         let place = (summary.workload.as_str(), summary.local_percent);
@@ -51,12 +68,22 @@ pub fn render(record: &Record) -> String {
 }
 
 fn table(record: &Record, workload: &str, local: u32) -> String {
-    let rows: Vec<&Summary> = record.summaries.iter().filter(|s| s.workload == workload && s.local_percent == local).collect();
+    let rows: Vec<&Summary> =
+        record.summaries.iter().filter(|s| s.workload == workload && s.local_percent == local).collect();
     let Some(first) = rows.first() else { return String::new() };
     let run = record.runs.iter().find(|run| run.workload == workload && run.local_percent == local);
-    let sizes = run.map_or_else(String::new, |run| format!(" of {}, {} local", format_size(run.footprint_bytes), format_size(run.local_bytes)));
-    let mut text = format!("{workload}{sizes} ({local} %): {} in {}, median of {} rounds\n", first.figure, first.unit, first.spread.count);
-    let references: Vec<&str> = rows.iter().map(|row| row.contender.as_str()).filter(|name| *name == "dram" || name.starts_with("aquifer-")).collect();
+    let sizes = run.map_or_else(String::new, |run| {
+        format!(" of {}, {} local", format_size(run.footprint_bytes), format_size(run.local_bytes))
+    });
+    let mut text = format!(
+        "{workload}{sizes} ({local} %): {} in {}, median of {} rounds\n",
+        first.figure, first.unit, first.spread.count
+    );
+    let references: Vec<&str> = rows
+        .iter()
+        .map(|row| row.contender.as_str())
+        .filter(|name| *name == "dram" || name.starts_with("aquifer-"))
+        .collect();
     let _ = write!(text, "  {:<18} {:>10} {:>21}", "", "median", "least..greatest");
     for reference in &references {
         let _ = write!(text, " {:>22}", format!("{reference} is"));
@@ -64,10 +91,23 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
     text.push('\n');
     let speeds: Vec<f64> = rows.iter().map(|row| speed(row)).collect();
     for (row, speed) in rows.iter().zip(&speeds) {
-        let _ = write!(text, "  {:<18} {:>10} {:>21}", row.contender, short(row.spread.median), format!("{}..{}", short(row.spread.min), short(row.spread.max)));
+        let _ = write!(
+            text,
+            "  {:<18} {:>10} {:>21}",
+            row.contender,
+            short(row.spread.median),
+            format!("{}..{}", short(row.spread.min), short(row.spread.max))
+        );
         for reference in &references {
-            let cell = record.comparisons.iter().find(|c| c.workload == workload && c.local_percent == local && c.contender == *reference && c.against == row.contender);
-            let cell = cell.map_or_else(String::new, |c| format!("{}x ({}..{})", short(c.ratio.ratio), short(c.ratio.min), short(c.ratio.max)));
+            let cell = record.comparisons.iter().find(|c| {
+                c.workload == workload
+                    && c.local_percent == local
+                    && c.contender == *reference
+                    && c.against == row.contender
+            });
+            let cell = cell.map_or_else(String::new, |c| {
+                format!("{}x ({}..{})", short(c.ratio.ratio), short(c.ratio.min), short(c.ratio.max))
+            });
             let _ = write!(text, " {cell:>22}");
         }
         let _ = writeln!(text, "  {}", bar(*speed, &speeds));
@@ -96,7 +136,9 @@ fn bar(speed: f64, all: &[f64]) -> String {
 }
 
 fn fio_lines(text: &mut String, record: &Record) {
-    for point in record.fio.iter().filter(|point| crate::fio::best(&record.fio, (point.reads, point.writes)).is_some_and(|best| std::ptr::eq(best, *point))) {
+    for point in record.fio.iter().filter(|point| {
+        crate::fio::best(&record.fio, (point.reads, point.writes)).is_some_and(|best| std::ptr::eq(best, *point))
+    }) {
         let _ = writeln!(
             text,
             "\nfio, {} reads : {} writes: best {:.2} + {:.2} GB/s at {} blocks, depth {} ({}); a triad that keeps nothing: {:.2} GB/s",
@@ -115,7 +157,14 @@ fn fio_lines(text: &mut String, record: &Record) {
 fn failures(text: &mut String, record: &Record) {
     for run in record.runs.iter().filter(|run| run.figure.is_none()) {
         let problem = run.problem.as_deref().unwrap_or("no reason given");
-        let _ = writeln!(text, "\nFAILED {} at {} %, {}, round {}: {problem}", run.workload, run.local_percent, run.contender, run.round + 1);
+        let _ = writeln!(
+            text,
+            "\nFAILED {} at {} %, {}, round {}: {problem}",
+            run.workload,
+            run.local_percent,
+            run.contender,
+            run.round + 1
+        );
     }
 }
 
@@ -179,7 +228,16 @@ mod tests {
 
     #[test]
     fn a_verdict_says_what_was_wanted_and_what_was_seen() {
-        let verdict = Verdict { bar: "b".into(), at_least: Some(21.0), aim: Some(35.0), measured: Some(23.4), min: Some(22.0), max: Some(24.0), met: Some(true), note: String::new() };
+        let verdict = Verdict {
+            bar: "b".into(),
+            at_least: Some(21.0),
+            aim: Some(35.0),
+            measured: Some(23.4),
+            min: Some(22.0),
+            max: Some(24.0),
+            met: Some(true),
+            note: String::new(),
+        };
         assert_eq!(verdict_line(&verdict), "met          b, at least 21x (aim 35x): 23.4x (22.0..24.0)");
     }
 }

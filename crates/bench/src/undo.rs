@@ -35,7 +35,11 @@ pub fn own_token() -> String {
 
 /// True while the process that made the token lives.
 pub fn is_alive(token: &str) -> bool {
-    let pid = token.split('-').next().and_then(|digits| u64::from_str_radix(digits, 36).ok()).and_then(|pid| u32::try_from(pid).ok());
+    let pid = token
+        .split('-')
+        .next()
+        .and_then(|digits| u64::from_str_radix(digits, 36).ok())
+        .and_then(|pid| u32::try_from(pid).ok());
     pid.and_then(token_of).as_deref() == Some(token)
 }
 
@@ -63,7 +67,9 @@ pub fn token_in(text: &str) -> Option<&str> {
     let after = text.split_once(NAME_PREFIX)?.1;
     let token = after.split(['.', '/', ' ']).next()?;
     let mut parts = token.split('-');
-    let is_part = |part: Option<&str>| part.is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()));
+    let is_part = |part: Option<&str>| {
+        part.is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()))
+    };
     (is_part(parts.next()) && is_part(parts.next()) && parts.next().is_none()).then_some(token)
 }
 
@@ -75,7 +81,10 @@ pub enum Undo {
     RemoveDirectory(PathBuf),
     RemoveFile(PathBuf),
     /// Empties a zram device; `remove` when the bench had it added.
-    ResetZram { index: u32, remove: bool },
+    ResetZram {
+        index: u32,
+        remove: bool,
+    },
     SwapOff(PathBuf),
     Unmount(PathBuf),
 }
@@ -92,9 +101,13 @@ impl Undo {
                 write_sys(&format!("/sys/block/zram{index}/reset"), "1")?;
                 if *remove { write_sys("/sys/class/zram-control/hot_remove", &index.to_string()) } else { Ok(()) }
             }
-            Self::SwapOff(path) if machine::swap_areas().contains(path) => call("swapoff", &[&path.to_string_lossy()]).map(drop),
+            Self::SwapOff(path) if machine::swap_areas().contains(path) => {
+                call("swapoff", &[&path.to_string_lossy()]).map(drop)
+            }
             Self::SwapOff(_) => Ok(()),
-            Self::Unmount(path) if machine::is_mount_point(path) => call("umount", &[&path.to_string_lossy()]).map(drop),
+            Self::Unmount(path) if machine::is_mount_point(path) => {
+                call("umount", &[&path.to_string_lossy()]).map(drop)
+            }
             Self::Unmount(_) => Ok(()),
         }
     }
@@ -102,7 +115,9 @@ impl Undo {
 
 fn unless_gone(path: &Path, result: io::Result<()>) -> Result<(), BenchFailure> {
     match result {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BenchFailure::io(format!("cannot remove {}", path.display()), &error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(BenchFailure::io(format!("cannot remove {}", path.display()), &error))
+        }
         _ => Ok(()),
     }
 }
@@ -118,7 +133,9 @@ fn remove_cgroup(path: &Path) -> Result<(), BenchFailure> {
         match fs::remove_dir(path) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if attempt == 99 => return Err(BenchFailure::io(format!("cannot remove {}", path.display()), &error)),
+            Err(error) if attempt == 99 => {
+                return Err(BenchFailure::io(format!("cannot remove {}", path.display()), &error));
+            }
             Err(_) => {}
         }
         let processes = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
@@ -168,7 +185,14 @@ mod tests {
     fn only_our_names_are_ours() {
         assert_eq!(token_in("/d/aquifer-bench-1a-2b.swap"), Some("1a-2b"));
         assert_eq!(token_in("/d/aquifer-bench-1a-2b.tmpfs/swap"), Some("1a-2b"));
-        for foreign in ["/swapfile", "/d/aquifer-bench", "/d/aquifer-bench-", "/d/aquifer-bench-x.swap", "/d/aquifer-bench-A-B.swap", "aquifer-bench-1-2-3"] {
+        for foreign in [
+            "/swapfile",
+            "/d/aquifer-bench",
+            "/d/aquifer-bench-",
+            "/d/aquifer-bench-x.swap",
+            "/d/aquifer-bench-A-B.swap",
+            "aquifer-bench-1-2-3",
+        ] {
             assert_eq!(token_in(foreign), None, "{foreign}");
         }
     }

@@ -71,7 +71,8 @@ const BELOW_BUDGET_PERCENT: u32 = 110;
 /// Judges a record. Bars of workloads that were not asked for are left out.
 pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     let ran = |workload: &str| runs.iter().any(|run| run.workload == workload);
-    let mut verdicts: Vec<Verdict> = BARS.iter().filter(|bar| ran(bar.workload)).map(|bar| judge_bar(runs, bar)).collect();
+    let mut verdicts: Vec<Verdict> =
+        BARS.iter().filter(|bar| ran(bar.workload)).map(|bar| judge_bar(runs, bar)).collect();
     if ran("stream") {
         verdicts.push(judge_ceiling(runs, fio));
     }
@@ -82,7 +83,10 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
 }
 
 fn better_of(runs: &[Run], workload: &str) -> Better {
-    runs.iter().find(|run| run.workload == workload && run.figure.is_some()).and_then(|run| run.figure.as_ref()).map_or(Better::Higher, |figure| figure.better)
+    runs.iter()
+        .find(|run| run.workload == workload && run.figure.is_some())
+        .and_then(|run| run.figure.as_ref())
+        .map_or(Better::Higher, |figure| figure.better)
 }
 
 fn judge_bar(runs: &[Run], bar: &Bar) -> Verdict {
@@ -90,7 +94,13 @@ fn judge_bar(runs: &[Run], bar: &Bar) -> Verdict {
     let (ours, theirs) = (series(bar.ours), series(bar.theirs));
     let missing = if ours.is_empty() { bar.ours } else { bar.theirs };
     let text = format!("{} at {LOCAL_PERCENT} %: {} over {}", bar.workload, bar.ours, bar.theirs);
-    from_ratio(text, bar.at_least, bar.aim, compare(&ours, &theirs, better_of(runs, bar.workload)), format!("{missing} has no figure"))
+    from_ratio(
+        text,
+        bar.at_least,
+        bar.aim,
+        compare(&ours, &theirs, better_of(runs, bar.workload)),
+        format!("{missing} has no figure"),
+    )
 }
 
 fn from_ratio(bar: String, at_least: f64, aim: Option<f64>, ratio: Option<Ratio>, missing: String) -> Verdict {
@@ -112,12 +122,21 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
     let ours = figures(runs, "stream", LOCAL_PERCENT, "aquifer-flash");
     let best = fio::best(points, (3, 1));
     // The figure is in GB/s.
-    let ceiling = best.map(|point| (ours.iter().map(|(round, _)| (*round, point.triad_bytes_per_second() / 1e9)).collect::<Vec<_>>(), point));
+    let ceiling = best.map(|point| {
+        (ours.iter().map(|(round, _)| (*round, point.triad_bytes_per_second() / 1e9)).collect::<Vec<_>>(), point)
+    });
     let missing = if ours.is_empty() { "aquifer-flash has no figure" } else { "fio was not asked" };
-    let mut verdict = from_ratio(bar, 0.9, None, ceiling.as_ref().and_then(|(series, _)| compare(&ours, series, Better::Higher)), missing.into());
+    let mut verdict = from_ratio(
+        bar,
+        0.9,
+        None,
+        ceiling.as_ref().and_then(|(series, _)| compare(&ours, series, Better::Higher)),
+        missing.into(),
+    );
     if let Some(point) = best {
         let allowed = point.triad_bytes_per_second() / 1e9;
-        verdict.note = format!("{allowed:.2} GB/s of triad at {} blocks, depth {}", format_size(point.block_bytes), point.depth);
+        verdict.note =
+            format!("{allowed:.2} GB/s of triad at {} blocks, depth {}", format_size(point.block_bytes), point.depth);
     }
     verdict
 }
@@ -152,14 +171,26 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
 /// Below its budget, a program must run as if we were not there: the whole run, not only the kernel that counts.
 fn judge_below_budget(runs: &[Run]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    let roomy = |run: &&Run| run.local_percent >= BELOW_BUDGET_PERCENT && run.contender == "aquifer-flash" && run.round == 0;
+    let roomy =
+        |run: &&Run| run.local_percent >= BELOW_BUDGET_PERCENT && run.contender == "aquifer-flash" && run.round == 0;
     for run in runs.iter().filter(roomy) {
         let walls = |contender: &str| -> Vec<(u32, f64)> {
-            let same = |other: &&Run| other.workload == run.workload && other.local_percent == run.local_percent && other.contender == contender && other.figure.is_some();
+            let same = |other: &&Run| {
+                other.workload == run.workload
+                    && other.local_percent == run.local_percent
+                    && other.contender == contender
+                    && other.figure.is_some()
+            };
             runs.iter().filter(same).map(|other| (other.round, other.wall_seconds)).collect()
         };
         let ratio = compare(&walls("aquifer-flash"), &walls("dram"), Better::Lower);
-        verdicts.push(from_ratio(format!("{} below the budget ({} %): run time of dram over ours", run.workload, run.local_percent), 0.99, None, ratio, "dram has no figure".into()));
+        verdicts.push(from_ratio(
+            format!("{} below the budget ({} %): run time of dram over ours", run.workload, run.local_percent),
+            0.99,
+            None,
+            ratio,
+            "dram has no figure".into(),
+        ));
     }
     verdicts
 }
@@ -174,7 +205,13 @@ fn average_loss(runs: &[Run]) -> Option<Verdict> {
     }
     let losses: Vec<f64> = workloads
         .iter()
-        .filter_map(|workload| compare(&figures(runs, workload, 50, "aquifer-dram"), &figures(runs, workload, 50, "dram"), better_of(runs, workload)))
+        .filter_map(|workload| {
+            compare(
+                &figures(runs, workload, 50, "aquifer-dram"),
+                &figures(runs, workload, 50, "dram"),
+                better_of(runs, workload),
+            )
+        })
         .map(|ratio| 1.0 - ratio.ratio)
         .collect();
     let spread = Spread::of(&losses)?;
@@ -217,13 +254,24 @@ mod tests {
 
     #[test]
     fn seconds_count_the_other_way() {
-        let runs = [run("bfs", 30, "aquifer-flash", 0, 1.0, Better::Lower), run("bfs", 30, "swap-disk", 0, 4.0, Better::Lower)];
+        let runs = [
+            run("bfs", 30, "aquifer-flash", 0, 1.0, Better::Lower),
+            run("bfs", 30, "swap-disk", 0, 4.0, Better::Lower),
+        ];
         assert_eq!(find(&judge(&runs, &[]), "over swap-disk").measured, Some(4.0));
     }
 
     #[test]
     fn the_ceiling_comes_from_fio() {
-        let point = FioPoint { reads: 3, writes: 1, block_bytes: 1 << 20, depth: 16, engine: "e".into(), read_bytes_per_second: 1.5e9, write_bytes_per_second: 0.5e9 };
+        let point = FioPoint {
+            reads: 3,
+            writes: 1,
+            block_bytes: 1 << 20,
+            depth: 16,
+            engine: "e".into(),
+            read_bytes_per_second: 1.5e9,
+            write_bytes_per_second: 0.5e9,
+        };
         let verdict = judge_ceiling(&[run("stream", 30, "aquifer-flash", 0, 1.5, Better::Higher)], &[point]);
         assert_eq!((verdict.measured, verdict.met), (Some(1.0), Some(true)));
     }
@@ -238,13 +286,19 @@ mod tests {
 
     #[test]
     fn below_the_budget_whole_run_times_count() {
-        let runs = [run("stream", 150, "aquifer-flash", 0, 1.1, Better::Higher), run("stream", 150, "dram", 0, 1.0, Better::Higher)];
+        let runs = [
+            run("stream", 150, "aquifer-flash", 0, 1.1, Better::Higher),
+            run("stream", 150, "dram", 0, 1.0, Better::Higher),
+        ];
         assert_eq!(judge_below_budget(&runs)[0].met, Some(false));
     }
 
     #[test]
     fn the_mean_loss_is_reported() {
-        let runs = [run("chase", 50, "aquifer-dram", 0, 0.75, Better::Higher), run("chase", 50, "dram", 0, 1.0, Better::Higher)];
+        let runs = [
+            run("chase", 50, "aquifer-dram", 0, 0.75, Better::Higher),
+            run("chase", 50, "dram", 0, 1.0, Better::Higher),
+        ];
         let verdict = average_loss(&runs).unwrap();
         assert_eq!((verdict.measured, verdict.met), (Some(0.25), None));
     }

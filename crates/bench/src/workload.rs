@@ -37,18 +37,114 @@ const GIB: u64 = 1 << 30;
 /// In the order in which they run.
 pub const WORKLOADS: [Workload; 12] = [
     // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
-    Workload { name: "stream", program: "stream", arguments: &[], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: Some((3, 1)), about: "STREAM, arrays on the heap" },
-    Workload { name: "stream-static", program: "stream_static", arguments: &[], input: Input::Arrays { bytes: GIB }, static_arrays: true, device_mix: Some((3, 1)), about: "STREAM, static arrays as in the original" },
-    Workload { name: "uniform-read", program: "random_access", arguments: &["--updates", "0"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads of uniformly random records" },
-    Workload { name: "uniform-update", program: "random_access", arguments: &["--updates", "50"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads and updates of uniformly random records, half each" },
-    Workload { name: "zipf-read", program: "random_access", arguments: &["--updates", "0", "--distribution", "zipf"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads of Zipf-distributed records" },
-    Workload { name: "zipf-update", program: "random_access", arguments: &["--updates", "50", "--distribution", "zipf"], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "reads and updates of Zipf-distributed records, half each" },
-    Workload { name: "chase", program: "pointer_chase", arguments: &[], input: Input::Arrays { bytes: GIB }, static_arrays: false, device_mix: None, about: "dependent loads along a random cycle" },
-    Workload { name: "matmul", program: "matmul", arguments: &[], input: Input::Arrays { bytes: 384 << 20 }, static_arrays: false, device_mix: None, about: "blocked matrix product" },
-    Workload { name: "bfs", program: "graph", arguments: &["bfs"], input: Input::Graph { trials: 3 }, static_arrays: false, device_mix: None, about: "breadth-first search" },
-    Workload { name: "pr", program: "graph", arguments: &["pr"], input: Input::Graph { trials: 2 }, static_arrays: false, device_mix: None, about: "PageRank" },
-    Workload { name: "bc", program: "graph", arguments: &["bc"], input: Input::Graph { trials: 1 }, static_arrays: false, device_mix: None, about: "betweenness centrality" },
-    Workload { name: "load", program: "graph", arguments: &["load"], input: Input::Graph { trials: 1 }, static_arrays: false, device_mix: None, about: "loading the serialised graph" },
+    Workload {
+        name: "stream",
+        program: "stream",
+        arguments: &[],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: false,
+        device_mix: Some((3, 1)),
+        about: "STREAM, arrays on the heap",
+    },
+    Workload {
+        name: "stream-static",
+        program: "stream_static",
+        arguments: &[],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: true,
+        device_mix: Some((3, 1)),
+        about: "STREAM, static arrays as in the original",
+    },
+    Workload {
+        name: "uniform-read",
+        program: "random_access",
+        arguments: &["--updates", "0"],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: false,
+        device_mix: None,
+        about: "reads of uniformly random records",
+    },
+    Workload {
+        name: "uniform-update",
+        program: "random_access",
+        arguments: &["--updates", "50"],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: false,
+        device_mix: None,
+        about: "reads and updates of uniformly random records, half each",
+    },
+    Workload {
+        name: "zipf-read",
+        program: "random_access",
+        arguments: &["--updates", "0", "--distribution", "zipf"],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: false,
+        device_mix: None,
+        about: "reads of Zipf-distributed records",
+    },
+    Workload {
+        name: "zipf-update",
+        program: "random_access",
+        arguments: &["--updates", "50", "--distribution", "zipf"],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: false,
+        device_mix: None,
+        about: "reads and updates of Zipf-distributed records, half each",
+    },
+    Workload {
+        name: "chase",
+        program: "pointer_chase",
+        arguments: &[],
+        input: Input::Arrays { bytes: GIB },
+        static_arrays: false,
+        device_mix: None,
+        about: "dependent loads along a random cycle",
+    },
+    Workload {
+        name: "matmul",
+        program: "matmul",
+        arguments: &[],
+        input: Input::Arrays { bytes: 384 << 20 },
+        static_arrays: false,
+        device_mix: None,
+        about: "blocked matrix product",
+    },
+    Workload {
+        name: "bfs",
+        program: "graph",
+        arguments: &["bfs"],
+        input: Input::Graph { trials: 3 },
+        static_arrays: false,
+        device_mix: None,
+        about: "breadth-first search",
+    },
+    Workload {
+        name: "pr",
+        program: "graph",
+        arguments: &["pr"],
+        input: Input::Graph { trials: 2 },
+        static_arrays: false,
+        device_mix: None,
+        about: "PageRank",
+    },
+    Workload {
+        name: "bc",
+        program: "graph",
+        arguments: &["bc"],
+        input: Input::Graph { trials: 1 },
+        static_arrays: false,
+        device_mix: None,
+        about: "betweenness centrality",
+    },
+    Workload {
+        name: "load",
+        program: "graph",
+        arguments: &["load"],
+        input: Input::Graph { trials: 1 },
+        static_arrays: false,
+        device_mix: None,
+        about: "loading the serialised graph",
+    },
 ];
 
 /// Finds a workload by name.
@@ -108,7 +204,10 @@ mod tests {
     #[test]
     fn command_lines_follow_the_sizing() {
         let sizing = Sizing { bytes: Some(4096), iterations: Some(7), ..Sizing::default() };
-        assert_eq!(find("stream").unwrap().command_line(&sizing, Path::new("g")), ["--bytes", "4096", "--iterations", "7"]);
+        assert_eq!(
+            find("stream").unwrap().command_line(&sizing, Path::new("g")),
+            ["--bytes", "4096", "--iterations", "7"]
+        );
         assert_eq!(find("bc").unwrap().command_line(&sizing, Path::new("g")), ["bc", "--graph", "g", "--trials", "1"]);
     }
 }
