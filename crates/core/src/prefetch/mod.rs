@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Decides what to read ahead of a thread's faults: sequential runs in both directions, strides, several of
+//! them interleaved, and the majority trend of what remains.
+//!
+//! Pure, and allocates only in [`Prefetcher::new`]: called with the engine's lock held, on the fault path.
+//! Every table has a size with a name. What looks random yields nothing.
+//!
+//! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or
+//! more than half of the latest took the same step (`trend.rs`). Its window doubles each time the program
+//! reaches the marker, and halves on waste (`stream.rs`).
+
+use crate::units::{PAGE_BYTES, ThreadIndex};
+
+mod stream;
+mod trend;
+
+use stream::Stream;
+use trend::Trend;
+
+/// Threads with a table of their own; higher ones share.
+pub const THREADS_MAX: usize = 64;
+/// Streams per thread: STREAM has three at most, a stencil of 27 points nine.
+pub const STREAMS_MAX: usize = 12;
+/// Runs in one advice.
+pub const RUNS_MAX: usize = 8;
+/// Pages that a stream starts with, unless two blocks are more: 128 KiB.
+pub const WINDOW_MIN: u32 = (128 << 10) / PAGE_BYTES as u32;
+/// Pages that a stream reads ahead at most: 8 MiB.
+pub const WINDOW_MAX: u32 = (8 << 20) / PAGE_BYTES as u32;
+/// Faults farther apart than this many blocks are not taken for a stride.
+pub const STRIDE_BLOCKS_MAX: u64 = 64;
+/// The marker of a run that needs none.
+pub const NO_MARKER: u64 = u64::MAX;
+/// A stream that was not heard of for this many faults no longer takes a share of the cap.
+const SILENT_MAX: u64 = 512;
+/// Faults between two counts of the streams that are alive.
+const COUNT_INTERVAL: u64 = 64;
+
+/// Pages to have in memory before the program comes to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// First page.
+    pub start: u64,
+    /// How many.
+    pub pages: u64,
+    /// The block with this page shall be fetched but not installed, so that the stream is heard of again.
+    pub marker: u64,
+    /// The program comes from above: the last page is wanted first.
+    pub descending: bool,
+}
+
+/// What to read ahead. Empty for most faults.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Advice {
+    runs: [Run; RUNS_MAX],
+    count: usize,
+    /// Times in a row that the stream went on as foreseen; saturates.
+    pub confidence: u8,
+}
+
+impl Advice {
+    /// In the order in which the program will need them.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs[..self.count]
+    }
+
+    /// Pages of all runs.
+    pub fn pages(&self) -> u64 {
+        self.runs().iter().map(|run| run.pages).sum()
+    }
+
+    fn room(&self) -> usize {
+        RUNS_MAX - self.count
+    }
+
+    fn push(&mut self, run: Run) {
+        self.runs[self.count] = run;
+        self.count += 1;
+    }
+}
+
+/// One thread's table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Thread {
+    streams: [Stream; STREAMS_MAX],
+    trend: Trend,
+}
+
+/// See the module.
+pub struct Prefetcher {
+    threads: Box<[Thread]>,
+    /// Pages that all streams together may be ahead.
+    ahead_pages_max: u64,
+    /// Faults seen so far.
+    faults: u64,
+    /// Streams alive when last counted.
+    alive: u64,
+}
+
+impl Prefetcher {
+    /// An empty table. All streams together will be at most about `ahead_pages_max` pages ahead.
+    pub fn new(ahead_pages_max: u64) -> Prefetcher {
+        let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
+        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1 }
+    }
+
+    /// Another cap, when the budget changes.
+    pub fn set_ahead_pages_max(&mut self, ahead_pages_max: u64) {
+        self.ahead_pages_max = ahead_pages_max;
+    }
+
+    /// `thread` faulted at `page`, in a block of `block_pages` pages: what shall be read ahead?
+    /// To be told of faults on blocks that wait on standby, too: markers are such blocks.
+    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32) -> Advice {
+        let mut advice = Advice::default();
+        self.faults += 1;
+        if self.faults % COUNT_INTERVAL == 0 {
+            self.count_alive();
+        }
+        let limit = self.limit();
+        let (block, heard) = (block_pages.max(1), self.faults);
+        let page = page - page % u64::from(block);
+        let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
+        if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
+            stream.advance(page, block, limit, heard, &mut advice);
+            return advice;
+        }
+        trend.record(page);
+        let near = |stream: &&mut Stream| {
+            let distance = stream.distance(page);
+            stream.heard > 0 && distance > 0 && distance <= STRIDE_BLOCKS_MAX * u64::from(block)
+        };
+        let unsettled = streams.iter_mut().filter(|stream| !stream.has_step()).filter(near);
+        if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
+            if stream.learn(page, block, heard) {
+                stream.advance(page, block, limit, heard, &mut advice);
+                return advice;
+            }
+            if let Some(step) = Self::trend_step(trend, block) {
+                *stream = Stream::with_step(page, step, block, heard);
+                stream.advance(page, block, limit, heard, &mut advice);
+            }
+            return advice;
+        }
+        let oldest = streams.iter_mut().min_by_key(|stream| stream.heard).expect("a thread has streams");
+        *oldest = match Self::trend_step(trend, block) {
+            Some(step) => Stream::with_step(page, step, block, heard),
+            None => Stream::begin(page, heard),
+        };
+        if oldest.has_step() {
+            oldest.advance(page, block, limit, heard, &mut advice);
+        }
+        advice
+    }
+
+    /// A block that was read ahead was used. Told for completeness: markers say the same sooner.
+    pub fn hit(&mut self, _page: u64) {}
+
+    /// A block that was read ahead at `page` left memory unused.
+    pub fn wasted(&mut self, page: u64) {
+        let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
+        if let Some(stream) = streams.into_iter().find(|stream| stream.covers(page)) {
+            stream.wasted();
+        }
+    }
+
+    /// Pages that one stream may be ahead: its share of the cap.
+    fn limit(&self) -> u32 {
+        let share = self.ahead_pages_max / self.alive.max(1);
+        u32::try_from(share).unwrap_or(u32::MAX).min(WINDOW_MAX)
+    }
+
+    fn count_alive(&mut self) {
+        let oldest = self.faults.saturating_sub(SILENT_MAX);
+        let streams = self.threads.iter().flat_map(|thread| &thread.streams);
+        self.alive = streams.filter(|stream| stream.has_step() && stream.heard > oldest).count() as u64;
+    }
+
+    /// The majority's step, when it is one that blocks of this size can follow.
+    fn trend_step(trend: &Trend, block: u32) -> Option<i64> {
+        let step = trend.majority()?;
+        let near = step.unsigned_abs() <= STRIDE_BLOCKS_MAX * u64::from(block);
+        (near && step.unsigned_abs() % u64::from(block) == 0).then_some(step)
+    }
+}
+
+#[cfg(test)]
+mod tests;

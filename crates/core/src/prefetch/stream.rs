@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One stream of faults that go on by equal steps, and how far ahead of it we read.
+//!
+//! Blocks inside the window are installed before the program comes to them, so the stream is heard of again
+//! only at its *marker*: a block that is fetched but left uninstalled. Any fault from the stream's
+//! latest page to one step past what was advised is therefore its continuation.
+//!
+//! ```text
+//!   latest                    marker            frontier
+//!     |--- installed ahead ------|--- installed ---|... next advice starts here
+//!     '------------------- window -----------------'
+//! ```
+
+use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
+
+/// Faults before the marker that make us repeat the advice: what was advised did not come.
+const MISSED_MAX: u8 = 2;
+
+/// See the module. Pages are start pages of blocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stream {
+    /// Where it faulted last.
+    latest: u64,
+    /// Pages from one block of the stream to the next; 0 until two faults agree.
+    step: i64,
+    /// Step between the latest two faults while there is no step yet.
+    candidate: i64,
+    /// First page of the stream that was not advised yet. Meaningful with a step.
+    frontier: u64,
+    /// Faults at or after this page (in the stream's direction) move the window.
+    marker: u64,
+    /// Pages to keep ahead.
+    window: u32,
+    /// Pages per block when `step` was learnt.
+    block: u32,
+    /// Continuations in a row.
+    successes: u8,
+    missed: u8,
+    /// The prefetcher's count of faults when this stream was last heard of; 0 for never.
+    pub(super) heard: u64,
+}
+
+impl Stream {
+    /// A stream that may begin at `page`.
+    pub(super) fn begin(page: u64, heard: u64) -> Stream {
+        Stream { latest: page, heard, ..Stream::default() }
+    }
+
+    /// A stream at `page` whose step is known.
+    pub(super) fn with_step(page: u64, step: i64, block: u32, heard: u64) -> Stream {
+        let frontier = page.wrapping_add_signed(step);
+        let window = (block * 2).max(WINDOW_MIN);
+        Stream { latest: page, step, frontier, marker: page, window, block, heard, ..Stream::default() }
+    }
+
+    pub(super) fn has_step(&self) -> bool {
+        self.step != 0
+    }
+
+    /// Steps from this stream's latest fault to `page`, in its direction; `None` when it does not pass there.
+    fn steps_to(&self, page: u64) -> Option<u64> {
+        let delta = page.wrapping_sub(self.latest) as i64;
+        (self.step != 0 && delta.signum() == self.step.signum() && delta % self.step == 0)
+            .then(|| (delta / self.step).unsigned_abs())
+    }
+
+    /// Whether a fault at `page` is this stream going on.
+    pub(super) fn continues_at(&self, page: u64) -> bool {
+        let to_frontier = self.steps_to(self.frontier).unwrap_or(0);
+        self.steps_to(page).is_some_and(|steps| steps > 0 && steps <= to_frontier + 1)
+    }
+
+    /// Whether `page` lies in what was advised and not yet passed.
+    pub(super) fn covers(&self, page: u64) -> bool {
+        let (low, high) = (self.latest.min(self.frontier), self.latest.max(self.frontier));
+        self.step != 0 && (low..=high).contains(&page)
+    }
+
+    /// Takes a fault of a stream without step; returns whether it has one now. `block` is in pages.
+    pub(super) fn learn(&mut self, page: u64, block: u32, heard: u64) -> bool {
+        let delta = page.wrapping_sub(self.latest) as i64;
+        if delta.unsigned_abs() == u64::from(block) || delta == self.candidate {
+            *self = Stream::with_step(page, delta, block, heard);
+            return true;
+        }
+        (self.latest, self.candidate, self.heard) = (page, delta, heard);
+        false
+    }
+
+    /// Distance to a fault that might belong to this stream, for choosing the nearest.
+    pub(super) fn distance(&self, page: u64) -> u64 {
+        self.latest.abs_diff(page)
+    }
+
+    /// Takes a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead.
+    pub(super) fn advance(&mut self, page: u64, block: u32, limit: u32, heard: u64, advice: &mut Advice) {
+        if block != self.block && !self.follow_block_size(page, block) {
+            *self = Stream::begin(page, heard);
+            return;
+        }
+        let at_marker = self.beyond(page, self.marker);
+        (self.latest, self.heard) = (page, heard);
+        if !at_marker {
+            self.missed += 1;
+            if self.missed < MISSED_MAX {
+                return;
+            }
+            self.frontier = page.wrapping_add_signed(self.step);
+        } else if self.successes > 0 {
+            self.window = self.window.saturating_mul(2).min(WINDOW_MAX);
+        }
+        self.missed = 0;
+        self.successes = self.successes.saturating_add(1);
+        if self.beyond(page, self.frontier) {
+            self.frontier = page.wrapping_add_signed(self.step);
+        }
+        advice.confidence = self.successes;
+        self.advise(block, self.window.min(limit), advice);
+    }
+
+    /// Part of what was read ahead was not used: look less far ahead, and begin anew when nothing is left.
+    pub(super) fn wasted(&mut self) {
+        self.window /= 2;
+        self.successes = 0;
+        if self.window < WINDOW_MIN {
+            *self = Stream::begin(self.latest, self.heard);
+        }
+    }
+
+    /// The stream came to a region with blocks of another size: one that took block after block goes on so,
+    /// any other goes on if its steps still lead from block to block. False when they do not.
+    fn follow_block_size(&mut self, page: u64, block: u32) -> bool {
+        if self.step.unsigned_abs() == u64::from(self.block) {
+            self.step = i64::from(block) * self.step.signum();
+        } else if self.step.unsigned_abs() % u64::from(block) != 0 {
+            return false;
+        }
+        (self.block, self.marker) = (block, page);
+        self.frontier = page.wrapping_add_signed(self.step);
+        true
+    }
+
+    /// `page` is at or past `other` in the stream's direction.
+    fn beyond(&self, page: u64, other: u64) -> bool {
+        if self.step > 0 { page >= other } else { page <= other }
+    }
+
+    /// Appends runs from the frontier to the end of the window.
+    fn advise(&mut self, block: u32, window: u32, advice: &mut Advice) {
+        // Below page 0 there is nothing: the frontier wraps there, and the stream ends.
+        if self.step < 0 && self.frontier > self.latest {
+            return;
+        }
+        let stride = self.step.unsigned_abs();
+        let already = self.steps_to(self.frontier).unwrap_or(1) - 1;
+        // Windows count the pages that are read, not those that are stepped over.
+        let blocks = u64::from(window / block.max(1)).saturating_sub(already);
+        let blocks = if stride == u64::from(block) { blocks } else { blocks.min(advice.room() as u64) };
+        let blocks = if self.step < 0 { blocks.min(self.frontier / stride + 1) } else { blocks };
+        if blocks == 0 {
+            return;
+        }
+        let ahead = |steps: u64| self.frontier.wrapping_add_signed(self.step * steps as i64);
+        let halfway = (already + blocks).div_ceil(2).saturating_sub(already);
+        let marker = ahead(halfway.min(blocks - 1));
+        let end = ahead(blocks);
+        if stride == u64::from(block) {
+            let start = if self.step > 0 { self.frontier } else { ahead(blocks - 1) };
+            advice.push(Run { start, pages: blocks * stride, marker, descending: self.step < 0 });
+        } else {
+            for steps in 0..blocks {
+                let start = ahead(steps);
+                let marker = if start == marker { marker } else { NO_MARKER };
+                advice.push(Run { start, pages: u64::from(block), marker, descending: self.step < 0 });
+            }
+        }
+        (self.marker, self.frontier) = (marker, end);
+    }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Traces against the prefetcher. The model program faults on every block that was not advised, and on
+//! markers; nothing else reaches the prefetcher, just as in the pager.
+
+use std::collections::{HashMap, HashSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BLOCK: u32 = 32;
+const CAP: u64 = 1 << 16;
+
+/// What became of a trace.
+#[derive(Debug, Default)]
+struct Outcome {
+    visits: usize,
+    /// Visits of blocks that nobody had advised.
+    misses: usize,
+    markers: usize,
+    advised: usize,
+    unused: usize,
+}
+
+/// Plays visits of (thread, block number).
+fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
+    let mut prefetcher = Prefetcher::new(CAP);
+    let mut ahead: HashMap<u64, bool> = HashMap::new();
+    let mut seen = HashSet::new();
+    let mut outcome = Outcome::default();
+    for (thread, number) in visits {
+        outcome.visits += 1;
+        let marker = ahead.remove(&number);
+        if !seen.insert(number) && marker.is_none() || marker == Some(false) {
+            continue;
+        }
+        match marker {
+            None => outcome.misses += 1,
+            Some(_) => outcome.markers += 1,
+        }
+        let advice = prefetcher.fault(ThreadIndex(thread), number * u64::from(BLOCK) + 7, BLOCK);
+        for run in advice.runs() {
+            assert_eq!((run.start % u64::from(BLOCK), run.pages % u64::from(BLOCK)), (0, 0), "{run:?}");
+            for page in (run.start..run.start + run.pages).step_by(BLOCK as usize) {
+                let block = page / u64::from(BLOCK);
+                if !seen.contains(&block) {
+                    outcome.advised += usize::from(ahead.insert(block, page == run.marker).is_none());
+                }
+            }
+        }
+    }
+    outcome.unused = ahead.len();
+    outcome
+}
+
+fn one(blocks: impl Iterator<Item = u64>) -> Outcome {
+    play(blocks.map(|block| (0, block)))
+}
+
+#[test]
+fn regular_traces_miss_only_at_their_start() {
+    let random = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 30;
+    let triad = (0..1000).flat_map(|i| [(0, 5000 + i), (0, 9000 + i), (0, i)]);
+    let parts = (0..500).flat_map(|i| (0..8u16).map(move |thread| (thread, u64::from(thread) * 10_000 + i)));
+    let noisy = (0..1000u64).flat_map(move |i| [Some((0, i)), (i % 5 == 0).then(|| (0, (1 << 32) + random(i)))]);
+    for (name, outcome, misses_max) in [
+        ("sequential", one(0..1000), 2),
+        ("reverse", one((2000..3000).rev()), 2),
+        ("reverse to zero", one((0..1000).rev()), 2),
+        ("stride of 3 blocks", one((0..1000).map(|i| i * 3)), 3),
+        ("stride of 3 blocks down", one((0..1000).rev().map(|i| i * 3)), 3),
+        ("three interleaved", play(triad), 6),
+        ("eight threads, a part each", play(parts), 16),
+        ("sequential among noise", play(noisy.flatten()), 210),
+    ] {
+        assert!(outcome.misses <= misses_max, "{name}: {outcome:?}");
+        assert!(outcome.unused * BLOCK as usize <= 8 * WINDOW_MAX as usize, "{name}: {outcome:?}");
+    }
+}
+
+#[test]
+fn the_window_grows_so_that_faults_become_rare() {
+    let outcome = one(0..10_000);
+    let per_window = (WINDOW_MAX / BLOCK / 2) as usize;
+    assert!(outcome.markers <= 10_000 / per_window + 20, "{outcome:?}");
+}
+
+#[test]
+fn random_visits_yield_almost_nothing() {
+    let mut state = 1u64;
+    let random = std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % 20_000
+    });
+    let outcome = one(random.take(10_000));
+    assert!(outcome.advised * 50 < outcome.misses, "{outcome:?}");
+}
+
+#[test]
+fn all_streams_together_respect_the_cap() {
+    let mut prefetcher = Prefetcher::new(2048);
+    let mut frontier = [0u64; 16];
+    for turn in 0..4000u64 {
+        for (thread, frontier) in frontier.iter_mut().enumerate() {
+            let base = thread as u64 * 1_000_000;
+            let page = base + turn * u64::from(BLOCK);
+            let advice = prefetcher.fault(ThreadIndex(thread as u16), page, BLOCK);
+            advice.runs().iter().for_each(|run| *frontier = (run.start + run.pages - base).max(*frontier));
+        }
+        let ahead: u64 = frontier.iter().map(|end| end.saturating_sub((turn + 1) * u64::from(BLOCK))).sum();
+        // The first streams may have grown before the others were known.
+        assert!(turn < 200 || ahead <= 2048, "turn {turn}: {ahead} pages ahead");
+    }
+}
+
+#[test]
+fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
+    let mut prefetcher = Prefetcher::new(CAP);
+    let mut end = 0;
+    for number in 0..100u64 {
+        let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK);
+        end = advice.runs().iter().map(|run| run.start + run.pages).max().unwrap_or(end);
+    }
+    (0..12).for_each(|_| prefetcher.wasted(end - 32));
+    assert_eq!(prefetcher.fault(ThreadIndex(0), 100 * 32 + 64 * 32 * 3, BLOCK).pages(), 0);
+    assert!(prefetcher.threads[0].streams.iter().all(|stream| !stream.has_step()));
+}
+
+proptest! {
+    #[test]
+    fn any_faults_give_bounded_advice(
+        faults in proptest::collection::vec((any::<u16>(), prop_oneof![0..5000u64, any::<u64>()], 0..10u32), 0..500),
+        cap in 0..100_000u64,
+    ) {
+        let mut prefetcher = Prefetcher::new(cap);
+        for (thread, page, order) in faults {
+            let page = page >> 12;
+            let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order);
+            prop_assert!(advice.pages() <= u64::from(WINDOW_MAX).min(cap));
+            for run in advice.runs() {
+                prop_assert!(run.pages > 0 && run.start.checked_add(run.pages).is_some());
+                prop_assert!(page < run.start || page >= run.start + run.pages);
+            }
+            if order == 3 {
+                prefetcher.wasted(page);
+            }
+        }
+    }
+}
