@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The table of commands, and how what the user typed becomes one of them or one line of complaint.
+//!
+//! Step one of two: these types hold only what was typed. `run/settings.rs` checks it.
+
+use std::ffi::OsString;
+use std::process;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::exit::{self, ExitCode, Failure};
+use crate::{doctor, output, packaging, run, stat, top};
+
+/// Give programs more memory than the machine has DRAM.
+///
+/// Hot blocks stay in local DRAM, cold blocks go to a tier such as flash. The program is not changed.
+#[derive(Debug, Parser)]
+#[command(name = "aquifer", version, long_version = long_version(), max_term_width = 100, arg_required_else_help = true)]
+#[command(after_long_help = after_help())]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One variant per command; only what exists is listed.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Run(run::RunArgs),
+    Stat(stat::StatArgs),
+    Top(top::TopArgs),
+    Doctor(doctor::DoctorArgs),
+    Completions(packaging::CompletionsArgs),
+    Man(packaging::ManArgs),
+}
+
+impl Command {
+    /// Does what the command says.
+    pub fn carry_out(self) -> Result<process::ExitCode, Failure> {
+        match self {
+            Command::Run(args) => run::run(args),
+            Command::Stat(args) => stat::stat(&args),
+            Command::Top(args) => top::top(&args),
+            Command::Doctor(args) => doctor::doctor(&args),
+            Command::Completions(args) => packaging::completions(&args),
+            Command::Man(args) => packaging::man(&args),
+        }
+    }
+}
+
+/// Reads the command line. Help and version are printed here, and end the process.
+pub fn parse() -> Result<Command, Failure> {
+    match Cli::try_parse() {
+        Ok(cli) => Ok(cli.command),
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            output::print(&error.render().to_string())?;
+            process::exit(0)
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::new(ExitCode::Usage, "no command was given", "see 'aquifer --help'"))
+        }
+        Err(error) => Err(complaint(&error, std::env::args_os().skip(1))),
+    }
+}
+
+/// The command line as clap knows it, for the manual and the completions.
+pub fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+/// Clap explains over several lines; we print one: its first paragraph, then its tip or where to look.
+fn complaint(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Failure {
+    let text = error.render().to_string();
+    let first: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
+    let cause = first.join(" ");
+    let cause = cause.strip_prefix("error: ").unwrap_or(&cause).to_owned();
+    // Only what resembles a slip of the finger; the other tips explain how to pass the mistake on.
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).filter(|tip| tip.contains("similar"));
+    let remedy = match (tip, error.kind()) {
+        // The value's own parser says what to write instead.
+        (_, ErrorKind::ValueValidation) => String::new(),
+        (Some(tip), _) => tip.to_owned(),
+        (None, _) => format!("see 'aquifer{} --help'", command_among(words)),
+    };
+    Failure::new(ExitCode::Usage, cause, remedy)
+}
+
+/// The command among the words, with a space before it; nothing when there is none.
+fn command_among(mut words: impl Iterator<Item = OsString>) -> String {
+    let cli = Cli::command();
+    let name = words.find_map(|word| cli.find_subcommand(word).map(|command| command.get_name().to_owned()));
+    name.map_or_else(String::new, |name| format!(" {name}"))
+}
+
+/// What `aquifer --help` ends with.
+fn after_help() -> String {
+    const EXAMPLES: &str = "\
+Examples:
+  aquifer run --dram 4GiB -- ./program --its-own-flags
+  aquifer stat
+  aquifer doctor
+  aquifer COMMAND --help";
+    format!("{EXAMPLES}\n\n{}", exit::section())
+}
+
+/// Version of the release, and of what meets other releases.
+fn long_version() -> String {
+    format!(
+        "{}\nconfiguration {}, statistics segment {}",
+        env!("CARGO_PKG_VERSION"),
+        aquifer_config::VERSION,
+        aquifer_stats::VERSION
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sound() {
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        for command in command_line().get_subcommands() {
+            let help = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Examples:"), "'{}' has none", command.get_name());
+        }
+    }
+
+    #[test]
+    fn a_complaint_is_one_line_with_a_remedy() {
+        for (words, line) in [
+            (&["aquifer", "rum"][..], "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'"),
+            (&["aquifer", "stat", "--colour"], "unexpected argument '--colour' found; see 'aquifer stat --help'"),
+        ] {
+            let error = Cli::try_parse_from(words).unwrap_err();
+            let failure = complaint(&error, words.iter().map(OsString::from));
+            assert_eq!(failure.to_string(), line);
+            assert_eq!(failure.code, ExitCode::Usage);
+        }
+    }
+}

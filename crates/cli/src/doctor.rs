@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer doctor`: what this machine can do, what it costs to be without it, and which setting changes it.
+
+mod abilities;
+
+use std::process;
+
+use serde::Serialize;
+
+use crate::exit::{ExitCode, Failure};
+use crate::output;
+use crate::table::columns;
+use abilities::Ability;
+
+/// Show what this machine can do, and what to change
+///
+/// Nothing that is missing stops a program from running; each costs what the table says.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  aquifer doctor           a table, then what to change
+  aquifer doctor --json    one object per line and ability")]
+pub struct DoctorArgs {
+    /// One JSON object per line and ability
+    #[arg(long)]
+    json: bool,
+}
+
+/// Probes and prints. Finding something missing is no failure.
+pub fn doctor(args: &DoctorArgs) -> Result<process::ExitCode, Failure> {
+    let abilities = abilities::all();
+    output::print(&if args.json { json_lines(&abilities) } else { page(&abilities) })?;
+    Ok(ExitCode::Success.into())
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    name: &'a str,
+    found: bool,
+    detail: &'a str,
+    cost_without: &'a str,
+    remedy: &'a str,
+}
+
+fn json_lines(abilities: &[Ability]) -> String {
+    let line = |ability: &Ability| {
+        let line = Line {
+            name: ability.name,
+            found: ability.found,
+            detail: &ability.detail,
+            cost_without: ability.cost_without,
+            remedy: ability.remedy,
+        };
+        serde_json::to_string(&line).expect("strings are always JSON") + "\n"
+    };
+    abilities.iter().map(line).collect()
+}
+
+/// The table, and below it one line of advice for each ability that is missing.
+fn page(abilities: &[Ability]) -> String {
+    let head = ["ABILITY", "FOUND", "DETAIL", "WITHOUT IT"].map(str::to_owned).to_vec();
+    let rows = abilities.iter().map(|ability| {
+        let found = if ability.found { "yes" } else { "no" };
+        vec![ability.name.to_owned(), found.to_owned(), ability.detail.clone(), ability.cost_without.to_owned()]
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let mut text = columns(&rows);
+    let missing: Vec<&Ability> = abilities.iter().filter(|ability| !ability.found).collect();
+    if missing.is_empty() {
+        text.push_str("\nNothing is missing.\n");
+    } else {
+        text.push_str("\nTo change:\n");
+        let advice: Vec<Vec<String>> =
+            missing.iter().map(|ability| vec![format!("  {}", ability.name), ability.remedy.to_owned()]).collect();
+        text.push_str(&columns(&advice));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two() -> Vec<Ability> {
+        let ability = |name, found| Ability {
+            name,
+            found,
+            detail: "Linux 6.18".into(),
+            cost_without: "5 us more per fault",
+            remedy: "sysctl vm.unprivileged_userfaultfd=1",
+        };
+        vec![ability("move", true), ability("listener", false)]
+    }
+
+    #[test]
+    fn only_what_is_missing_gets_advice() {
+        let page = page(&two());
+        let (table, advice) = page.split_once("\nTo change:\n").unwrap();
+        assert_eq!(table.lines().count(), 3);
+        assert_eq!(advice, "  listener  sysctl vm.unprivileged_userfaultfd=1\n");
+        assert!(super::page(&two()[..1]).ends_with("Nothing is missing.\n"));
+    }
+
+    #[test]
+    fn json_is_one_object_per_ability() {
+        let lines = json_lines(&two());
+        assert_eq!(lines.lines().count(), 2);
+        for line in lines.lines() {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert!(value["found"].is_boolean() && value["remedy"].is_string());
+        }
+    }
+}

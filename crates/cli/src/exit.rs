@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How the command ends: exit codes, and the one line that a failure prints.
+
+use std::fmt;
+use std::io::Write;
+use std::process;
+
+/// What the exit status means. `aquifer run` otherwise passes through the status of its program, and
+/// exits with 128 + n when signal n ended it, as a shell reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// Everything that was asked for was done. A reader that closed the pipe early is no failure.
+    Success = 0,
+    /// The command was understood but could not do its work.
+    Failure = 1,
+    /// The arguments make no sense: an unknown flag, a size that is none, a budget out of range.
+    Usage = 2,
+    /// `aquifer run` itself could not start: no preload library, no state directory, no memory.
+    CannotStart = 125,
+    /// The program was found but cannot be run on managed memory: not executable, static, foreign.
+    CannotRun = 126,
+    /// The program was not found.
+    NotFound = 127,
+}
+
+impl ExitCode {
+    /// Every code, for the manual.
+    pub const ALL: &'static [ExitCode] = &[
+        ExitCode::Success,
+        ExitCode::Failure,
+        ExitCode::Usage,
+        ExitCode::CannotStart,
+        ExitCode::CannotRun,
+        ExitCode::NotFound,
+    ];
+
+    /// One sentence for `--help` and the manual.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            ExitCode::Success => "everything that was asked for was done",
+            ExitCode::Failure => "the command could not do its work",
+            ExitCode::Usage => "the arguments make no sense",
+            ExitCode::CannotStart => "aquifer run could not start",
+            ExitCode::CannotRun => "the program cannot be run on managed memory",
+            ExitCode::NotFound => "the program was not found",
+        }
+    }
+}
+
+impl From<ExitCode> for process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        (code as u8).into()
+    }
+}
+
+/// The section of `--help` and the manual that lists the codes.
+pub fn section() -> String {
+    let line = |code: &ExitCode| format!("\n  {:<4} {}", *code as u8, code.meaning());
+    format!("Exit status:{}", ExitCode::ALL.iter().map(line).collect::<String>())
+}
+
+/// A failure, ready to be told: what happened, and what the user can do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The exit status.
+    pub code: ExitCode,
+    /// What is wrong, with the errno's words where there is one.
+    pub cause: String,
+    /// What to do. Empty when the cause says it already.
+    pub remedy: String,
+}
+
+impl Failure {
+    /// A failure with its status, cause and remedy.
+    pub fn new(code: ExitCode, cause: impl Into<String>, remedy: impl Into<String>) -> Failure {
+        Failure { code, cause: cause.into(), remedy: remedy.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.cause.replace('\n', " "))?;
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "; {}", self.remedy) }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Turns the outcome of a command into the process's exit, with the failure's one line.
+pub fn conclude(outcome: Result<process::ExitCode, Failure>) -> process::ExitCode {
+    match outcome {
+        Ok(status) => status,
+        Err(failure) => {
+            say(&failure);
+            failure.code.into()
+        }
+    }
+}
+
+/// One line on standard error. When nobody reads it, there is nobody to tell.
+pub fn say(message: &dyn fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "aquifer: {message}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line() {
+        let failure = Failure::new(ExitCode::Usage, "one\ntwo", "do this");
+        assert_eq!(failure.to_string(), "one two; do this");
+        assert_eq!(Failure::new(ExitCode::Usage, "one", "").to_string(), "one");
+    }
+
+    #[test]
+    fn every_code_has_its_own_number_and_sentence() {
+        let mut seen: Vec<(u8, &str)> = ExitCode::ALL.iter().map(|code| (*code as u8, code.meaning())).collect();
+        assert!(seen.is_sorted());
+        seen.dedup_by(|a, b| a.0 == b.0 || a.1 == b.1);
+        assert_eq!(seen.len(), ExitCode::ALL.len());
+    }
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Finds running instances: processes that hold a statistics segment open. See proc_pid_fd(5).
+//!
+//! No registry, no socket, no file that could be left behind: who holds the memory is the list. The launcher
+//! and the program hold the same segment, so segments are told apart by their inode.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use aquifer_stats::{Gauge, SEGMENT_NAME, Snapshot};
+
+use crate::exit::{ExitCode, Failure};
+
+/// One running instance.
+#[derive(Debug)]
+pub struct Instance {
+    /// Who holds the segment open.
+    holders: Vec<u32>,
+    inode: (u64, u64),
+    segment: File,
+}
+
+impl Instance {
+    /// Its numbers now.
+    pub fn snapshot(&self) -> Result<Snapshot, Failure> {
+        aquifer_stats::read(self.segment.as_fd())
+            .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
+    }
+}
+
+/// All instances that this user may look into, oldest process first.
+pub fn all() -> Result<Vec<Instance>, Failure> {
+    let processes = fs::read_dir("/proc")
+        .map_err(|error| Failure::new(ExitCode::Failure, format!("/proc cannot be read: {error}"), "mount /proc"))?;
+    let mut pids: Vec<u32> = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    let mut instances = Vec::new();
+    for pid in pids {
+        // A process of another user, or one that just ended, has nothing to show.
+        let _ = collect(pid, &mut instances);
+    }
+    Ok(instances)
+}
+
+/// The instance that `pid` is the program or the launcher of.
+pub fn of_process(pid: u32) -> Result<Instance, Failure> {
+    let mut found = Vec::new();
+    if let Err(error) = collect(pid, &mut found) {
+        let (cause, remedy) = match error.kind() {
+            io::ErrorKind::NotFound => (format!("there is no process {pid}"), "see 'aquifer stat' for those that are"),
+            io::ErrorKind::PermissionDenied => {
+                (format!("process {pid} belongs to another user"), "run as that user, or as root")
+            }
+            _ => (format!("process {pid} cannot be looked into: {error}"), "run as its user, or as root"),
+        };
+        return Err(Failure::new(ExitCode::Failure, cause, remedy));
+    }
+    // A program may close descriptors that it does not know, but its launcher holds on: look there by the
+    // number that the pager wrote.
+    if found.is_empty() {
+        found = all()?;
+        found.retain(|instance| instance.snapshot().is_ok_and(|numbers| numbers.gauge(Gauge::Pid) == u64::from(pid)));
+    }
+    found.pop().ok_or_else(|| {
+        let cause = format!("process {pid} does not run under aquifer");
+        Failure::new(ExitCode::Failure, cause, "start it with 'aquifer run', or see 'aquifer stat' for those that do")
+    })
+}
+
+/// The instances, or the one.
+pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
+    match pid {
+        Some(pid) => of_process(pid).map(|instance| vec![instance]),
+        None => all(),
+    }
+}
+
+/// Adds the segments that `pid` holds.
+fn collect(pid: u32, instances: &mut Vec<Instance>) -> io::Result<()> {
+    // The kernel shows a deleted path for every memfd.
+    let link = format!("/memfd:{} (deleted)", SEGMENT_NAME.to_string_lossy());
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        let Ok(target) = fs::read_link(&path) else { continue };
+        if target.as_os_str() != link.as_str() {
+            continue;
+        }
+        let segment = File::open(&path)?;
+        let metadata = segment.metadata()?;
+        let inode = (metadata.dev(), metadata.ino());
+        match instances.iter_mut().find(|instance| instance.inode == inode) {
+            Some(known) if known.holders.contains(&pid) => {}
+            Some(known) => known.holders.push(pid),
+            None => instances.push(Instance { holders: vec![pid], inode, segment }),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_stats::{Counter, Counters};
+
+    #[test]
+    fn this_process_is_found_while_it_holds_a_segment() {
+        let counters = Counters::create().unwrap();
+        counters.add(Counter::Faults, 11);
+        let instance = of_process(std::process::id()).unwrap();
+        assert_eq!(instance.snapshot().unwrap().counter(Counter::Faults), 11);
+        assert!(all().unwrap().iter().any(|other| other.inode == instance.inode));
+        drop(counters);
+    }
+
+    #[test]
+    fn other_processes_are_named_as_what_they_are() {
+        let nobody = of_process(u32::MAX - 1).unwrap_err();
+        assert!(nobody.cause.starts_with("there is no process"), "{nobody}");
+    }
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer completions` and `aquifer man`: files for packages, made from the one table of flags.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process;
+
+use clap_complete::Shell;
+
+use crate::exit::{ExitCode, Failure};
+use crate::{args, output};
+
+/// Print shell completions
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  aquifer completions bash > /etc/bash_completion.d/aquifer
+  aquifer completions zsh > ~/.zfunc/_aquifer
+  aquifer completions fish > ~/.config/fish/completions/aquifer.fish")]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Print the manual page, or write all of them to a directory
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  aquifer man | man -l -
+  aquifer man --dir /usr/share/man/man1")]
+pub struct ManArgs {
+    /// Write aquifer.1 and one page per command to this directory
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Prints the completions.
+pub fn completions(args: &CompletionsArgs) -> Result<process::ExitCode, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut args::command_line(), "aquifer", &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(ExitCode::Success.into())
+}
+
+/// Prints or writes the manual.
+pub fn man(args: &ManArgs) -> Result<process::ExitCode, Failure> {
+    match &args.dir {
+        None => {
+            output::print(&page(args::command_line())?)?;
+        }
+        Some(dir) => {
+            for (name, page) in pages()? {
+                fs::write(dir.join(&name), page).map_err(|error| unwritable(dir, &name, &error))?;
+            }
+        }
+    }
+    Ok(ExitCode::Success.into())
+}
+
+/// Every page with its file name.
+fn pages() -> Result<Vec<(String, String)>, Failure> {
+    let mut whole = args::command_line();
+    // Gives every command its full name and the help flag.
+    whole.build();
+    let mut pages = vec![("aquifer.1".to_owned(), page(args::command_line())?)];
+    for command in whole.get_subcommands().filter(|command| command.get_name() != "help") {
+        let name = format!("aquifer-{}", command.get_name());
+        pages.push((format!("{name}.1"), page(command.clone().name(name))?));
+    }
+    Ok(pages)
+}
+
+fn page(command: clap::Command) -> Result<String, Failure> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command).render(&mut text).map_err(|error| {
+        Failure::new(ExitCode::Failure, format!("the manual cannot be made: {error}"), "report this bug")
+    })?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+fn unwritable(dir: &Path, name: &str, error: &std::io::Error) -> Failure {
+    let cause = format!("{} cannot be written: {error}", dir.join(name).display());
+    Failure::new(ExitCode::Failure, cause, "name a directory that exists")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_a_page_with_its_examples() {
+        let pages = pages().unwrap();
+        assert_eq!(pages.len(), args::command_line().get_subcommands().count() + 1);
+        for (name, page) in pages {
+            assert!(page.contains(".SH"), "{name}");
+            assert!(page.contains("Examples:"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The flags of `aquifer run`, as typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use aquifer_config::{BlockSize, Delivery, Exchange, PolicyName, UnknownWord};
+use aquifer_core::units::ByteSize;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use crate::exit;
+
+/// Run a program on less DRAM than it needs
+///
+/// The program's heap and anonymous mappings are kept within --dram; blocks that do not fit go to the
+/// tier and come back when they are touched. Below the budget nothing is changed. The program must be
+/// dynamically linked for this machine. Its standard streams, its terminal and its exit status are its own.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = after_help())]
+pub struct RunArgs {
+    /// Local DRAM that the program's managed memory may take, for example 4GiB
+    #[arg(long, value_name = "SIZE")]
+    pub dram: ByteSize,
+
+    /// Where cold blocks go [default: an unlinked file in the state directory]
+    #[arg(long, value_name = "SPEC")]
+    pub tier: Vec<String>,
+
+    /// Which policy chooses the blocks that leave
+    #[arg(long, value_name = "NAME", default_value = "s3fifo", value_parser = words(PolicyName::ALL, PolicyName::word))]
+    pub policy: PolicyName,
+
+    /// How many bytes move as one: a power of two from 4KiB to 2MiB, or auto to learn it per range
+    #[arg(long, value_name = "SIZE|auto", default_value = "auto", value_parser = block)]
+    pub block: BlockSize,
+
+    /// Who resolves a fault: the faulting thread (signal), a thread of the pager (listener), or whichever
+    /// fits each mapping
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = words(Delivery::ALL, Delivery::word))]
+    pub delivery: Delivery,
+
+    /// How pages change places: without a copy where the kernel can (move), or always by copying
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = words(Exchange::ALL, Exchange::word))]
+    pub exchange: Exchange,
+
+    /// Whether blocks are fetched ahead of their faults
+    #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set, value_parser = on_or_off())]
+    pub prefetch: bool,
+
+    /// Write the statistics to this file when the program has ended, however it ended
+    #[arg(long, value_name = "FILE")]
+    pub stats_json: Option<PathBuf>,
+
+    /// Record what the pager was told to this file, for replay in the simulator
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
+    /// Directory on disk for the default tier; it must exist
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Say more on standard error; twice for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
+/// What `aquifer run --help` ends with.
+fn after_help() -> String {
+    const TIERS_AND_EXAMPLES: &str = "\
+Tiers:
+  flash:PATH[,size=SIZE]   a directory, a file or a block device
+  dram:[size=SIZE]         local memory, to measure the software alone
+  Without --tier: an unlinked file in the state directory. That is $XDG_STATE_HOME/aquifer or
+  ~/.local/state/aquifer, and /var/lib/aquifer for root; --state-dir names another.
+
+Examples:
+  aquifer run --dram 4GiB -- ./program --its-own-flags
+  aquifer run --dram 300MiB --tier flash:/mnt/nvme,size=8GiB --stats-json stats.json -- ./stream
+  aquifer run --dram 1GiB --policy lru --block 128KiB --prefetch off -- python3 script.py
+
+Environment:
+  AQUIFER_PRELOAD   the preload library, when it is not installed with aquifer";
+    format!(
+        "{TIERS_AND_EXAMPLES}\n\n{}\n\
+        Otherwise the program's own, and 128 + n when signal n ended it.",
+        exit::section()
+    )
+}
+
+/// A parser for a setting that is one of some words.
+fn words<T>(choices: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = UnknownWord> + Copy + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(choices.iter().map(move |choice| word(*choice))).try_map(|word| word.parse::<T>())
+}
+
+fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
+}
+
+fn block(text: &str) -> Result<BlockSize, String> {
+    if text == "auto" {
+        return Ok(BlockSize::Auto);
+    }
+    let ByteSize(bytes) = text.parse()?;
+    BlockSize::of_bytes(bytes)
+        .ok_or_else(|| format!("{text} cannot be a block; choose a power of two from 4KiB to 2MiB, or auto"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_powers_of_two_or_auto() {
+        assert_eq!(block("auto"), Ok(BlockSize::Auto));
+        assert_eq!(block("128KiB"), Ok(BlockSize::Bytes(131_072)));
+        for text in ["1KiB", "4MiB", "100KiB", "0", "", "big"] {
+            assert!(block(text).is_err(), "{text}");
+        }
+    }
+}

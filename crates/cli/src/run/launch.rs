@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Starts the program: the statistics segment, the environment, the child.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aquifer_config::{BlockSize, VARIABLE};
+use aquifer_core::units::ByteSize;
+use aquifer_stats::{Counters, Gauge, Text};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::unistd::Pid;
+
+use super::settings::RunSettings;
+use super::supervise::Signals;
+use super::unsafe_edge;
+use crate::exit::{ExitCode, Failure};
+
+/// The inherited descriptor gets a number from here on, out of the way of programs that count on 3 being
+/// the first free one, and below the usual limit of 1024.
+const STATS_FD_LEAST: i32 = 200;
+
+/// Makes the segment, with what is known before the pager starts; the pager overwrites it.
+pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
+    let counters = Counters::create().map_err(|error| {
+        cannot_start(
+            format!("the statistics segment cannot be made: {error}"),
+            "check the limits on memory and open files",
+        )
+    })?;
+    let config = &settings.config;
+    let block = match config.block {
+        BlockSize::Auto => "auto".to_owned(),
+        BlockSize::Bytes(bytes) => ByteSize(bytes).to_string(),
+    };
+    let state_dir = format!("flash:{}", config.state_dir);
+    counters.write(Text::Program, &settings.program.name.to_string_lossy());
+    counters.write(Text::Policy, config.policy.word());
+    counters.write(Text::Tier, config.tier.as_deref().unwrap_or(&state_dir));
+    counters.write(Text::Block, &block);
+    counters.write(Text::Delivery, config.delivery.word());
+    counters.write(Text::Exchange, config.exchange.word());
+    counters.set(Gauge::DramBudgetBytes, config.dram_bytes);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    counters.set(Gauge::StartTimeUnixS, now.as_secs());
+    Ok(counters)
+}
+
+/// Starts the program. Its standard streams, directory, process group and terminal are ours.
+pub fn start(settings: &RunSettings, counters: &Counters, signals: &Signals) -> Result<Pid, Failure> {
+    let segment = counters.descriptor().expect("the segment was made here, so its descriptor is too");
+    let stats_fd = inheritable(segment)?;
+    let mut config = settings.config.clone();
+    config.stats_fd = Some(stats_fd);
+    let program = &settings.program;
+    let mut command = Command::new(&program.path);
+    command.arg0(&program.name).args(&program.args);
+    command.env(VARIABLE, config.to_json()).env("LD_PRELOAD", &settings.ld_preload);
+    unsafe_edge::tie_to_parent(&mut command, signals.mask_before());
+    let child = command.spawn().map_err(|error| {
+        let shown = program.path.display();
+        let code = if error.kind() == std::io::ErrorKind::NotFound { ExitCode::NotFound } else { ExitCode::CannotRun };
+        Failure::new(code, format!("'{shown}' cannot be started: {error}"), "see execve(2) for the cause")
+    })?;
+    let pid = i32::try_from(child.id()).expect("the kernel's process ids fit in 22 bits");
+    Ok(Pid::from_raw(pid))
+}
+
+/// A second descriptor that survives exec. It stays open in this process, which runs no other program.
+fn inheritable(segment: BorrowedFd<'_>) -> Result<i32, Failure> {
+    let high = fcntl(segment, FcntlArg::F_DUPFD(STATS_FD_LEAST));
+    // A low limit on open files leaves no such number; any will do then.
+    high.or_else(|_| fcntl(segment, FcntlArg::F_DUPFD(segment.as_raw_fd()))).map_err(|errno| {
+        cannot_start(
+            format!("the statistics segment cannot be shared: {}", errno.desc()),
+            "raise the limit on open files (ulimit -n)",
+        )
+    })
+}
+
+fn cannot_start(cause: String, remedy: &str) -> Failure {
+    Failure::new(ExitCode::CannotStart, cause, remedy)
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Finds the preload library, which holds the pager, and writes `LD_PRELOAD` for it. See ld.so(8).
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::elf::{self, Elf};
+use crate::exit::{ExitCode, Failure};
+
+/// The library's file name.
+pub const LIBRARY: &str = "libaquifer_preload.so";
+/// Names another library: for packagers and tests.
+pub const VARIABLE: &str = "AQUIFER_PRELOAD";
+
+/// The library that `variable` names, or the one beside `executable`, or the one installed with it.
+pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Failure> {
+    if let Some(named) = variable.filter(|named| !named.is_empty()) {
+        let path = std::path::absolute(&named).unwrap_or_else(|_| PathBuf::from(&named));
+        return check(path, &format!("{VARIABLE} is set to it; set it to {LIBRARY}, or unset it"));
+    }
+    let beside = executable.with_file_name(LIBRARY);
+    let installed = executable.parent().and_then(Path::parent).map(|prefix| prefix.join("lib/aquifer").join(LIBRARY));
+    let places = [Some(beside), installed];
+    match places.iter().flatten().find(|place| place.exists()) {
+        Some(found) => check(found.clone(), "install aquifer again"),
+        None => {
+            let looked: Vec<String> = places.iter().flatten().map(|place| place.display().to_string()).collect();
+            Err(Failure::new(
+                ExitCode::CannotStart,
+                format!("the preload library is not at {}", looked.join(" or ")),
+                format!("install it there, or set {VARIABLE} to its path"),
+            ))
+        }
+    }
+}
+
+/// A library that the loader cannot use is only a warning to it, and the program would run without budget.
+fn check(path: PathBuf, remedy: &str) -> Result<PathBuf, Failure> {
+    let unusable = |why: String| {
+        Failure::new(ExitCode::CannotStart, format!("the preload library {} {why}", path.display()), remedy)
+    };
+    let mut file = File::open(&path).map_err(|error| unusable(format!("cannot be opened: {error}")))?;
+    match elf::read(&mut file) {
+        Ok(Elf::Library | Elf::Dynamic { .. }) => {}
+        Ok(Elf::Foreign { machine }) => return Err(unusable(format!("is built for {machine}"))),
+        Ok(Elf::Static) => return Err(unusable("is no shared library".into())),
+        Err(error) => return Err(unusable(format!("is no shared library: {error}"))),
+    }
+    // The loader splits the variable at these, and knows no way to quote them.
+    if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'\t' | b'\n' | b'$')) {
+        return Err(unusable("has a blank, ':' or '$' in its path, which LD_PRELOAD cannot hold".into()));
+    }
+    Ok(path)
+}
+
+/// `LD_PRELOAD` with the library first, once.
+pub fn ld_preload(library: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let existing = existing.map(OsStr::as_bytes).unwrap_or_default();
+    for other in existing.split(|byte| matches!(byte, b':' | b' ')) {
+        if !other.is_empty() && other != library.as_os_str().as_bytes() {
+            value.push(":");
+            value.push(OsStr::from_bytes(other));
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_comes_first_and_once() {
+        let library = Path::new("/lib/l.so");
+        for (existing, value) in [
+            (None, "/lib/l.so"),
+            (Some(""), "/lib/l.so"),
+            (Some("/a.so /b.so"), "/lib/l.so:/a.so:/b.so"),
+            (Some("/a.so:/lib/l.so"), "/lib/l.so:/a.so"),
+        ] {
+            assert_eq!(ld_preload(library, existing.map(OsStr::new)), value);
+        }
+    }
+
+    #[test]
+    fn a_missing_library_names_both_places() {
+        let failure = find(None, Path::new("/opt/aquifer/bin/aquifer")).unwrap_err();
+        assert_eq!(failure.code, ExitCode::CannotStart);
+        assert!(failure.cause.contains("/opt/aquifer/bin/libaquifer_preload.so"), "{failure}");
+        assert!(failure.cause.contains("/opt/aquifer/lib/aquifer/libaquifer_preload.so"), "{failure}");
+    }
+}

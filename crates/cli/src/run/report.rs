@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What is told when the program has ended: `--stats-json`, and the few things worth a line.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aquifer_core::units::ByteSize;
+use aquifer_stats::{Counter, Gauge, Snapshot};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
+use nix::sys::signal::Signal;
+use nix::sys::time::TimeVal;
+use serde::Serialize;
+
+use super::settings::RunSettings;
+use super::supervise::End;
+use crate::exit::{ExitCode, Failure, say};
+
+/// Where the report goes. The file is opened before the program starts, so that a wrong path is noticed
+/// before hours of work, and is the same file whatever happens to directories in between.
+#[derive(Debug)]
+pub struct Report {
+    file: Option<(PathBuf, File)>,
+}
+
+/// What `--stats-json` holds: the snapshot's fields, and how the process ended.
+#[derive(Serialize)]
+struct StatsJson<'a> {
+    #[serde(flatten)]
+    snapshot: &'a Snapshot,
+    process: Process,
+}
+
+/// The kernel's account of the program and of its children that it waited for.
+#[derive(Serialize)]
+struct Process {
+    exit_status: u8,
+    /// The signal that ended it, if one did.
+    signal: Option<&'static str>,
+    elapsed_s: f64,
+    user_s: f64,
+    system_s: f64,
+    /// The most that one process had in DRAM, managed or not.
+    rss_bytes_peak: u64,
+}
+
+impl Report {
+    /// Opens the file, empty.
+    pub fn open(path: Option<&Path>) -> Result<Report, Failure> {
+        let Some(path) = path else { return Ok(Report { file: None }) };
+        let file = File::create(path).map_err(|error| {
+            Failure::new(
+                ExitCode::CannotStart,
+                format!("--stats-json {} cannot be written: {error}", path.display()),
+                "name a file in a directory that exists",
+            )
+        })?;
+        Ok(Report { file: Some((path.to_owned(), file)) })
+    }
+
+    /// Writes everything. A report that fails does not change the program's exit status: it is said.
+    pub fn write(&mut self, settings: &RunSettings, snapshot: &Snapshot, end: End, elapsed: Duration) {
+        if let Some((path, file)) = &mut self.file {
+            let report = StatsJson { snapshot, process: Process::of(end, elapsed) };
+            let json = serde_json::to_string_pretty(&report).expect("numbers and strings are always JSON");
+            if let Err(error) = writeln!(file, "{json}") {
+                say(&format!("--stats-json {} could not be written: {error}; free some space", path.display()));
+            }
+        }
+        let name = settings.program.name.to_string_lossy();
+        if let Some(line) = epitaph(&name, end) {
+            say(&line);
+        }
+        if !snapshot.is_attached() {
+            say(&format!(
+                "'{name}' did not load the preload library, so no budget was kept; \
+                 a program that clears LD_PRELOAD or runs with more privilege cannot be managed"
+            ));
+        } else if settings.config.verbose > 0 {
+            say(&summary(&name, snapshot, elapsed));
+        }
+    }
+}
+
+impl Process {
+    fn of(end: End, elapsed: Duration) -> Process {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
+        let seconds = |time: fn(&Usage) -> TimeVal| {
+            usage.as_ref().map(time).map_or(0.0, |time| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
+        };
+        let kibibytes = usage.as_ref().map_or(0, Usage::max_rss);
+        Process {
+            exit_status: end.exit_status(),
+            signal: match end {
+                End::Exited { .. } => None,
+                End::Signalled { signal, .. } => Some(signal.as_str()),
+            },
+            elapsed_s: elapsed.as_secs_f64(),
+            user_s: seconds(Usage::user_time),
+            system_s: seconds(Usage::system_time),
+            rss_bytes_peak: u64::try_from(kibibytes).unwrap_or(0) << 10,
+        }
+    }
+}
+
+/// What a shell would say if the program were its own child. Interrupts speak for themselves.
+fn epitaph(name: &str, end: End) -> Option<String> {
+    match end {
+        End::Exited { .. } | End::Signalled { signal: Signal::SIGINT | Signal::SIGPIPE, .. } => None,
+        End::Signalled { signal, core } => {
+            let core = if core { " (core dumped)" } else { "" };
+            Some(format!("'{name}' was ended by {signal}{core}"))
+        }
+    }
+}
+
+fn summary(name: &str, snapshot: &Snapshot, elapsed: Duration) -> String {
+    let latencies = snapshot.fault_latencies();
+    format!(
+        "'{name}' ran {:.2} s: {} faults (p50 {:.1} us, p99 {:.1} us), fetched {}, written back {}, peak {} of {}, {} errors",
+        elapsed.as_secs_f64(),
+        snapshot.counter(Counter::Faults),
+        latencies.quantile_us(0.5),
+        latencies.quantile_us(0.99),
+        ByteSize(snapshot.counter(Counter::FetchedBytes)),
+        ByteSize(snapshot.counter(Counter::WrittenBackBytes)),
+        ByteSize(snapshot.gauge(Gauge::ResidentBytesPeak)),
+        ByteSize(snapshot.gauge(Gauge::DramBudgetBytes)),
+        snapshot.counter(Counter::Errors),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deaths_are_told_as_a_shell_would() {
+        let by = |signal, core| epitaph("p", End::Signalled { signal, core });
+        assert_eq!(by(Signal::SIGSEGV, true).as_deref(), Some("'p' was ended by SIGSEGV (core dumped)"));
+        assert_eq!(by(Signal::SIGKILL, false).as_deref(), Some("'p' was ended by SIGKILL"));
+        assert_eq!(by(Signal::SIGINT, false), None);
+        assert_eq!(epitaph("p", End::Exited { status: 3 }), None);
+    }
+}

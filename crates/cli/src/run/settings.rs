@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Step two of two: what was typed becomes settings that have been checked, or one line that says why not.
+//!
+//! Reads the machine and the environment, starts nothing. Makes nothing but the default state directory.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use aquifer_config::Config;
+use aquifer_core::units::ByteSize;
+use aquifer_tiers::TierSpec;
+use nix::unistd::geteuid;
+
+use super::args::RunArgs;
+use super::program::Program;
+use super::{preload, state_dir};
+use crate::exit::{ExitCode, Failure};
+
+/// The pager's minimum: frames in flight, the standby list and blocks of 2 MiB need some room to turn.
+pub const DRAM_MIN: ByteSize = ByteSize(16 << 20);
+
+/// What `aquifer run` will do.
+#[derive(Clone, Debug)]
+pub struct RunSettings {
+    /// What the pager is told; the statistics descriptor is still missing.
+    pub config: Config,
+    /// What is run.
+    pub program: Program,
+    /// The value of `LD_PRELOAD` for it.
+    pub ld_preload: OsString,
+    /// Where the statistics go at the end.
+    pub stats_json: Option<PathBuf>,
+}
+
+impl RunSettings {
+    /// Checks everything, cheapest and most likely first.
+    pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
+        check_budget(args.dram, memory_total()?)?;
+        let tier = check_tiers(&args.tier)?;
+        let program = Program::check(args.command, env::var_os("PATH").as_deref())?;
+        let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
+        let state_dir = check_state_dir(args.state_dir.as_deref(), tier.is_some())?;
+        let config = Config {
+            dram_bytes: args.dram.0,
+            tier,
+            policy: args.policy,
+            block: args.block,
+            delivery: args.delivery,
+            exchange: args.exchange,
+            prefetch: args.prefetch,
+            record: args.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
+            state_dir,
+            verbose: args.verbose,
+            ..Config::default()
+        };
+        let ld_preload = preload::ld_preload(&library, env::var_os("LD_PRELOAD").as_deref());
+        Ok(RunSettings { config, program, ld_preload, stats_json: args.stats_json })
+    }
+}
+
+fn check_budget(dram: ByteSize, total: ByteSize) -> Result<(), Failure> {
+    if dram < DRAM_MIN {
+        return Err(usage(format!("--dram {dram} is below the pager's minimum"), format!("give at least {DRAM_MIN}")));
+    }
+    if dram > total {
+        return Err(usage(
+            format!("--dram {dram} is more than this machine's memory ({total})"),
+            format!("give at most {total}, or run the program without aquifer"),
+        ));
+    }
+    Ok(())
+}
+
+/// The machine's memory, from /proc/meminfo; see proc_meminfo(5).
+fn memory_total() -> Result<ByteSize, Failure> {
+    let text = fs::read_to_string("/proc/meminfo").map_err(|error| {
+        Failure::new(ExitCode::CannotStart, format!("/proc/meminfo cannot be read: {error}"), "mount /proc")
+    })?;
+    let kibibytes =
+        text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kibibytes = kibibytes.ok_or_else(|| {
+        Failure::new(ExitCode::CannotStart, "/proc/meminfo does not say MemTotal", "mount a Linux /proc")
+    })?;
+    Ok(ByteSize(kibibytes << 10))
+}
+
+/// The one tier, with an absolute path: the program may change its directory before the pager opens it.
+fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
+    let [spec] = specs else {
+        if specs.is_empty() {
+            return Ok(None);
+        }
+        return Err(usage("more than one --tier is given".into(), "this release uses one tier; give one"));
+    };
+    let parsed: TierSpec = spec.parse().map_err(|failure| usage(format!("{failure}"), ""))?;
+    let TierSpec::Flash(flash) = parsed else { return Ok(Some(spec.clone())) };
+    let parent = flash.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let missing = if flash.path.exists() { None } else { fs::metadata(parent).err() };
+    if let Some(error) = missing {
+        return Err(Failure::new(
+            ExitCode::CannotStart,
+            format!("--tier {spec}: the directory {} cannot be used: {error}", parent.display()),
+            format!("try: mkdir -p {}", parent.display()),
+        ));
+    }
+    let typed = flash.path.to_str().expect("the path was cut out of a string");
+    let options = spec.strip_prefix("flash:").and_then(|rest| rest.strip_prefix(typed)).unwrap_or_default();
+    Ok(Some(format!("flash:{}{options}", absolute_text("--tier", &flash.path)?)))
+}
+
+/// The state directory as text. A default that is not needed is neither made nor checked.
+fn check_state_dir(named: Option<&Path>, has_tier: bool) -> Result<String, Failure> {
+    if let Some(named) = named {
+        state_dir::check(named)?;
+        return absolute_text("--state-dir", named);
+    }
+    let path = state_dir::default_path(geteuid().is_root(), env::var_os("XDG_STATE_HOME"), env::var_os("HOME"));
+    match path {
+        Some(path) => {
+            if !has_tier {
+                state_dir::create(&path)?;
+                state_dir::check(&path)?;
+            }
+            absolute_text("the state directory", &path)
+        }
+        None if has_tier => Ok(String::new()),
+        None => Err(Failure::new(
+            ExitCode::CannotStart,
+            "there is no state directory: neither XDG_STATE_HOME nor HOME is set",
+            "name one on a disk with --state-dir",
+        )),
+    }
+}
+
+/// A path that means the same from any directory, as text for the configuration.
+fn absolute_text(what: &str, path: &Path) -> Result<String, Failure> {
+    let absolute = std::path::absolute(path)
+        .map_err(|error| usage(format!("{what} {}: {error}", path.display()), "give a path"))?;
+    absolute
+        .into_os_string()
+        .into_string()
+        .map_err(|path| usage(format!("{what} {} is not UTF-8", path.to_string_lossy()), "choose another name"))
+}
+
+fn own_path() -> Result<PathBuf, Failure> {
+    env::current_exe().map_err(|error| {
+        Failure::new(ExitCode::CannotStart, format!("/proc/self/exe cannot be read: {error}"), "mount /proc")
+    })
+}
+
+fn usage(cause: String, remedy: impl Into<String>) -> Failure {
+    Failure::new(ExitCode::Usage, cause, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_outside_the_machine_are_refused() {
+        let total = ByteSize(1 << 30);
+        assert!(check_budget(DRAM_MIN, total).is_ok());
+        assert!(check_budget(total, total).is_ok());
+        for dram in [ByteSize(0), ByteSize(DRAM_MIN.0 - 1), ByteSize(total.0 + 1)] {
+            assert_eq!(check_budget(dram, total).unwrap_err().code, ExitCode::Usage);
+        }
+    }
+
+    #[test]
+    fn a_flash_tier_keeps_its_options_and_gets_an_absolute_path() {
+        let here = env::current_dir().unwrap();
+        let tier = check_tiers(&["flash:cold,size=1GiB".into()]).unwrap().unwrap();
+        assert_eq!(tier, format!("flash:{}/cold,size=1GiB", here.display()));
+        assert_eq!(check_tiers(&["dram:".into()]).unwrap().as_deref(), Some("dram:"));
+        assert_eq!(check_tiers(&[]).unwrap(), None);
+    }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The state directory: where the default tier's unlinked file lies. It must be on a disk, so
+//! `$XDG_RUNTIME_DIR`, which is memory, is not asked.
+
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::unistd::{AccessFlags, access};
+
+use crate::exit::{ExitCode, Failure, say};
+
+/// Where state lies when nobody says otherwise.
+pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
+    if root {
+        return Some("/var/lib/aquifer".into());
+    }
+    // The specification says that a relative path is to be ignored.
+    absolute(state_home)
+        .or_else(|| absolute(home).map(|home| home.join(".local/state")))
+        .map(|state| state.join("aquifer"))
+}
+
+/// Makes the default directory where it is absent, for its owner alone: it holds the program's memory.
+pub fn create(path: &Path) -> Result<(), Failure> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
+        cannot_start(
+            format!("the state directory {} cannot be made: {error}", path.display()),
+            "name another with --state-dir",
+        )
+    })
+}
+
+/// Checks that files can be made in the directory. Says so when it is memory, since that saves none.
+pub fn check(path: &Path) -> Result<(), Failure> {
+    let shown = path.display();
+    let metadata = std::fs::metadata(path).map_err(|error| {
+        cannot_start(format!("the state directory {shown} cannot be used: {error}"), format!("try: mkdir -p {shown}"))
+    })?;
+    if !metadata.is_dir() {
+        return Err(cannot_start(
+            format!("the state directory {shown} is not a directory"),
+            "name another with --state-dir",
+        ));
+    }
+    access(path, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
+        cannot_start(
+            format!("the state directory {shown} cannot be written: {}", errno.desc()),
+            "name another with --state-dir",
+        )
+    })?;
+    let in_memory = statfs(path).is_ok_and(|fs| fs.filesystem_type() == TMPFS_MAGIC);
+    if in_memory {
+        say(&format!(
+            "the state directory {shown} is itself in DRAM, so nothing is saved; name one on a disk with --state-dir"
+        ));
+    }
+    Ok(())
+}
+
+fn cannot_start(cause: String, remedy: impl Into<String>) -> Failure {
+    Failure::new(ExitCode::CannotStart, cause, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_follows_the_base_directory_specification() {
+        let path = |root, state: Option<&str>, home: Option<&str>| {
+            default_path(root, state.map(Into::into), home.map(Into::into))
+        };
+        assert_eq!(path(true, Some("/state"), Some("/root")), Some("/var/lib/aquifer".into()));
+        assert_eq!(path(false, Some("/state"), Some("/home/a")), Some("/state/aquifer".into()));
+        assert_eq!(path(false, Some("relative"), Some("/home/a")), Some("/home/a/.local/state/aquifer".into()));
+        assert_eq!(path(false, None, None), None);
+    }
+}

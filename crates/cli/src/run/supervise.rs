@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Waits for the program, and makes the pair look like one process to whoever signals it.
+//!
+//! Threads: one. Signals are blocked before the program starts and read from a descriptor, so none is
+//! lost and no handler runs. See signalfd(2), and `siginfo_t` in sigaction(2).
+//!
+//! Which signal goes where: the terminal signals the whole foreground process group, so the program has its
+//! copy already, and it is dropped here. What another process sends to us is handed on. When the
+//! terminal stops the program we stop too, so that the shell sees a stopped job. When we are killed outright,
+//! the kernel kills the program (`unsafe_edge::tie_to_parent`).
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, raise, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::unsafe_edge;
+use crate::exit::{ExitCode, Failure};
+
+/// What is handed on to the program. Others keep their default action: they are for us alone.
+const HANDED_ON: [Signal; 9] = [
+    Signal::SIGCONT,
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGTSTP,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+];
+
+/// How the program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It exited by itself.
+    Exited {
+        /// Its exit status.
+        status: u8,
+    },
+    /// A signal ended it.
+    Signalled {
+        /// Which one.
+        signal: Signal,
+        /// Whether the kernel wrote a core file.
+        core: bool,
+    },
+}
+
+impl End {
+    /// What we exit with: its status, or 128 + the signal, as shells report it.
+    pub fn exit_status(self) -> u8 {
+        match self {
+            End::Exited { status } => status,
+            End::Signalled { signal, .. } => 128 + u8::try_from(signal as i32).unwrap_or(0),
+        }
+    }
+}
+
+/// The signals in our hands, from before the program starts.
+#[derive(Debug)]
+pub struct Signals {
+    descriptor: SignalFd,
+    mask_before: SigSet,
+}
+
+impl Signals {
+    /// Blocks what `wait` will read.
+    pub fn take_over() -> Result<Signals, Failure> {
+        let mut ours: SigSet = HANDED_ON.into_iter().collect();
+        ours.add(Signal::SIGCHLD);
+        let mut mask_before = SigSet::empty();
+        unsafe_edge::keep_exit_statuses()
+            .and_then(|()| sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), Some(&mut mask_before)))
+            .and_then(|()| SignalFd::with_flags(&ours, SfdFlags::SFD_CLOEXEC))
+            .map(|descriptor| Signals { descriptor, mask_before })
+            .map_err(|errno| {
+                let cause = format!("signals cannot be read: {}", errno.desc());
+                Failure::new(ExitCode::CannotStart, cause, "check the limit on open files (ulimit -n)")
+            })
+    }
+
+    /// The mask that we were started with, for the program.
+    pub fn mask_before(&self) -> SigSet {
+        self.mask_before
+    }
+
+    fn next(&self) -> Result<siginfo, Errno> {
+        loop {
+            match self.descriptor.read_signal() {
+                Ok(Some(signal)) => return Ok(signal),
+                // Empty reads do not happen on a blocking descriptor; asking again is right anyway.
+                Ok(None) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+/// Hands signals on until the program has ended.
+pub fn wait(child: Pid, signals: &Signals) -> Result<End, Failure> {
+    loop {
+        let signal = signals.next().map_err(|errno| lost(child, errno))?;
+        let number = i32::try_from(signal.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
+        match number {
+            Some(Signal::SIGCHLD) => {
+                if let Some(end) = reap(child).map_err(|errno| lost(child, errno))? {
+                    return Ok(end);
+                }
+            }
+            Some(other) if was_sent_to_us(&signal, child) => {
+                // The only way to fail is that the program has just ended; its SIGCHLD is next.
+                let _ = kill(child, other);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a process sent it to us (`si_code` ≤ 0), rather than the terminal to the whole group. What
+/// the program itself sends to its parent is not sent back.
+fn was_sent_to_us(signal: &siginfo, child: Pid) -> bool {
+    signal.ssi_code <= 0 && i32::try_from(signal.ssi_pid) != Ok(child.as_raw())
+}
+
+/// Takes in every change of the program's state. One SIGCHLD may stand for several.
+fn reap(child: Pid) -> Result<Option<End>, Errno> {
+    let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+    loop {
+        match waitpid(child, Some(flags)) {
+            Ok(WaitStatus::Exited(_, status)) => return Ok(Some(End::Exited { status: status as u8 })),
+            Ok(WaitStatus::Signaled(_, signal, core)) => return Ok(Some(End::Signalled { signal, core })),
+            // The stops of job control. A SIGSTOP meant the program alone: a debugger, say.
+            Ok(WaitStatus::Stopped(_, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU)) => raise(Signal::SIGSTOP)?,
+            Ok(WaitStatus::StillAlive) => return Ok(None),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn lost(child: Pid, errno: Errno) -> Failure {
+    Failure::new(
+        ExitCode::CannotStart,
+        format!("the program (process {child}) cannot be waited for: {}", errno.desc()),
+        "this is a bug in aquifer; please report it",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_status_is_the_shells() {
+        assert_eq!(End::Exited { status: 7 }.exit_status(), 7);
+        assert_eq!(End::Signalled { signal: Signal::SIGSEGV, core: true }.exit_status(), 139);
+        assert_eq!(End::Signalled { signal: Signal::SIGKILL, core: false }.exit_status(), 137);
+    }
+}

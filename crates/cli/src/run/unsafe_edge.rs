@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The two things about child processes for which Rust has only unsafe functions: code between fork and
+//! exec, and a signal's default action. Everything else in this crate is safe code.
+
+#![expect(unsafe_code, reason = "pre_exec and signal(2) have no safe form; each site states why it is sound here")]
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::unistd::{Pid, getpid, getppid};
+
+/// Makes the child die when this process does, even by SIGKILL, and gives it the signal mask that we had.
+pub fn tie_to_parent(command: &mut Command, mask: SigSet) {
+    let parent = getpid();
+    // SAFETY: between fork and exec only async-signal-safe functions may be called, and nothing that could be
+    // locked by another thread. The closure makes three plain system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || before_exec(parent, mask).map_err(io::Error::from));
+    }
+}
+
+fn before_exec(parent: Pid, mask: SigSet) -> Result<(), Errno> {
+    set_pdeathsig(Signal::SIGKILL)?;
+    // The parent may have died before the line above took effect.
+    if getppid() != parent {
+        return Err(Errno::ESRCH);
+    }
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)
+}
+
+/// Undoes an inherited "ignore SIGCHLD", under which the kernel throws exit statuses away.
+pub fn keep_exit_statuses() -> Result<(), Errno> {
+    // SAFETY: SIG_DFL installs no function of ours, so there is nothing that could run in a signal's context.
+    unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }.map(drop)
+}

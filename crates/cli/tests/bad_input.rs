@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Bad input gets one line that names the cause and the remedy, and an exit status that says which kind of
+//! trouble it is. Nothing is started.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use support::{aquifer, compile, scratch, stand_in, stderr};
+
+/// Runs, and compares the one line and the status.
+fn refuses(preload: &Path, words: &[&str], status: i32, line: &str) {
+    let output = aquifer().env("AQUIFER_PRELOAD", preload).args(words).output().unwrap();
+    assert_eq!(stderr(&output), format!("aquifer: {line}\n"), "{words:?}");
+    assert_eq!(output.status.code(), Some(status), "{words:?}");
+    assert!(output.stdout.is_empty(), "{words:?}");
+}
+
+#[test]
+fn arguments_that_make_no_sense() {
+    let Some(preload) = stand_in() else { return };
+    for (words, line) in [
+        (
+            &["run", "--", "true"][..],
+            "the following required arguments were not provided: --dram <SIZE>; see 'aquifer run --help'",
+        ),
+        (
+            &["run", "--dram", "1GiB"],
+            "the following required arguments were not provided: <PROGRAM>...; see 'aquifer run --help'",
+        ),
+        (
+            &["run", "--dram", "lots", "--", "true"],
+            "invalid value 'lots' for '--dram <SIZE>': 'lots' is not a size; write a number and a unit, for example 4GiB or 307MiB",
+        ),
+        (&["run", "--dram", "15MiB", "--", "true"], "--dram 15MiB is below the pager's minimum; give at least 16MiB"),
+        (
+            &["run", "--dram", "16MiB", "--policy", "x", "--", "true"],
+            "invalid value 'x' for '--policy <NAME>' [possible values: s3fifo, clock, lru, fifo]; see 'aquifer run --help'",
+        ),
+        (
+            &["run", "--dram", "16MiB", "--policy", "s3fif", "--", "true"],
+            "invalid value 's3fif' for '--policy <NAME>' [possible values: s3fifo, clock, lru, fifo]; a similar value exists: 's3fifo'",
+        ),
+        (
+            &["run", "--dram", "16MiB", "--block", "5KiB", "--", "true"],
+            "invalid value '5KiB' for '--block <SIZE|auto>': 5KiB cannot be a block; choose a power of two from 4KiB to 2MiB, or auto",
+        ),
+        (
+            &["run", "--drum", "16MiB", "--", "true"],
+            "unexpected argument '--drum' found; a similar argument exists: '--dram'",
+        ),
+        (
+            &["run", "--dram", "16MiB", "--tier", "dram:", "--tier", "dram:", "--", "true"],
+            "more than one --tier is given; this release uses one tier; give one",
+        ),
+        (
+            &["run", "--dram", "16MiB", "--tier", "dram:", "--", ""],
+            "the program's name is empty; write the program after --",
+        ),
+        (
+            &["stat", "--json", "--prometheus"],
+            "the argument '--json' cannot be used with '--prometheus'; see 'aquifer stat --help'",
+        ),
+        (
+            &["stat", "--watch", "0"],
+            "invalid value '0' for '--watch <SECONDS>': 0 seconds is out of range; choose from 0.1 to 86400",
+        ),
+        (
+            &["top"],
+            "'aquifer top' draws on a terminal, and standard output is none; for scripts use 'aquifer stat --json --watch 1'",
+        ),
+        (&["rum"], "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'"),
+        (&["fabric"], "unrecognized subcommand 'fabric'; see 'aquifer --help'"),
+    ] {
+        refuses(preload, words, 2, line);
+    }
+}
+
+#[test]
+fn a_budget_larger_than_the_machine() {
+    let output = aquifer().args(["run", "--dram", "1000TiB", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let line = stderr(&output);
+    assert!(line.starts_with("aquifer: --dram 1000TiB is more than this machine's memory ("), "{line}");
+    assert_eq!(line.lines().count(), 1);
+}
+
+#[test]
+fn a_tier_that_is_none() {
+    let output = aquifer().args(["run", "--dram", "16MiB", "--tier", "tape:/dev/st0", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let line = stderr(&output);
+    assert!(line.starts_with("aquifer: --tier tape:/dev/st0: 'tape' is not a kind of tier; write "), "{line}");
+    assert_eq!(line.lines().count(), 1);
+}
+
+#[test]
+fn places_that_are_not_there() {
+    let Some(preload) = stand_in() else { return };
+    let run = ["run", "--dram", "16MiB"];
+    refuses(
+        preload,
+        &[&run[..], &["--tier", "flash:/nowhere/cold", "--", "true"]].concat(),
+        125,
+        "--tier flash:/nowhere/cold: the directory /nowhere cannot be used: No such file or directory (os error 2); try: mkdir -p /nowhere",
+    );
+    refuses(
+        preload,
+        &[&run[..], &["--state-dir", "/nowhere", "--", "true"]].concat(),
+        125,
+        "the state directory /nowhere cannot be used: No such file or directory (os error 2); try: mkdir -p /nowhere",
+    );
+    refuses(
+        preload,
+        &[&run[..], &["--state-dir", "/dev/null", "--", "true"]].concat(),
+        125,
+        "the state directory /dev/null is not a directory; name another with --state-dir",
+    );
+    refuses(
+        preload,
+        &[&run[..], &["--tier", "dram:", "--stats-json", "/nowhere/stats.json", "--", "true"]].concat(),
+        125,
+        "--stats-json /nowhere/stats.json cannot be written: No such file or directory (os error 2); name a file in a directory that exists",
+    );
+}
+
+#[test]
+fn a_preload_library_that_is_none() {
+    for (preload, line) in [
+        ("/nowhere/l.so", "the preload library /nowhere/l.so cannot be opened: No such file or directory (os error 2)"),
+        ("/dev/null", "the preload library /dev/null is no shared library: it is cut short"),
+    ] {
+        refuses(
+            Path::new(preload),
+            &["run", "--dram", "16MiB", "--tier", "dram:", "--", "true"],
+            125,
+            &format!("{line}; AQUIFER_PRELOAD is set to it; set it to libaquifer_preload.so, or unset it"),
+        );
+    }
+}
+
+#[test]
+fn programs_that_cannot_be_run() {
+    let Some(preload) = stand_in() else { return };
+    let directory = scratch("programs");
+    let write = |name: &str, mode: u32, contents: &[u8]| {
+        let path = directory.join(name);
+        std::fs::write(&path, contents).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    write("plain", 0o644, b"#!/bin/sh\n");
+    write("blob", 0o755, b"MZ\0\0\0");
+    write("no-interpreter", 0o755, b"#!/nowhere/python\n");
+    write("broken", 0o755, b"\x7fELF\x02\x01");
+    let mut foreign = vec![0; 64];
+    foreign[..6].copy_from_slice(b"\x7fELF\x02\x02");
+    foreign[19] = 22;
+    write("foreign", 0o755, &foreign);
+    let at = directory.display().to_string();
+    let native = std::env::consts::ARCH;
+    for (program, status, line) in [
+        (
+            "/nowhere/p".to_owned(),
+            127,
+            "'/nowhere/p' cannot be found: No such file or directory (os error 2); check the path".to_owned(),
+        ),
+        ("no-such-program".into(), 127, "'no-such-program' is not on PATH; install it, or give its path".into()),
+        (at.clone(), 126, format!("'{at}' is a directory; name the program in it")),
+        (
+            format!("{at}/plain"),
+            126,
+            format!("'{at}/plain' cannot be executed: Permission denied; try: chmod +x {at}/plain"),
+        ),
+        (
+            format!("{at}/blob"),
+            126,
+            format!("'{at}/blob' is neither an ELF program nor a script; a script starts with #! and its interpreter"),
+        ),
+        (
+            format!("{at}/no-interpreter"),
+            126,
+            format!(
+                "'{at}/no-interpreter' is a script, and its interpreter is no good: '/nowhere/python' cannot be executed: \
+                 No such file or directory; try: chmod +x /nowhere/python"
+            ),
+        ),
+        (
+            format!("{at}/broken"),
+            126,
+            format!("'{at}/broken' is a broken ELF file: it is cut short; build or install it again"),
+        ),
+        (
+            format!("{at}/foreign"),
+            126,
+            format!("'{at}/foreign' is built for s390x, and this is {native}; build it for {native}"),
+        ),
+    ] {
+        refuses(preload, &["run", "--dram", "16MiB", "--tier", "dram:", "--", &program], status, &line);
+    }
+}
+
+#[test]
+fn a_static_program_is_refused() {
+    let Some(preload) = stand_in() else { return };
+    let directory = scratch("static");
+    for flag in ["-static", "-static-pie"] {
+        let Some(program) = compile(&directory, "still", "int main(void) { return 0; }", &[flag]) else { continue };
+        let shown = program.display();
+        refuses(
+            preload,
+            &["run", "--dram", "16MiB", "--tier", "dram:", "--", &shown.to_string()],
+            126,
+            &format!(
+                "'{shown}' is statically linked, and nothing can be preloaded into it; link it dynamically (without -static)"
+            ),
+        );
+    }
+}
+
+#[test]
+fn processes_that_are_not_ours() {
+    let Some(preload) = stand_in() else { return };
+    refuses(preload, &["stat", "4194304"], 1, "there is no process 4194304; see 'aquifer stat' for those that are");
+    let own = std::process::id().to_string();
+    let line = format!(
+        "process {own} does not run under aquifer; start it with 'aquifer run', or see 'aquifer stat' for those that do"
+    );
+    refuses(preload, &["stat", &own], 1, &line);
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer run` as a parent: the program's status, streams and signals are its own, and the statistics
+//! are written however it ends. Real children, with a stand-in for the pager.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use aquifer_config::{BlockSize, Config, Delivery};
+use support::{aquifer, eventually, run, scratch, signal, stand_in, stderr, stdout};
+
+/// Starts a shell script under `aquifer run` and waits for its first line.
+fn start(preload: &Path, script: &str) -> (Child, String, BufReader<std::process::ChildStdout>) {
+    let mut child =
+        run(preload).args(["--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    lines.read_line(&mut first).unwrap();
+    (child, first.trim().to_owned(), lines)
+}
+
+#[test]
+fn the_exit_status_is_passed_through() {
+    let Some(preload) = stand_in() else { return };
+    for status in [0, 1, 2, 42, 125, 255] {
+        let output = run(preload).args(["--", "sh", "-c", &format!("exit {status}")]).output().unwrap();
+        assert_eq!(output.status.code(), Some(status));
+        assert_eq!(stderr(&output), "");
+    }
+}
+
+#[test]
+fn a_signal_becomes_128_and_its_number() {
+    let Some(preload) = stand_in() else { return };
+    for (name, number) in [("SEGV", 11), ("KILL", 9), ("ABRT", 6)] {
+        let script = format!("ulimit -c 0; kill -{name} $$");
+        let output = run(preload).args(["--", "sh", "-c", &script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(128 + number));
+        assert_eq!(stderr(&output), format!("aquifer: 'sh' was ended by SIG{name}\n"));
+    }
+}
+
+#[test]
+fn streams_arguments_and_name_are_the_programs_own() {
+    let Some(preload) = stand_in() else { return };
+    let mut child = run(preload)
+        .args(["sh", "-c", "cat; echo \"$0 $1\" >&2", "--dram", "--help"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"through\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), ("through\n", "--dram --help\n"));
+    let output = run(preload).args(["--", "sh", "-c", "tr '\\0' ' ' < /proc/$$/cmdline"]).output().unwrap();
+    assert!(stdout(&output).starts_with("sh -c "), "{}", stdout(&output));
+}
+
+#[test]
+fn the_program_sees_the_configuration_and_the_segment() {
+    let Some(preload) = stand_in() else { return };
+    let directory = scratch("configuration");
+    let output = run(preload)
+        .current_dir(&directory)
+        .env("LD_PRELOAD", preload)
+        .args(["--block", "128KiB", "--delivery", "signal", "--prefetch", "off", "--record", "events", "-vv"])
+        .args(["--", "sh", "-c", "echo \"$AQUIFER_CONFIG\"; echo \"$LD_PRELOAD\"; ls -l /proc/$$/fd"])
+        .output()
+        .unwrap();
+    let text = stdout(&output);
+    let mut lines = text.lines();
+    let config = Config::from_json(lines.next().unwrap()).unwrap();
+    assert_eq!(lines.next(), preload.to_str());
+    assert_eq!(config.dram_bytes, 16 << 20);
+    assert_eq!(config.tier.as_deref(), Some("dram:"));
+    assert_eq!((config.block, config.delivery), (BlockSize::Bytes(131_072), Delivery::Signal));
+    assert_eq!((config.prefetch, config.verbose), (false, 2));
+    assert_eq!(config.record.as_deref(), directory.join("events").to_str());
+    let descriptor = format!(" {} -> /memfd:aquifer-stats (deleted)", config.stats_fd.unwrap());
+    assert!(text.contains(&descriptor), "{text}");
+    assert_eq!(text.matches("memfd:aquifer-stats").count(), 1, "only the one descriptor is inherited");
+    assert!(config.stats_fd.unwrap() >= 200);
+}
+
+#[test]
+fn statistics_are_written_when_the_program_is_killed() {
+    let Some(preload) = stand_in() else { return };
+    let file = scratch("stats").join("stats.json");
+    let output =
+        run(preload).arg("--stats-json").arg(&file).args(["--", "sh", "-c", "kill -KILL $$"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(137));
+    let stats: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(stats["faults"], 5);
+    for name in ["fetched_bytes", "written_back_bytes", "evicted_blocks", "resident_bytes_peak", "errors"] {
+        assert_eq!(stats[name], 0, "{name}");
+    }
+    for name in ["p50", "p99", "max"] {
+        assert!(stats["fault_latency_us"][name].is_number(), "{name}");
+    }
+    assert_eq!(
+        (&stats["program"], &stats["tier"], &stats["policy"]),
+        (&"sh".into(), &"dram:".into(), &"s3fifo".into())
+    );
+    assert_eq!((&stats["process"]["exit_status"], &stats["process"]["signal"]), (&137.into(), &"SIGKILL".into()));
+    assert!(stats["process"]["rss_bytes_peak"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_program_that_never_loads_the_library_is_told_of() {
+    let Some(preload) = stand_in() else { return };
+    let script = "exit 3";
+    let empty = support::compile(&scratch("empty"), "empty.so", "", &["-shared", "-fPIC"]);
+    let output = run(empty.as_deref().unwrap_or(preload)).args(["--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(stderr(&output).starts_with("aquifer: 'sh' did not load the preload library, so no budget was kept; "));
+    assert_eq!(stderr(&output).lines().count(), 1);
+}
+
+#[test]
+fn scripts_run_by_their_interpreter() {
+    let Some(preload) = stand_in() else { return };
+    let directory = scratch("script");
+    for (name, contents) in [("hash-bang", "#!/bin/sh\nexit 9\n"), ("bare", "exit 9\n")] {
+        let path = directory.join(name);
+        std::fs::write(&path, contents).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        assert_eq!(run(preload).arg("--").arg(&path).output().unwrap().status.code(), Some(9), "{name}");
+    }
+}
+
+#[test]
+fn signals_sent_to_us_reach_the_program() {
+    let Some(preload) = stand_in() else { return };
+    for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"] {
+        let script = format!("trap 'exit 42' {name}; echo ready; while :; do sleep 0.02; done");
+        let (mut child, first, _) = start(preload, &script);
+        assert_eq!(first, "ready");
+        signal(name, &child);
+        assert_eq!(child.wait().unwrap().code(), Some(42), "{name}");
+    }
+}
+
+#[test]
+fn a_signal_without_a_trap_ends_both() {
+    let Some(preload) = stand_in() else { return };
+    let (mut child, _, _) = start(preload, "echo ready; exec sleep 100");
+    signal("TERM", &child);
+    let status = child.wait().unwrap();
+    assert_eq!((status.code(), status.signal()), (Some(143), None));
+}
+
+#[test]
+fn the_program_dies_with_a_launcher_that_is_killed() {
+    let Some(preload) = stand_in() else { return };
+    let (mut child, pid, _) = start(preload, "echo $$; exec sleep 100");
+    assert!(Path::new(&format!("/proc/{pid}")).exists());
+    signal("KILL", &child);
+    child.wait().unwrap();
+    eventually("the program's death", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.is_empty() || status.contains("State:\tZ")
+    });
+}
+
+#[test]
+fn the_program_keeps_the_signal_mask_and_ignored_signals_of_the_caller() {
+    let Some(preload) = stand_in() else { return };
+    let script = "grep -E 'Sig(Blk|Ign)' /proc/self/status";
+    let plain = std::process::Command::new("sh").args(["-c", script]).output().unwrap();
+    let ours = run(preload).args(["--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(stdout(&ours), stdout(&plain));
+}
+
+/// A parent that ignores SIGCHLD makes the kernel throw exit statuses away, unless that is undone.
+#[test]
+fn an_inherited_ignore_of_sigchld_does_no_harm() {
+    let Some(preload) = stand_in() else { return };
+    let mut command = std::process::Command::new("sh");
+    let script = "trap '' CHLD; exec \"$0\" run --dram 16MiB --tier dram: -- sh -c 'exit 6'";
+    let output =
+        command.args(["-c", script, env!("CARGO_BIN_EXE_aquifer")]).env("AQUIFER_PRELOAD", preload).output().unwrap();
+    assert_eq!(output.status.code(), Some(6), "{}", stderr(&output));
+}
+
+#[test]
+fn running_programs_are_seen_from_outside() {
+    let Some(preload) = stand_in() else { return };
+    let (mut child, pid, _lines) = start(preload, "echo $$; exec sleep 100");
+    let seen = |words: &[&str]| {
+        let output = aquifer().arg("stat").args(words).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let launcher = child.id().to_string();
+    for process in [&launcher, &pid] {
+        let stats: serde_json::Value = serde_json::from_str(&seen(&[process, "--json"])).unwrap();
+        assert_eq!((&stats["pid"], &stats["faults"]), (&pid.parse::<u64>().unwrap().into(), &5.into()));
+    }
+    assert!(seen(&["--json"]).lines().any(|line| line.contains(&format!("\"pid\":{pid}"))));
+    assert!(seen(&["--prometheus"]).contains(&format!("aquifer_faults_total{{pid=\"{pid}\",program=\"sh\"}} 5")));
+    assert!(seen(&[&pid]).starts_with(&format!("sh (pid {pid}): ")));
+
+    let mut watch = aquifer().args(["stat", &pid, "--json", "--watch", "0.1"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap());
+    let mut line = String::new();
+    for _ in 0..2 {
+        line.clear();
+        lines.read_line(&mut line).unwrap();
+        assert!(line.contains("\"faults\":5"), "{line}");
+    }
+    signal("TERM", &child);
+    child.wait().unwrap();
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(watch.wait().unwrap().success(), "watching ends with the program");
+    assert_eq!(aquifer().args(["stat", &pid]).output().unwrap().status.code(), Some(1));
+}
+
+/// The bound is 10 ms in release; a debug build on a busy machine gets far more room, so that only a
+/// mistake of another kind (a sleep, a timeout) is caught here.
+#[test]
+fn starting_takes_no_time_to_speak_of() {
+    let Some(preload) = stand_in() else { return };
+    let best = (0..5)
+        .map(|_| {
+            let start = Instant::now();
+            run(preload).args(["--", "true"]).output().unwrap();
+            start.elapsed()
+        })
+        .min();
+    assert!(best < Some(Duration::from_millis(200)), "{best:?}");
+}

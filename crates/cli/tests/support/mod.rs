@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the tests of the command share: the binary with a clean environment, scratch directories, and a
+//! stand-in for the preload library.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// The binary, without what the caller's environment might add.
+pub fn aquifer() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
+    for variable in ["AQUIFER_CONFIG", "AQUIFER_PRELOAD", "LD_PRELOAD", "COLUMNS"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// An empty directory that belongs to one test.
+pub fn scratch(test: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{test}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("the target directory can be written");
+    path
+}
+
+/// A preload library that does what a pager would be seen to do: it writes its pid and five faults into
+/// the segment, at the places that the golden layout of `aquifer-stats` pins.
+const STAND_IN: &str = r#"
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+__attribute__((constructor)) static void attach(void) {
+    const char *config = getenv("AQUIFER_CONFIG");
+    const char *number = config ? strstr(config, "\"stats_fd\":") : 0;
+    if (!number) return;
+    uint64_t *words = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(number + 11), 0);
+    if (words == MAP_FAILED) return;
+    words[64] = getpid();
+    words[8] = 5;
+}
+"#;
+
+/// Builds the stand-in, once. `None`, and says why, where there is no C compiler.
+pub fn stand_in() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    BUILT.get_or_init(|| compile(&scratch("stand-in"), "stand_in.so", STAND_IN, &["-shared", "-fPIC"])).as_deref()
+}
+
+/// Compiles C. `None`, and says why, where that cannot be done.
+pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (code, built) = (directory.join(format!("{name}.c")), directory.join(name));
+    std::fs::write(&code, source).expect("the scratch directory can be written");
+    let outcome = Command::new("cc").args(flags).arg("-o").arg(&built).arg(&code).stderr(Stdio::null()).status();
+    if outcome.is_ok_and(|status| status.success()) {
+        return Some(built);
+    }
+    eprintln!("skipped, because cc {} does not work here", flags.join(" "));
+    None
+}
+
+/// `aquifer run` with a small budget, a tier that needs no disk, and the stand-in.
+pub fn run(stand_in: &Path) -> Command {
+    let mut command = aquifer();
+    command.env("AQUIFER_PRELOAD", stand_in).args(["run", "--dram", "16MiB", "--tier", "dram:"]);
+    command
+}
+
+/// Standard error as text.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Standard output as text.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits until `done`, for ten seconds at most: far longer than anything here takes on a busy machine.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends a signal with kill(1), so that no test needs unsafe code.
+pub fn signal(name: &str, child: &Child) {
+    let status = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status();
+    assert!(status.expect("kill(1) is everywhere").success());
+}
