@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The states of one block, and which may follow which.
+//!
+//! Pure. Everything that happens to a block is one of the arrows below; [`State::may_become`] is the same
+//! picture as code, and a test holds the two against each other.
+//!
+//! ```text
+//! STATES
+//!   Empty      -> Installing            first touch: a zeroed frame is being made visible
+//!   Installing -> Resident              visible at the program's address
+//!   Resident   -> Installing            a hole inside it is being filled with zeros
+//!   Resident   -> Leaving               chosen as victim, its pages are being taken away
+//!   Leaving    -> Standby               out of the program's reach, still in DRAM
+//!   Leaving    -> Resident              the kernel would not give the pages (pinned): it stays
+//!   Standby    -> Installing            touched in time: rescued
+//!   Standby    -> Cleaning              its frame is wanted: are the tier's bytes the same?
+//!   Cleaning   -> Standby               wanted meanwhile, or the write failed: nothing is lost
+//!   Cleaning   -> Stored                the tier holds the same bytes, the frame is free
+//!   Cleaning   -> Empty                 all zero: needs no bytes at all
+//!   Stored     -> Fetching              fault or read-ahead
+//!   Fetching   -> Installing            arrived and checked
+//!   Fetching   -> Standby               read ahead: arrived and checked, waits for its touch
+//!   Fetching   -> Stored                could not be fetched now; may be tried again
+//!   Fetching   -> Poisoned              lost: whoever touches it is told
+//!   Stored     -> Empty                 discarded by the program
+//!   Standby    -> Empty                 discarded by the program
+//!   Resident   -> Empty                 discarded by the program
+//!   Poisoned   -> Empty                 discarded by the program
+//! END
+//! ```
+//!
+//! Next on the path: `engine.rs`, which drives every arrow.
+
+use crate::units::FrameIndex;
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Never written, or discarded: reads as zeros, needs neither frame nor slot.
+    Empty,
+    /// A frame with its bytes is being made visible.
+    Installing,
+    /// In local DRAM at the program's address.
+    Resident,
+    /// Being taken out of the program's reach.
+    Leaving,
+    /// In local DRAM, out of the program's reach; a touch brings it back without I/O.
+    Standby,
+    /// Being compared with the tier's copy, and written back if it differs.
+    Cleaning,
+    /// In the tier only.
+    Stored,
+    /// Being read from the tier.
+    Fetching,
+    /// Lost. A touch is an error.
+    Poisoned,
+}
+
+impl State {
+    /// Every state, for tables and tests.
+    pub const ALL: [State; 9] = [
+        State::Empty,
+        State::Installing,
+        State::Resident,
+        State::Leaving,
+        State::Standby,
+        State::Cleaning,
+        State::Stored,
+        State::Fetching,
+        State::Poisoned,
+    ];
+
+    /// Whether the drawing above has an arrow from here to `next`.
+    pub fn may_become(self, next: State) -> bool {
+        use State::*;
+        match self {
+            Empty => matches!(next, Installing),
+            Installing => matches!(next, Resident),
+            Resident => matches!(next, Installing | Leaving | Empty),
+            Leaving => matches!(next, Standby | Resident),
+            Standby => matches!(next, Installing | Cleaning | Empty),
+            Cleaning => matches!(next, Standby | Stored | Empty),
+            Stored => matches!(next, Fetching | Empty),
+            Fetching => matches!(next, Installing | Standby | Stored | Poisoned),
+            Poisoned => matches!(next, Empty),
+        }
+    }
+
+    /// Whether somebody is at work on the block, so that everybody else must wait.
+    pub fn is_busy(self) -> bool {
+        matches!(self, State::Installing | State::Leaving | State::Cleaning | State::Fetching)
+    }
+}
+
+/// No block, no frame, no region: the end of a list.
+pub const NONE: u32 = u32::MAX;
+
+/// What the engine remembers of one block.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Where it is.
+    pub state: State,
+    /// True while a thread waits for the current work on it to end.
+    pub wanted: bool,
+    /// True from read-ahead until the first touch that we see.
+    pub prefetched: bool,
+    /// True when the bytes in the standby frame are known to equal the tier's.
+    pub known_clean: bool,
+    /// Consecutive failed write-backs.
+    pub write_back_failures: u8,
+    /// The frame, in the states that have one; otherwise [`NONE`].
+    pub frame: u32,
+    /// Its region.
+    pub region: u32,
+    /// Low bits of the engine's count of evicted pages when it last left.
+    pub evicted_at: u32,
+    /// Neighbours on the standby list.
+    pub(crate) previous: u32,
+    pub(crate) next: u32,
+}
+
+impl Block {
+    pub(crate) fn new(region: u32) -> Self {
+        Self {
+            state: State::Empty,
+            wanted: false,
+            prefetched: false,
+            known_clean: false,
+            write_back_failures: 0,
+            frame: NONE,
+            region,
+            evicted_at: 0,
+            previous: NONE,
+            next: NONE,
+        }
+    }
+
+    /// Follows one arrow of the drawing. A missing arrow is a bug, and ends the process.
+    pub(crate) fn become_state(&mut self, next: State) {
+        assert!(self.state.may_become(next), "block went from {:?} to {next:?}", self.state);
+        self.state = next;
+    }
+
+    pub(crate) fn take_frame(&mut self) -> FrameIndex {
+        assert!(self.frame != NONE, "block in {:?} has no frame", self.state);
+        let frame = FrameIndex(self.frame);
+        self.frame = NONE;
+        frame
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drawing_and_the_transition_function_agree() {
+        let source = include_str!("block.rs");
+        let start = source.find("STATES\n").expect("the drawing has a start");
+        let end = source.find("//! END").expect("the drawing has an end");
+        let mut drawn = Vec::new();
+        for line in source[start..end].lines().filter(|line| line.contains("->")) {
+            let words: Vec<&str> = line.trim_start_matches("//!").split_whitespace().collect();
+            drawn.push((words[0].to_owned(), words[2].to_owned()));
+        }
+        assert!(drawn.len() > 15);
+        for from in State::ALL {
+            for to in State::ALL {
+                let arrow = (format!("{from:?}"), format!("{to:?}"));
+                assert_eq!(drawn.contains(&arrow), from.may_become(to), "{arrow:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What is done ahead of demand: read-ahead, cleaning, eviction.
+//!
+//! Pure. The worker asks for a plan with the lock held, carries it out with the lock released, and reports
+//! each task like the faulting threads do. Demand comes first: read-ahead never takes the last frames, and
+//! a plan is short, so that the worker looks again soon.
+//!
+//! Next on the path: the driver's `pager/src/worker.rs`.
+
+use super::Engine;
+use crate::block::State;
+use crate::map::Pages;
+use crate::policy::Arrival;
+use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
+
+/// Tasks in one plan at most. Enough that neighbours can be moved by one kernel call.
+pub const PLAN_MOST: usize = 64;
+
+/// Runs of read-ahead that wait at most. When more come, the oldest is forgotten: its stream has moved on.
+const RUNS_MOST: usize = 32;
+
+/// One thing for the worker to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// As [`FaultStep::Clean`](super::FaultStep::Clean). `known_clean` spares the comparison.
+    Clean {
+        /// The block.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+        /// The frame that holds it.
+        frame: FrameIndex,
+        /// True when the tier is known to hold the same bytes.
+        known_clean: bool,
+    },
+    /// As [`FaultStep::Empty`](super::FaultStep::Empty).
+    Empty {
+        /// A filled frame of another block size.
+        frame: FrameIndex,
+    },
+    /// As [`FaultStep::Evict`](super::FaultStep::Evict).
+    Evict {
+        /// The victim.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+        /// A hollow frame.
+        frame: FrameIndex,
+    },
+    /// Read the slot into the frame; then report `read_ahead_arrived` or `fetch_failed`.
+    Fetch {
+        /// The block.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+        /// A frame to read into.
+        frame: FrameIndex,
+        /// Where its bytes are in the tier.
+        slot: u64,
+        /// Whether to install it on arrival.
+        install: bool,
+    },
+    /// Install zeros ahead of the first touch; then report `installed` as prefetched.
+    Fill {
+        /// The block.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+        /// A frame to zero.
+        frame: FrameIndex,
+        /// True when the kernel's pages are zero already.
+        fresh: bool,
+    },
+}
+
+/// What the worker shall do now.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// In the order to start them.
+    pub tasks: Vec<Task>,
+}
+
+impl Plan {
+    /// An empty plan with room for [`PLAN_MOST`] tasks.
+    pub fn new() -> Self {
+        Self { tasks: Vec::with_capacity(PLAN_MOST) }
+    }
+
+    fn is_full(&self) -> bool {
+        self.tasks.len() >= PLAN_MOST
+    }
+
+    fn has_transfers(&self, most: usize) -> bool {
+        let transfers = |task: &&Task| matches!(task, Task::Clean { .. } | Task::Fetch { .. });
+        self.tasks.iter().filter(transfers).count() >= most
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    /// First page that was not started yet.
+    start: u64,
+    /// One past the last such page.
+    end: u64,
+    /// The page at which the program shall fault, so that the stream is heard of again.
+    marker: u64,
+    /// The last page is wanted first.
+    descending: bool,
+}
+
+impl Run {
+    /// The next page to start, unless the run is through.
+    fn next(&self) -> Option<u64> {
+        (self.start < self.end).then(|| if self.descending { self.end - 1 } else { self.start })
+    }
+
+    /// The block with `pages` was started.
+    fn passed(&mut self, pages: Pages) {
+        if self.descending {
+            self.end = pages.start;
+        } else {
+            self.start = pages.start + u64::from(pages.count);
+        }
+    }
+}
+
+/// Runs of pages that the prefetcher advised and that were not started yet.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    runs: [Run; RUNS_MOST],
+    head: usize,
+    len: usize,
+}
+
+impl Ahead {
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn push(&mut self, run: Run) {
+        if self.len == RUNS_MOST {
+            self.head = (self.head + 1) % RUNS_MOST;
+            self.len -= 1;
+        }
+        self.runs[(self.head + self.len) % RUNS_MOST] = run;
+        self.len += 1;
+    }
+
+    fn front(&mut self) -> Option<&mut Run> {
+        (self.len > 0).then(|| &mut self.runs[self.head])
+    }
+
+    fn pop(&mut self) {
+        self.head = (self.head + 1) % RUNS_MOST;
+        self.len -= 1;
+    }
+}
+
+impl Engine {
+    /// Lets the prefetcher see a fault, and queues what it advises.
+    pub(super) fn look_ahead(&mut self, page: u64, block: BlockIndex, thread: ThreadIndex) {
+        if !self.settings.prefetch {
+            return;
+        }
+        if self.map.block(block).state == State::Resident {
+            return;
+        }
+        let block_pages = self.map.region_of(block).order.pages();
+        let Some(mapping) = self.map.mapping_of(page) else { return };
+        // The prefetcher counts in whole blocks, the map from the mapping's origin.
+        let shift = mapping.origin % u64::from(block_pages);
+        let advice = self.prefetcher.fault(thread, page - shift, block_pages);
+        for run in advice.runs() {
+            let (start, end) = (run.start + shift, run.start + shift + run.pages);
+            let (start, end) = (start.max(mapping.start), end.min(mapping.end));
+            if start < end {
+                let marker = run.marker.saturating_add(shift);
+                self.ahead.push(Run { start, end, marker, descending: run.descending });
+            }
+        }
+    }
+
+    /// Fills `plan` with what is to be done now, with at most `transfers` that may need the tier. Empty
+    /// when there is nothing.
+    pub fn plan(&mut self, plan: &mut Plan, transfers: usize) {
+        plan.tasks.clear();
+        self.plan_read_ahead(plan, transfers);
+        self.plan_cleaning(plan, transfers);
+        self.plan_eviction(plan);
+    }
+
+    fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: usize) {
+        while !plan.is_full() && !plan.has_transfers(transfers) {
+            let reserve = self.watermarks.free_low / 2;
+            let Some(run) = self.ahead.front().copied() else { return };
+            let Some(block) = run.next().and_then(|page| self.map.find(page)) else {
+                self.ahead.pop();
+                continue;
+            };
+            let pages = self.map.pages(block);
+            let install = !(pages.start..pages.start + u64::from(pages.count)).contains(&run.marker);
+            if self.frames.free_pages() < reserve + u64::from(self.weight(block)) {
+                return;
+            }
+            if self.start_ahead(block, pages, install, plan).is_none() {
+                return;
+            }
+            if let Some(run) = self.ahead.front() {
+                run.passed(pages);
+            }
+        }
+    }
+
+    /// Starts one block of a run; `None` when no frame of its size is to be had now.
+    fn start_ahead(&mut self, block: BlockIndex, pages: Pages, install: bool, plan: &mut Plan) -> Option<()> {
+        let state = self.map.block(block).state;
+        if !(state == State::Stored || (state == State::Empty && install)) {
+            return Some(());
+        }
+        let order = self.map.region_of(block).order;
+        let Some(taken) = self.frames.take_filled(order) else {
+            let frame = self.frames.take_to_empty(order)?;
+            plan.tasks.push(Task::Empty { frame });
+            return None;
+        };
+        let slot = self.map.slot(block);
+        let entry = self.map.block_mut(block);
+        entry.frame = taken.frame.0;
+        let frame = taken.frame;
+        plan.tasks.push(if state == State::Stored {
+            entry.become_state(State::Fetching);
+            Task::Fetch { block, pages, frame, slot: slot.expect("a stored block has a slot"), install }
+        } else {
+            entry.become_state(State::Installing);
+            Task::Fill { block, pages, frame, fresh: taken.fresh }
+        });
+        Some(())
+    }
+
+    fn plan_cleaning(&mut self, plan: &mut Plan, transfers: usize) {
+        while !plan.is_full()
+            && !plan.has_transfers(transfers)
+            && self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_high {
+            let Some((block, frame)) = self.start_cleaning() else { return };
+            let pages = self.map.pages(block);
+            let entry = self.map.block_mut(block);
+            if std::mem::take(&mut entry.prefetched) {
+                self.tally.prefetch_wasted += 1;
+            }
+            plan.tasks.push(Task::Clean { block, pages, frame, known_clean: entry.known_clean });
+        }
+    }
+
+    fn plan_eviction(&mut self, plan: &mut Plan) {
+        let target = self.watermarks.free_high + self.watermarks.standby;
+        let mut leaving = 0;
+        while !plan.is_full()
+            && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target
+        {
+            let Some((block, frame)) = self.start_evicting() else { return };
+            leaving += u64::from(self.weight(block));
+            plan.tasks.push(Task::Evict { block, pages: self.map.pages(block), frame });
+        }
+    }
+
+    /// A read-ahead arrived and was checked. True when the driver must install it next and report
+    /// `installed`; false when it waits on standby, perhaps with others waiting for it, who must be woken.
+    pub fn read_ahead_arrived(&mut self, block: BlockIndex, install: bool) -> bool {
+        let entry = self.map.block_mut(block);
+        entry.known_clean = true;
+        if install && !entry.wanted {
+            entry.become_state(State::Installing);
+            return true;
+        }
+        entry.prefetched = true;
+        entry.wanted = false;
+        entry.become_state(State::Standby);
+        self.standby.push(&mut self.map, block);
+        false
+    }
+
+    /// The arrival to report for a block that was installed ahead.
+    pub fn arrival_ahead(&self) -> Arrival {
+        Arrival::Prefetched
+    }
+}

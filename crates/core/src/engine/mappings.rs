@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Mappings come, are discarded in part, and go.
+//!
+//! Pure, but allocates: never on the fault path. The driver holds the engine's lock across the kernel call
+//! that belongs to each of these, so that no fault sees one without the other.
+
+use super::Engine;
+use crate::block::State;
+use crate::map::Delivery;
+use crate::policy::Arrival;
+use crate::units::{BlockIndex, Order, REGION_PAGES};
+
+/// Whether a discard or a removal could be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiscardStep {
+    /// Done.
+    Done,
+    /// The block at this page must be made resident first: the request cuts through it.
+    MakeResident {
+        /// A page of that block.
+        page: u64,
+    },
+    /// Somebody is at work on a block in the range. Wait for a report; ask again.
+    Wait,
+}
+
+impl Engine {
+    /// Adds the pages `start..end`. `present` says for each block whether any of its pages is populated
+    /// already; those are resident from now on.
+    pub fn add(
+        &mut self,
+        start: u64,
+        end: u64,
+        order: Order,
+        delivery: Delivery,
+        present: &mut dyn FnMut(u64, u32) -> bool,
+    ) {
+        self.map.insert(start, end, order, delivery);
+        self.policy.grow(self.map.blocks_len(), self.keep_pages());
+        let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
+        for block in blocks {
+            let pages = self.map.pages(block);
+            if present(pages.start, pages.count) {
+                let weight = u64::from(self.weight(block));
+                self.debt_pages += self.frames.spend(weight);
+                self.admit(block);
+            }
+        }
+    }
+
+    fn admit(&mut self, block: BlockIndex) {
+        let entry = self.map.block_mut(block);
+        entry.become_state(State::Installing);
+        entry.become_state(State::Resident);
+        self.enter(block, Arrival::Fresh);
+    }
+
+    /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` is
+    /// told each range of slots whose bytes are not needed any more.
+    pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
+        let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
+        for block in &blocks {
+            if let Some(step) = self.obstacle(*block, start, end) {
+                return step;
+            }
+        }
+        for block in blocks {
+            let pages = self.map.pages(block);
+            if pages.start >= start && pages.start + u64::from(pages.count) <= end {
+                self.forget(block, freed);
+            }
+        }
+        DiscardStep::Done
+    }
+
+    /// What stands in the way of discarding `start..end` at this block.
+    fn obstacle(&self, block: BlockIndex, start: u64, end: u64) -> Option<DiscardStep> {
+        let state = self.map.block(block).state;
+        let pages = self.map.pages(block);
+        let inside = pages.start >= start && pages.start + u64::from(pages.count) <= end;
+        if state.is_busy() {
+            Some(DiscardStep::Wait)
+        } else if inside || matches!(state, State::Empty | State::Resident | State::Poisoned) {
+            None
+        } else {
+            Some(DiscardStep::MakeResident { page: pages.start })
+        }
+    }
+
+    fn forget(&mut self, block: BlockIndex, freed: &mut dyn FnMut(u64, u64)) {
+        let weight = u64::from(self.weight(block));
+        match self.map.block(block).state {
+            State::Empty => return,
+            State::Resident => {
+                self.policy.removed(block);
+                self.resident_pages -= weight;
+                let paid = weight.min(self.debt_pages);
+                self.debt_pages -= paid;
+                self.frames.credit(weight - paid);
+            }
+            State::Standby => {
+                self.standby.remove(&mut self.map, block);
+                let frame = self.map.block_mut(block).take_frame();
+                self.release(frame);
+            }
+            _ => {}
+        }
+        if let Some(slot) = self.map.slot(block)
+            && self.map.guards(block).iter().any(|guard| *guard != 0)
+        {
+            freed(slot, self.map.pages(block).bytes());
+        }
+        self.map.guards_mut(block).fill(0);
+        self.map.block_mut(block).become_state(State::Empty);
+    }
+
+    /// Takes the pages `start..end` out of our care, contents and all. The caller unmaps them.
+    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
+        let beyond = self.beyond_cut(start, end);
+        for block in &beyond {
+            let state = self.map.block(*block).state;
+            if state.is_busy() {
+                return DiscardStep::Wait;
+            }
+            if !matches!(state, State::Empty | State::Resident) {
+                return DiscardStep::MakeResident { page: self.map.pages(*block).start };
+            }
+        }
+        match self.discard(start, end, freed) {
+            DiscardStep::Done => {}
+            step => return step,
+        }
+        let resident: Vec<u64> = beyond
+            .iter()
+            .filter(|block| self.map.block(**block).state == State::Resident)
+            .map(|block| self.map.pages(*block).start.max(end))
+            .collect();
+        for block in beyond {
+            self.forget(block, freed);
+        }
+        self.release_cut(start, end);
+        self.map.remove(start, end);
+        self.policy.grow(self.map.blocks_len(), self.keep_pages());
+        for page in resident {
+            let block = self.map.find(page).expect("the second piece is in the map");
+            let weight = u64::from(self.weight(block));
+            self.debt_pages += self.frames.spend(weight);
+            self.admit(block);
+        }
+        DiscardStep::Done
+    }
+
+    /// Blocks behind a hole that is cut into the inside of one region: they get a region of their own.
+    fn beyond_cut(&self, start: u64, end: u64) -> Vec<BlockIndex> {
+        let Some(mapping) = self.map.mapping_of(end) else { return Vec::new() };
+        if mapping.start >= start {
+            return Vec::new();
+        }
+        let span = u64::from(REGION_PAGES);
+        let grid = |page: u64| (page - mapping.origin) / span;
+        if grid(start - 1) != grid(end) {
+            return Vec::new();
+        }
+        let region_end = (mapping.origin + (grid(end) + 1) * span).min(mapping.end);
+        let straddling = self.map.find(start.saturating_sub(1));
+        self.map.blocks_in(end, region_end).filter(|block| Some(*block) != straddling).collect()
+    }
+
+    /// A block that loses all its pages to cuts on both sides would be forgotten with its account open.
+    fn release_cut(&mut self, start: u64, end: u64) {
+        let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
+        for block in blocks {
+            let pages = self.map.pages(block);
+            let last = pages.start + u64::from(pages.count);
+            if pages.start >= start && last <= end {
+                assert_eq!(self.map.block(block).state, State::Empty);
+            }
+        }
+    }
+
+    fn keep_pages(&self) -> u64 {
+        self.settings.budget_pages - self.watermarks.free_high - self.watermarks.standby
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which frames hold pages, which are hollow, and how much of the DRAM budget is still unspent.
+//!
+//! Pure, and allocation-free after `new`. A frame is an address range outside the program's reach. Pages
+//! circulate between frames and the program's mappings, so a frame is either *filled* (it has pages) or
+//! *hollow* (its pages are at the program's address now). The budget holds by construction:
+//!
+//! `credit + filled frames + frames in use + resident pages = budget`, all counted in pages.
+//!
+//! Frames come in one class per block size. Both lists of a class are queues, so that blocks which leave
+//! in address order land in adjacent frames, and one kernel call can move the whole run.
+
+use crate::units::{FrameIndex, Order};
+
+const CLASSES: usize = Order::MAX.exponent() + 1;
+const CLASS_SHIFT: u32 = 28;
+
+impl FrameIndex {
+    /// The frame number `index` of the class for `order`.
+    pub fn in_class(order: Order, index: u32) -> FrameIndex {
+        debug_assert!(index < 1 << CLASS_SHIFT);
+        FrameIndex((order.exponent() as u32) << CLASS_SHIFT | index)
+    }
+
+    /// The block size it can hold.
+    pub fn order(self) -> Order {
+        Order::new((self.0 >> CLASS_SHIFT) as u8).expect("a frame index carries a valid order")
+    }
+
+    /// Its number within its class.
+    pub fn index(self) -> u32 {
+        self.0 & ((1 << CLASS_SHIFT) - 1)
+    }
+}
+
+/// A bounded queue of frame numbers.
+#[derive(Debug)]
+struct Queue {
+    ring: Box<[u32]>,
+    head: usize,
+    len: usize,
+}
+
+impl Queue {
+    fn with_capacity(capacity: usize) -> Self {
+        Self { ring: vec![0; capacity].into_boxed_slice(), head: 0, len: 0 }
+    }
+
+    fn push(&mut self, index: u32) {
+        assert!(self.len < self.ring.len(), "more frames than the class has");
+        let at = (self.head + self.len) % self.ring.len();
+        self.ring[at] = index;
+        self.len += 1;
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        if self.len == 0 {
+            return None;
+        }
+        let index = self.ring[self.head];
+        self.head = (self.head + 1) % self.ring.len();
+        self.len -= 1;
+        Some(index)
+    }
+}
+
+/// A frame that may be used, and what is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The frame.
+    pub frame: FrameIndex,
+    /// True when it never had pages: the kernel gives zeroed ones at the first touch.
+    pub fresh: bool,
+}
+
+/// All frames. See the module for the invariant.
+#[derive(Debug)]
+pub struct FramePool {
+    filled: [Queue; CLASSES],
+    hollow: [Queue; CLASSES],
+    filled_pages: u64,
+    credit_pages: u64,
+    budget_pages: u64,
+}
+
+impl FramePool {
+    /// Frames for a budget of `budget_pages`, none of it spent.
+    pub fn new(budget_pages: u64) -> Self {
+        let frames = |class: usize| Self::frames_in_class(budget_pages, class);
+        Self {
+            filled: std::array::from_fn(|class| Queue::with_capacity(frames(class) as usize)),
+            hollow: std::array::from_fn(|class| {
+                let mut queue = Queue::with_capacity(frames(class) as usize);
+                (0..frames(class)).for_each(|index| queue.push(index));
+                queue
+            }),
+            filled_pages: 0,
+            credit_pages: budget_pages,
+            budget_pages,
+        }
+    }
+
+    /// How many frames the class of exponent `class` has: enough for the whole budget.
+    pub fn frames_in_class(budget_pages: u64, class: usize) -> u32 {
+        u32::try_from((budget_pages >> class) + 1).expect("a budget of less than 1 TiB")
+    }
+
+    /// Takes a frame whose pages may be overwritten; `None` when the class has none and nothing is left
+    /// of the budget.
+    pub fn take_filled(&mut self, order: Order) -> Option<Taken> {
+        let pages = u64::from(order.pages());
+        if let Some(index) = self.filled[order.exponent()].pop() {
+            self.filled_pages -= pages;
+            return Some(Taken { frame: FrameIndex::in_class(order, index), fresh: false });
+        }
+        if self.credit_pages < pages {
+            return None;
+        }
+        let index = self.hollow[order.exponent()].pop()?;
+        self.credit_pages -= pages;
+        Some(Taken { frame: FrameIndex::in_class(order, index), fresh: true })
+    }
+
+    /// Gives a frame with its pages back.
+    pub fn put_filled(&mut self, frame: FrameIndex) {
+        self.filled[frame.order().exponent()].push(frame.index());
+        self.filled_pages += u64::from(frame.order().pages());
+    }
+
+    /// Takes an address range without pages, to move a resident block's pages into.
+    pub fn take_hollow(&mut self, order: Order) -> Option<FrameIndex> {
+        self.hollow[order.exponent()].pop().map(|index| FrameIndex::in_class(order, index))
+    }
+
+    /// The pages of `frame` are at the program's address now.
+    pub fn put_hollow(&mut self, frame: FrameIndex) {
+        self.hollow[frame.order().exponent()].push(frame.index());
+    }
+
+    /// A filled frame of another class, to be emptied so that `order` can have its pages.
+    pub fn take_to_empty(&mut self, order: Order) -> Option<FrameIndex> {
+        let class = (0..CLASSES).filter(|class| *class != order.exponent()).max_by_key(|class| {
+            let order = Order::new(*class as u8).expect("a class is an order");
+            self.filled[*class].len as u64 * u64::from(order.pages())
+        })?;
+        let index = self.filled[class].pop()?;
+        let frame = FrameIndex::in_class(Order::new(class as u8).expect("a class is an order"), index);
+        self.filled_pages -= u64::from(frame.order().pages());
+        Some(frame)
+    }
+
+    /// `frame` was emptied: its pages are unspent budget again.
+    pub fn emptied(&mut self, frame: FrameIndex) {
+        self.hollow[frame.order().exponent()].push(frame.index());
+        self.credit(u64::from(frame.order().pages()));
+    }
+
+    /// `pages` of the budget are unspent again, for example because the program unmapped them.
+    pub fn credit(&mut self, pages: u64) {
+        self.credit_pages += pages;
+        assert!(self.credit_pages <= self.budget_pages, "more credit than budget");
+    }
+
+    /// Spends what is there of `pages`; returns how much was missing.
+    pub fn spend(&mut self, pages: u64) -> u64 {
+        let spent = pages.min(self.credit_pages);
+        self.credit_pages -= spent;
+        pages - spent
+    }
+
+    /// Pages that could be had without evicting anything.
+    pub fn free_pages(&self) -> u64 {
+        self.filled_pages + self.credit_pages
+    }
+
+    /// The whole budget.
+    pub fn budget_pages(&self) -> u64 {
+        self.budget_pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_spent_once_and_comes_back() {
+        let order = Order::DEFAULT;
+        let mut pool = FramePool::new(64);
+        let first = pool.take_filled(order).expect("budget for two");
+        let second = pool.take_filled(order).expect("budget for two");
+        assert!(first.fresh && second.fresh && first.frame != second.frame);
+        assert_eq!(pool.take_filled(order), None);
+        pool.put_filled(first.frame);
+        assert_eq!(pool.take_filled(order), Some(Taken { frame: first.frame, fresh: false }));
+    }
+
+    #[test]
+    fn pages_change_their_class_through_credit() {
+        let mut pool = FramePool::new(32);
+        let big = pool.take_filled(Order::DEFAULT).expect("budget for one");
+        pool.put_filled(big.frame);
+        assert_eq!(pool.take_filled(Order::MIN), None);
+        let frame = pool.take_to_empty(Order::MIN).expect("the big one");
+        pool.emptied(frame);
+        for _ in 0..32 {
+            assert!(pool.take_filled(Order::MIN).is_some());
+        }
+        assert_eq!(pool.take_filled(Order::MIN), None);
+    }
+
+    #[test]
+    fn frames_keep_their_order_so_that_runs_stay_adjacent() {
+        let mut pool = FramePool::new(512);
+        let frames: Vec<_> = (0..8).map(|_| pool.take_hollow(Order::DEFAULT).expect("hollow").index()).collect();
+        assert_eq!(frames, (0..8).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The pure core of Aquifer: every decision of the pager, and nothing else.
+//!
+//! No I/O, no clock, no threads, no unsafe. The live pager, the simulator and the planner run this same
+//! code; time, randomness and order are arguments.
+
+#![forbid(unsafe_code)]
+
+pub mod block;
+pub mod engine;
+pub mod frames;
+pub mod guard;
+pub mod map;
+pub mod policy;
+pub mod prefetch;
+pub mod standby;
+pub mod units;
+pub mod watermarks;

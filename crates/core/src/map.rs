@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The block map: from an address to its block, and from a block to its pages, its slot and its guards.
+//!
+//! Pure. A *mapping* is one range of the program's addresses. It is cut into *regions* of 2 MiB, counted
+//! from the mapping's origin; the blocks of one region share a size, and one slab of the tier holds the
+//! region's slots in address order. So neighbours in memory are neighbours on the medium, a block's slot
+//! follows from its place, and a region can change its block size without moving a byte.
+//!
+//! Only [`BlockMap::insert`] and [`BlockMap::remove`] allocate; neither runs on the fault path.
+
+use std::collections::BTreeMap;
+
+use crate::block::{Block, NONE, State};
+use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
+
+/// How faults on a mapping reach the pager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// A SIGBUS on the faulting thread, which resolves the fault itself.
+    Signal,
+    /// A message on the userfaultfd, read by a listener thread.
+    Listener,
+}
+
+/// One range of the program's addresses under our care, in page numbers.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// Where the grid of regions starts. Stays when the front of the mapping is unmapped.
+    pub origin: u64,
+    /// First page.
+    pub start: u64,
+    /// One past the last page.
+    pub end: u64,
+    /// How its faults arrive.
+    pub delivery: Delivery,
+    /// The regions, from the origin on; [`NONE`] where the mapping has been cut.
+    regions: Vec<u32>,
+}
+
+/// 2 MiB of a mapping.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// The block size here.
+    pub order: Order,
+    /// Its blocks are `first..first + (512 >> order)`.
+    pub first: u32,
+    /// The first page, on the mapping's grid; may lie before the mapping's own start.
+    pub start: u64,
+    /// The pages of the grid that belong to the mapping.
+    pub clip: (u64, u64),
+    /// The slab that holds its slots, once something was written back.
+    pub slab: u32,
+    /// How its faults arrive.
+    pub delivery: Delivery,
+}
+
+/// Everything that is known about the program's managed memory.
+#[derive(Debug, Default)]
+pub struct BlockMap {
+    mappings: BTreeMap<u64, Mapping>,
+    regions: Vec<Region>,
+    free_regions: Vec<u32>,
+    blocks: Vec<Block>,
+    /// Free runs of block indices, by the exponent of the order that uses such runs.
+    free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
+    guards: Vec<u64>,
+    slabs_free: Vec<u32>,
+    slabs_used: u32,
+    slabs_most: u32,
+}
+
+/// A block's pages: first page number and count. Shorter than the block size at the ends of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// First page number.
+    pub start: u64,
+    /// How many.
+    pub count: u32,
+}
+
+impl Pages {
+    /// The first address.
+    pub fn address(self) -> u64 {
+        self.start * PAGE_BYTES
+    }
+
+    /// Bytes in all.
+    pub fn bytes(self) -> u64 {
+        u64::from(self.count) * PAGE_BYTES
+    }
+}
+
+impl BlockMap {
+    /// A map whose tier has room for `slabs` regions.
+    pub fn new(slabs: u32) -> Self {
+        Self { slabs_most: slabs, ..Self::default() }
+    }
+
+    /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
+    pub fn insert(&mut self, start: u64, end: u64, order: Order, delivery: Delivery) {
+        assert!(start < end && self.overlapping(start, end).next().is_none(), "mappings may not overlap");
+        let count = (end - start).div_ceil(u64::from(REGION_PAGES));
+        let regions = (0..count)
+            .map(|index| {
+                let first = start + index * u64::from(REGION_PAGES);
+                self.new_region(first, (first, end.min(first + u64::from(REGION_PAGES))), order, delivery)
+            })
+            .collect();
+        self.mappings.insert(start, Mapping { origin: start, start, end, delivery, regions });
+    }
+
+    fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
+        let region = self.free_regions.pop().unwrap_or_else(|| {
+            let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
+            self.regions.push(Region { order, first: 0, start, clip, slab: NONE, delivery });
+            self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
+            index
+        });
+        let guards = region as usize * REGION_PAGES as usize;
+        self.guards[guards..guards + REGION_PAGES as usize].fill(0);
+        let first = self.new_run(region, order);
+        self.regions[region as usize] = Region { order, first, start, clip, slab: NONE, delivery };
+        region
+    }
+
+    fn new_run(&mut self, region: u32, order: Order) -> u32 {
+        let len = REGION_PAGES >> order.exponent();
+        let first = self.free_runs[order.exponent()].pop().unwrap_or_else(|| {
+            let first = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
+            self.blocks.resize(self.blocks.len() + len as usize, Block::new(region));
+            first
+        });
+        for index in first..first + len {
+            self.blocks[index as usize] = Block::new(region);
+        }
+        first
+    }
+
+    /// Mappings that overlap `start..end`, in address order.
+    pub fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Mapping> {
+        let before = self.mappings.range(..=start).next_back().map_or(start, |(first, _)| *first);
+        self.mappings.range(before..end).map(|(_, mapping)| mapping).filter(move |mapping| mapping.end > start)
+    }
+
+    /// The block that holds `page`, if it is managed.
+    pub fn find(&self, page: u64) -> Option<BlockIndex> {
+        let (_, mapping) = self.mappings.range(..=page).next_back()?;
+        if page >= mapping.end {
+            return None;
+        }
+        let offset = page - mapping.origin;
+        let region = &self.regions[mapping.regions[(offset / u64::from(REGION_PAGES)) as usize] as usize];
+        let within = (offset % u64::from(REGION_PAGES)) as u32;
+        Some(BlockIndex(region.first + (within >> region.order.exponent())))
+    }
+
+    /// The mapping that holds `page`.
+    pub fn mapping_of(&self, page: u64) -> Option<&Mapping> {
+        self.mappings.range(..=page).next_back().map(|(_, mapping)| mapping).filter(|mapping| page < mapping.end)
+    }
+
+    /// The blocks that touch the pages `start..end`, in address order.
+    pub fn blocks_in(&self, start: u64, end: u64) -> impl Iterator<Item = BlockIndex> + '_ {
+        let mut page = start;
+        std::iter::from_fn(move || {
+            while page < end {
+                if let Some(block) = self.find(page) {
+                    let pages = self.pages(block);
+                    page = pages.start + u64::from(pages.count);
+                    return Some(block);
+                }
+                page = self.mappings.range(page..).next().map_or(end, |(next, _)| *next);
+            }
+            None
+        })
+    }
+
+    /// Takes the pages `start..end` out of the map. Every block wholly inside must be Empty. A block that
+    /// is only cut loses the pages and keeps its state.
+    pub fn remove(&mut self, start: u64, end: u64) {
+        let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
+        for key in touched {
+            let mapping = self.mappings.remove(&key).expect("found just now");
+            let mut pieces = Vec::new();
+            for (from, to) in [(mapping.start, start.min(mapping.end)), (end.max(mapping.start), mapping.end)] {
+                if from < to {
+                    pieces.push((from, to));
+                }
+            }
+            self.recut(mapping, &pieces);
+        }
+    }
+
+    /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and
+    /// the second piece gets regions of its own, so a cut *inside* one region needs its blocks Empty
+    /// beyond the cut; the driver makes sure.
+    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)]) {
+        let span = u64::from(REGION_PAGES);
+        let mut kept = vec![false; mapping.regions.len()];
+        for (from, to) in pieces {
+            let (first, last) = ((from - mapping.origin) / span, (to - 1 - mapping.origin) / span);
+            let mut regions = Vec::new();
+            for index in first..=last {
+                let region = mapping.regions[index as usize];
+                let grid = mapping.origin + index * span;
+                let clip = ((*from).max(grid), (*to).min(grid + span));
+                if kept[index as usize] {
+                    let old = self.regions[region as usize].clone();
+                    regions.push(self.new_region(grid, clip, old.order, old.delivery));
+                } else {
+                    kept[index as usize] = true;
+                    self.regions[region as usize].clip = clip;
+                    regions.push(region);
+                }
+            }
+            let origin = mapping.origin + first * span;
+            self.mappings.insert(*from, Mapping { origin, start: *from, end: *to, delivery: mapping.delivery, regions });
+        }
+        for (index, region) in mapping.regions.iter().enumerate() {
+            if !kept[index] {
+                self.free_region(*region);
+            }
+        }
+    }
+
+    fn free_region(&mut self, region: u32) {
+        let Region { order, first, slab, .. } = self.regions[region as usize];
+        self.free_runs[order.exponent()].push(first);
+        if slab != NONE {
+            self.slabs_free.push(slab);
+        }
+        self.free_regions.push(region);
+    }
+
+    /// Gives the region blocks of `order`, all in the state `uniform`. Returns its old block indices,
+    /// which are free from now on. No block may be busy, hold a frame, or be in another state.
+    pub fn reorder(&mut self, region: u32, order: Order) -> std::ops::Range<u32> {
+        let Region { order: old, first, .. } = self.regions[region as usize];
+        let range = first..first + (REGION_PAGES >> old.exponent());
+        let state = self.blocks[first as usize].state;
+        assert!(range.clone().all(|index| {
+            let block = &self.blocks[index as usize];
+            block.state == state && block.frame == NONE
+        }));
+        let new = self.new_run(region, order);
+        self.free_runs[old.exponent()].push(first);
+        self.regions[region as usize].order = order;
+        self.regions[region as usize].first = new;
+        for index in new..new + (REGION_PAGES >> order.exponent()) {
+            self.blocks[index as usize].state = state;
+        }
+        range
+    }
+
+    /// The region's slab, reserved now if it had none. `None` when the tier has no room left.
+    pub fn slab_for(&mut self, region: u32) -> Option<u32> {
+        let slab = self.regions[region as usize].slab;
+        if slab != NONE {
+            return Some(slab);
+        }
+        let slab = self.slabs_free.pop().or_else(|| {
+            (self.slabs_used < self.slabs_most).then(|| {
+                self.slabs_used += 1;
+                self.slabs_used - 1
+            })
+        })?;
+        self.regions[region as usize].slab = slab;
+        Some(slab)
+    }
+
+    /// The block.
+    pub fn block(&self, index: BlockIndex) -> &Block {
+        &self.blocks[index.0 as usize]
+    }
+
+    pub(crate) fn block_mut(&mut self, index: BlockIndex) -> &mut Block {
+        &mut self.blocks[index.0 as usize]
+    }
+
+    /// The region a block belongs to.
+    pub fn region_of(&self, index: BlockIndex) -> &Region {
+        &self.regions[self.block(index).region as usize]
+    }
+
+    /// The pages of a block.
+    pub fn pages(&self, index: BlockIndex) -> Pages {
+        let region = self.region_of(index);
+        let start = region.start + u64::from((index.0 - region.first) << region.order.exponent());
+        let end = (start + u64::from(region.order.pages())).min(region.clip.1);
+        let start = start.max(region.clip.0);
+        Pages { start, count: u32::try_from(end.saturating_sub(start)).expect("a block is at most 2 MiB") }
+    }
+
+    /// Where the block's bytes are in the tier, if its region has a slab.
+    pub fn slot(&self, index: BlockIndex) -> Option<u64> {
+        let region = self.region_of(index);
+        let offset = self.pages(index).start - region.start;
+        (region.slab != NONE).then(|| (u64::from(region.slab) * u64::from(REGION_PAGES) + offset) * PAGE_BYTES)
+    }
+
+    /// The guards of the block's pages: what the tier's copy must hash to.
+    pub fn guards(&self, index: BlockIndex) -> &[u64] {
+        let range = self.guard_range(index);
+        &self.guards[range]
+    }
+
+    pub(crate) fn guards_mut(&mut self, index: BlockIndex) -> &mut [u64] {
+        let range = self.guard_range(index);
+        &mut self.guards[range]
+    }
+
+    fn guard_range(&self, index: BlockIndex) -> std::ops::Range<usize> {
+        let pages = self.pages(index);
+        let offset = (pages.start - self.region_of(index).start) as usize;
+        let first = self.block(index).region as usize * REGION_PAGES as usize + offset;
+        first..first + pages.count as usize
+    }
+
+    /// How many block indices exist.
+    pub fn blocks_len(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
+    /// All mappings, in address order.
+    pub fn mappings(&self) -> impl Iterator<Item = &Mapping> {
+        self.mappings.values()
+    }
+
+    /// How many blocks are in each state, by `State as usize`; for tests and `stat`.
+    pub fn census(&self) -> [u64; State::ALL.len()] {
+        let mut counts = [0; State::ALL.len()];
+        for mapping in self.mappings.values() {
+            for block in self.blocks_in(mapping.start, mapping.end) {
+                counts[self.block(block).state as usize] += 1;
+            }
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map() -> BlockMap {
+        let mut map = BlockMap::new(16);
+        map.insert(1000, 1000 + 1100, Order::DEFAULT, Delivery::Signal);
+        map
+    }
+
+    #[test]
+    fn every_page_has_the_block_that_holds_it() {
+        let map = map();
+        for page in 1000..2100 {
+            let pages = map.pages(map.find(page).expect("managed"));
+            assert!(pages.start <= page && page < pages.start + u64::from(pages.count), "{page}");
+        }
+        assert_eq!(map.find(999), None);
+        assert_eq!(map.find(2100), None);
+        assert_eq!(map.blocks_in(1000, 2100).count(), 35);
+    }
+
+    #[test]
+    fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
+        let mut map = map();
+        map.remove(1100, 1900);
+        assert!(map.find(1099).is_some() && map.find(1900).is_some());
+        assert!(map.find(1100).is_none() && map.find(1899).is_none());
+        assert_eq!(map.pages(map.find(1099).expect("cut block")), Pages { start: 1096, count: 4 });
+        map.insert(1100, 1900, Order::MIN, Delivery::Listener);
+        assert_eq!(map.mapping_of(1500).map(|mapping| mapping.delivery), Some(Delivery::Listener));
+    }
+
+    #[test]
+    fn slots_are_neighbours_when_pages_are() {
+        let mut map = map();
+        let block = map.find(1000).expect("managed");
+        assert_eq!(map.slot(block), None);
+        let region = map.block(block).region;
+        assert_eq!(map.slab_for(region), Some(0));
+        assert_eq!(map.slot(block), Some(0));
+        assert_eq!(map.slot(map.find(1032).expect("managed")), Some(32 * PAGE_BYTES));
+    }
+
+    #[test]
+    fn a_full_tier_says_so() {
+        let mut map = BlockMap::new(1);
+        map.insert(0, 1024, Order::MAX, Delivery::Signal);
+        let (first, second) = (map.find(0).expect("managed"), map.find(512).expect("managed"));
+        assert_eq!(map.slab_for(map.block(first).region), Some(0));
+        assert_eq!(map.slab_for(map.block(second).region), None);
+    }
+
+    #[test]
+    fn a_region_changes_its_block_size_in_place() {
+        let mut map = map();
+        let region = map.block(map.find(1000).expect("managed")).region;
+        map.slab_for(region);
+        map.reorder(region, Order::MIN);
+        let block = map.find(1033).expect("managed");
+        assert_eq!(map.pages(block), Pages { start: 1033, count: 1 });
+        assert_eq!(map.slot(block), Some(33 * PAGE_BYTES));
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Quantities with a type each, so that a block cannot be passed as a frame, nor bytes as pages.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes in one page.
+pub const PAGE_BYTES: u64 = 4096;
+/// Pages in one region, the unit in which block size is chosen and slots are reserved: 2 MiB.
+pub const REGION_PAGES: u32 = 512;
+/// Bytes in one region.
+pub const REGION_BYTES: u64 = PAGE_BYTES * REGION_PAGES as u64;
+
+/// One block of the block map: a run of pages that moves as one. Dense, so it can index arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockIndex(pub u32);
+
+/// One frame: local memory that can hold one block while it is not at the program's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrameIndex(pub u32);
+
+/// A thread of the program, as the fault path counts them. Small, so it can index arrays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadIndex(pub u16);
+
+/// Block size as a power of two of pages: 0 is 4 KiB, 9 is 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Order(u8);
+
+impl Order {
+    /// 4 KiB.
+    pub const MIN: Order = Order(0);
+    /// 2 MiB.
+    pub const MAX: Order = Order(9);
+    /// 128 KiB, the size that EMP chose as its default.
+    pub const DEFAULT: Order = Order(5);
+
+    /// The order with `1 << exponent` pages; `None` above 2 MiB.
+    pub const fn new(exponent: u8) -> Option<Order> {
+        if exponent <= Self::MAX.0 { Some(Order(exponent)) } else { None }
+    }
+
+    /// The order whose blocks have exactly `bytes` bytes.
+    pub fn of_bytes(bytes: u64) -> Option<Order> {
+        let order = (bytes / PAGE_BYTES).checked_ilog2()?;
+        let order = Order::new(u8::try_from(order).ok()?)?;
+        (order.bytes() == bytes).then_some(order)
+    }
+
+    /// The exponent, to index arrays.
+    pub const fn exponent(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Pages in a block.
+    pub const fn pages(self) -> u32 {
+        1 << self.0
+    }
+
+    /// Bytes in a block.
+    pub const fn bytes(self) -> u64 {
+        PAGE_BYTES << self.0
+    }
+}
+
+/// A number of bytes that people type and read with a unit: `4GiB`, `307MiB`, `512KiB`, `4096`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct ByteSize(pub u64);
+
+const UNITS: [(&str, u64); 11] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("B", 1),
+    ("", 1),
+];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let advice = || format!("'{text}' is not a size; write a number and a unit, for example 4GiB or 307MiB");
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let unit = unit.trim();
+        let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(advice)?;
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(*factor).map(ByteSize).ok_or_else(|| format!("'{text}' is more than 16 EiB"));
+        }
+        let fraction: f64 = number.parse().map_err(|_| advice())?;
+        let bytes = fraction * *factor as f64;
+        if bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64 { Ok(ByteSize(bytes as u64)) } else { Err(advice()) }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, factor) in &UNITS[..4] {
+            if self.0 >= *factor {
+                return if self.0.is_multiple_of(*factor) {
+                    write!(f, "{}{name}", self.0 / factor)
+                } else {
+                    write!(f, "{:.1}{name}", self.0 as f64 / *factor as f64)
+                };
+            }
+        }
+        write!(f, "{}B", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_with_units_are_read() {
+        for (text, bytes) in [("4GiB", 4 << 30), ("307MiB", 307 << 20), ("1.5KiB", 1536), ("4096", 4096), ("2 MiB", 2 << 20), ("1GB", 1_000_000_000)] {
+            assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_sizes_say_what_to_write() {
+        for text in ["", "x", "4Gi", "-1MiB", "99999999999TiB", "1e3"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_in_the_largest_fitting_unit() {
+        assert_eq!(ByteSize(300 << 20).to_string(), "300MiB");
+        assert_eq!(ByteSize(1 << 30).to_string(), "1GiB");
+        assert_eq!(ByteSize(10).to_string(), "10B");
+    }
+
+    #[test]
+    fn orders_are_exact_powers_of_two() {
+        assert_eq!(Order::of_bytes(4096), Some(Order::MIN));
+        assert_eq!(Order::of_bytes(131_072), Some(Order::DEFAULT));
+        assert_eq!(Order::of_bytes(2 << 20), Some(Order::MAX));
+        assert_eq!(Order::of_bytes(4 << 20), None);
+        assert_eq!(Order::of_bytes(5000), None);
+        assert_eq!(Order::of_bytes(0), None);
+    }
+}

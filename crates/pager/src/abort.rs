@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Ends the program when the pager cannot go on: with a message, at once, never with a parked thread.
+
+use aquifer_sys::{raw, signals};
+
+/// The exit code of a program whose pager could not go on. In the manual's table of exit codes.
+pub const EXIT_CODE: i32 = 113;
+
+/// Writes one line from its parts, and ends the process. Allocates nothing.
+pub fn abort(parts: &[&str]) -> ! {
+    say(parts);
+    signals::exit_now(EXIT_CODE)
+}
+
+/// Writes one line from its parts to standard error. Allocates nothing.
+pub fn say(parts: &[&str]) {
+    let mut line = Line::new();
+    line.push("aquifer: ");
+    parts.iter().for_each(|part| line.push(part));
+    line.push("\n");
+    raw::write_stderr(line.bytes());
+}
+
+/// A line of bounded length on the stack.
+struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl Line {
+    fn new() -> Self {
+        Self { bytes: [0; 512], len: 0 }
+    }
+
+    fn push(&mut self, text: &str) {
+        let room = self.bytes.len() - self.len;
+        let part = &text.as_bytes()[..text.len().min(room)];
+        self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
+        self.len += part.len();
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// A number as text, without allocating.
+pub struct Number {
+    digits: [u8; 20],
+    start: usize,
+}
+
+impl Number {
+    /// `value` in decimal.
+    pub fn new(mut value: u64) -> Self {
+        let mut number = Self { digits: [0; 20], start: 20 };
+        loop {
+            number.start -= 1;
+            number.digits[number.start] = b'0' + (value % 10) as u8;
+            value /= 10;
+            if value == 0 {
+                return number;
+            }
+        }
+    }
+
+    /// Its digits.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.digits[self.start..]).expect("digits are ASCII")
+    }
+}

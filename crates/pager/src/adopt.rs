@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where mappings come into our care, and leave it.
+//!
+//! Nothing is registered while everything that was adopted fits the budget: the program runs as if we were
+//! not there. The mapping that does not fit any more starts the pager, and all are registered then; what
+//! they hold already is read from the page tables.
+//!
+//! Threads: any thread of the program, outside the fault path. Signals are blocked while the lock is held,
+//! so that no handler of the program can come back here on the same thread.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+use aquifer_core::engine::DiscardStep;
+use aquifer_core::map::Delivery;
+use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_stats::{Counter, Counters, Gauge};
+use aquifer_sys::pagemap;
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::uffd::mode;
+
+use crate::abort::{Number, abort, say};
+use crate::pager::{Pager, Settings};
+use crate::resolve::Outcome;
+use crate::signal;
+
+/// An adopted range, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    start: usize,
+    end: usize,
+    delivery: Delivery,
+}
+
+/// See the module.
+pub struct Adopter {
+    state: Mutex<State>,
+    pager: AtomicPtr<Pager>,
+    counters: &'static Counters,
+    budget_bytes: u64,
+}
+
+struct State {
+    /// Adopted before the pager started.
+    waiting: Vec<Range>,
+    managed_bytes: u64,
+    settings: Option<Settings>,
+}
+
+impl Adopter {
+    /// Will start a pager with `settings` when the budget comes near.
+    pub fn new(settings: Settings, counters: &'static Counters) -> Self {
+        let budget_bytes = settings.dram_bytes;
+        Self {
+            state: Mutex::new(State { waiting: Vec::new(), managed_bytes: 0, settings: Some(settings) }),
+            pager: AtomicPtr::new(std::ptr::null_mut()),
+            counters,
+            budget_bytes,
+        }
+    }
+
+    /// The pager, once there is one.
+    #[allow(unsafe_code, reason = "a static reference that is published once")]
+    pub fn pager(&self) -> Option<&'static Pager> {
+        // SAFETY: the pointer is null or was made from a `&'static Pager`.
+        unsafe { self.pager.load(Ordering::Acquire).as_ref() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a private anonymous range into our care. Rounds inwards to whole pages.
+    pub fn adopt(&self, start: usize, len: usize, delivery: Delivery) {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let page = PAGE_BYTES as usize;
+        let range = Range { start: start.next_multiple_of(page), end: (start + len) & !(page - 1), delivery };
+        if range.start >= range.end {
+            return;
+        }
+        let mut state = self.state();
+        state.managed_bytes += (range.end - range.start) as u64;
+        self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+        match self.pager() {
+            Some(pager) => self.register(pager, &[range]),
+            None => {
+                state.waiting.push(range);
+                if state.managed_bytes > self.budget_bytes {
+                    self.start(&mut state);
+                }
+            }
+        }
+    }
+
+    /// The budget has come near: from now on faults are ours.
+    fn start(&self, state: &mut State) {
+        let Some(settings) = state.settings.take() else { return };
+        let pager = match Pager::start(settings, self.counters) {
+            Ok(pager) => pager,
+            Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
+        };
+        if let Err(errno) = signal::install(pager) {
+            abort(&["cannot install the fault handler (", errno.name(), ")"]);
+        }
+        self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
+        self.counters.set(Gauge::Active, 1);
+        self.register(pager, &std::mem::take(&mut state.waiting));
+    }
+
+    /// Registers ranges and tells the engine what they hold. Faults on them wait for the engine's lock.
+    fn register(&self, pager: &'static Pager, ranges: &[Range]) {
+        let mut engine = pager.engine();
+        for range in ranges {
+            let (start, len) = (range.start, range.end - range.start);
+            let delivery = if pager.listener_uffd().is_some() { range.delivery } else { Delivery::Signal };
+            if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
+                drop(engine);
+                let size = Number::new(len as u64 >> 10);
+                say(&["a mapping of ", size.text(), " KiB stays outside the budget: the kernel refuses to register it (", errno.name(), ")"]);
+                engine = pager.engine();
+                continue;
+            }
+            let present = match populated(start, len) {
+                Ok(present) => present,
+                Err(error) => abort(&["cannot read /proc/self/pagemap: ", &error.to_string()]),
+            };
+            let (first, last) = (start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES);
+            engine.add(first, last, pager.order, delivery, &mut |page, count| {
+                let index = (page - first) as usize;
+                present[index..index + count as usize].iter().any(|present| *present)
+            });
+            self.counters.increase(registered(delivery), 1);
+        }
+        pager.publish(&engine);
+        drop(engine);
+        pager.worker_bell.ring();
+    }
+
+    /// Does the program's munmap(2) of `start..start + len`, by calling `unmap`.
+    pub fn release<T>(&self, start: usize, len: usize, unmap: impl FnOnce() -> T) -> T {
+        self.take_out(start, len, true, unmap)
+    }
+
+    /// Does something of the program's that empties `start..start + len`, such as MADV_DONTNEED.
+    pub fn discard<T>(&self, start: usize, len: usize, empty: impl FnOnce() -> T) -> T {
+        self.take_out(start, len, false, empty)
+    }
+
+    fn take_out<T>(&self, start: usize, len: usize, remove: bool, act: impl FnOnce() -> T) -> T {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
+        let mut state = self.state();
+        let Some(pager) = self.pager() else {
+            if remove {
+                let cut = cut(&mut state.waiting, start, end);
+                state.managed_bytes -= cut;
+                self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+            }
+            return act();
+        };
+        let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+        loop {
+            let ticket = pager.progress.ticket();
+            let mut engine = pager.engine();
+            let managed: u64 = engine
+                .map()
+                .overlapping(first, last)
+                .map(|mapping| mapping.end.min(last) - mapping.start.max(first))
+                .sum();
+            if managed == 0 {
+                drop(engine);
+                return act();
+            }
+            let mut discarded = 0;
+            let mut freed = |slot: u64, len: u64| {
+                discarded += len;
+                let _ = pager.tier.discard(slot, len);
+            };
+            let step = if remove {
+                engine.remove(first, last, &mut freed)
+            } else {
+                engine.discard(first, last, &mut freed)
+            };
+            match step {
+                DiscardStep::Done => {
+                    let result = act();
+                    pager.publish(&engine);
+                    drop(engine);
+                    self.counters.add(Counter::DiscardedBytes, discarded);
+                    if remove {
+                        state.managed_bytes -= managed * PAGE_BYTES;
+                        self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+                    }
+                    pager.progress.signal();
+                    return result;
+                }
+                DiscardStep::MakeResident { page } => {
+                    drop(engine);
+                    let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0));
+                    if !matches!(outcome, Outcome::Resolved) {
+                        abort(&["a block that the program partly gives back cannot be fetched; its other part would be lost"]);
+                    }
+                }
+                DiscardStep::Wait => {
+                    drop(engine);
+                    pager.progress.sleep(ticket, Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    /// Whether a system call on `start..start + len` would meet pages that only a signal can bring.
+    pub fn needs_bounce(&self, start: usize, len: usize) -> bool {
+        let Some(pager) = self.pager() else { return false };
+        if len == 0 || thread_is_inside() {
+            return false;
+        }
+        let _blocked = Blocked::all();
+        let engine = pager.engine();
+        let (first, last) = (start as u64 / PAGE_BYTES, (start + len).div_ceil(PAGE_BYTES as usize) as u64);
+        engine.map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
+    }
+
+    /// Whether any part of `start..start + len` is in our care.
+    pub fn manages(&self, start: usize, len: usize) -> bool {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let state = self.state();
+        match self.pager() {
+            None => state.waiting.iter().any(|range| range.start < start + len && start < range.end),
+            Some(pager) => {
+                let (first, last) = (start as u64 / PAGE_BYTES, (start + len).div_ceil(PAGE_BYTES as usize) as u64);
+                pager.engine().map().overlapping(first, last).next().is_some()
+            }
+        }
+    }
+
+    /// Whether any managed memory may be absent from its address now.
+    pub fn is_active(&self) -> bool {
+        self.pager().is_some()
+    }
+}
+
+fn thread_is_inside() -> bool {
+    aquifer_sys::thread_slot::inside()
+}
+
+fn registered(delivery: Delivery) -> Gauge {
+    match delivery {
+        Delivery::Signal => Gauge::RegisteredMappingsSignal,
+        Delivery::Listener => Gauge::RegisteredMappingsListener,
+    }
+}
+
+fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
+    let mut present = vec![false; len / PAGE_BYTES as usize];
+    pagemap::populated(start, present.len(), &mut |page| present[page] = true)?;
+    Ok(present)
+}
+
+/// Cuts `start..end` out of `ranges`; returns how many bytes that were.
+fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
+    let mut bytes = 0;
+    let mut kept = Vec::with_capacity(ranges.len() + 1);
+    for range in ranges.drain(..) {
+        let (from, to) = (range.start.max(start), range.end.min(end));
+        if from >= to {
+            kept.push(range);
+            continue;
+        }
+        bytes += (to - from) as u64;
+        if range.start < from {
+            kept.push(Range { end: from, ..range });
+        }
+        if to < range.end {
+            kept.push(Range { start: to, ..range });
+        }
+    }
+    *ranges = kept;
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_leaves_what_is_outside() {
+        let mut ranges = vec![Range { start: 0, end: 100, delivery: Delivery::Signal }];
+        assert_eq!(cut(&mut ranges, 40, 60), 20);
+        assert_eq!(ranges.iter().map(|range| (range.start, range.end)).collect::<Vec<_>>(), [(0, 40), (60, 100)]);
+        assert_eq!(cut(&mut ranges, 0, 1000), 80);
+        assert!(ranges.is_empty());
+    }
+}

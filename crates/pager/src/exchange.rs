@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Gets a block's pages to the program's address, and takes them away.
+//!
+//! Two ways. *Move* (UFFDIO_MOVE, Linux 6.8) hands the pages themselves over: nothing is allocated, copied
+//! or zeroed, and taking away is one atomic step, so no store of the program can be lost in between.
+//! *Copy* works everywhere: install with UFFDIO_COPY; to take away, write-protect, copy, drop. It also
+//! serves single blocks for which the kernel refuses to move: pages shared after `fork` (EBUSY), or a
+//! mapping whose protection differs from the frames' (EINVAL).
+//!
+//! May run in a signal handler: does not allocate, and takes no lock.
+//!
+//! Next on the path: `resolve.rs`, which decides nothing and calls this.
+
+#![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
+
+use aquifer_core::map::Pages;
+use aquifer_core::units::FrameIndex;
+use aquifer_sys::memory::drop_pages;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::uffd::{Partial, Uffd};
+
+use crate::frame_area::FrameArea;
+
+/// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
+/// changed by another thread; each change is short.
+const EAGAIN_MOST: u32 = 10_000;
+
+/// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
+/// moment longer than the read itself.
+const EBUSY_MOST: u32 = 64;
+
+/// How pages are exchanged by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// UFFDIO_MOVE.
+    Move,
+    /// UFFDIO_COPY, and write-protect, copy, drop.
+    Copy,
+}
+
+/// The kernel would not let a block go. It is still whole at the program's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused(pub Errno);
+
+/// What became of the frame's own pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// They are at the program's address now.
+    Moved,
+    /// They were copied, and have been given back to the kernel.
+    Copied,
+}
+
+/// Installs the bytes of `frame` at `pages`, which are all missing. Wakes who waits there. `pages` may go
+/// on into the frames that follow `frame`.
+pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<Installed, Partial> {
+    let (target, source, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
+    let mut done = 0;
+    if way == Way::Move {
+        match retry(len, &mut done, |done| {
+            // SAFETY: the frame is ours (the engine named it to this thread) and the block is Installing, so
+            // nobody else works on its pages.
+            unsafe { uffd.move_pages(target + done, source + done, len - done, true) }
+        }) {
+            Ok(()) => {
+                drop_rest(frame, source, len);
+                return Ok(Installed::Moved);
+            }
+            Err(Errno(libc::EBUSY | libc::EINVAL)) => {}
+            Err(errno) => return Err(Partial { done, errno }),
+        }
+    }
+    retry(len, &mut done, |done| {
+        // SAFETY: as above; the frame's bytes do not change while this thread holds it.
+        unsafe { uffd.copy(target + done, source + done, len - done, false) }
+    })
+    .map_err(|errno| Partial { done, errno })?;
+    // SAFETY: the frames are ours and their bytes are at the program's address now.
+    let _ = unsafe { drop_pages(source, len.next_multiple_of(frame.order().bytes() as usize)) };
+    Ok(Installed::Copied)
+}
+
+/// A block at the end of a mapping is shorter than its frame: what is behind it goes back to the kernel.
+/// A frame without its pages must be truly empty, since pages only move to where there are none.
+fn drop_rest(frame: FrameIndex, source: usize, len: usize) {
+    let whole = len.next_multiple_of(frame.order().bytes() as usize);
+    if len < whole {
+        // SAFETY: the frame is ours, and nothing of value is behind the block's end.
+        let _ = unsafe { drop_pages(source + len, whole - len) };
+    }
+}
+
+/// Repeats a transfer that may end early. `done` says how far it came.
+fn retry(len: usize, done: &mut usize, mut step: impl FnMut(usize) -> Result<(), Partial>) -> Result<(), Errno> {
+    let (mut again, mut busy) = (0, 0);
+    while *done < len {
+        match step(*done) {
+            Ok(()) => return Ok(()),
+            Err(partial) => {
+                *done += partial.done;
+                match partial.errno {
+                    _ if partial.done > 0 => {}
+                    Errno(libc::EAGAIN) if again < EAGAIN_MOST => again += 1,
+                    Errno(libc::EBUSY) if busy < EBUSY_MOST => busy += 1,
+                    errno => return Err(errno),
+                }
+                std::hint::spin_loop();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused, the block is whole at
+/// the program's address as before.
+pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
+    let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
+    let mut done = 0;
+    if way == Way::Move {
+        match retry(len, &mut done, |done| {
+            // SAFETY: the block is Leaving and the frame is hollow and ours.
+            unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
+        }) {
+            Ok(()) => return Ok(()),
+            // With holes allowed, a range without any page at all has nothing to move.
+            Err(Errno(libc::ENOENT)) => return Ok(()),
+            Err(_) => {}
+        }
+    }
+    copy_away(uffds.program, source + done, target + done, len - done).map_err(|errno| {
+        put_back(uffds.program, source, target, done);
+        Refused(errno)
+    })
+}
+
+/// The userfaultfds of one exchange: the frames', and the one at which the program's range is registered.
+#[derive(Clone, Copy, Debug)]
+pub struct Uffds<'a> {
+    /// For targets among the frames.
+    pub frames: &'a Uffd,
+    /// For targets in the program's mapping.
+    pub program: &'a Uffd,
+}
+
+/// Write-protects, copies, drops. A store of the program faults and waits from the first step to the last.
+fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Errno> {
+    uffd.write_protect(source, len, true)?;
+    // SAFETY: the block is Leaving: only the program can write to the source, and is kept from it by the
+    // write-protection; the target frame is ours. Pages that are missing at the source would fault, so
+    // they are found first: the kernel copies, and stops at the first one.
+    let copied = unsafe { copy_present(source, target, len) };
+    if let Err(errno) = copied {
+        let _ = uffd.write_protect(source, len, false);
+        return Err(errno);
+    }
+    // SAFETY: the bytes have been copied, and no store can have come since.
+    let dropped = unsafe { drop_pages(source, len) };
+    if dropped.is_err() {
+        let _ = uffd.write_protect(source, len, false);
+    }
+    dropped
+}
+
+/// Copies page by page through the kernel (process_vm_readv on ourselves), which reports a missing page as
+/// EFAULT where a load would fault. A missing page is a page of zeros.
+///
+/// # Safety
+/// The target is ours; the source is not written meanwhile.
+unsafe fn copy_present(source: usize, target: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: getpid(2) takes nothing.
+    let pid = unsafe { aquifer_sys::raw::syscall(libc::SYS_getpid, [0; 6]) }?;
+    for offset in (0..len).step_by(4096) {
+        let local = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(target + offset), iov_len: 4096 };
+        let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(source + offset), iov_len: 4096 };
+        let args = [pid, &raw const local as usize, 1, &raw const remote as usize, 1, 0];
+        // SAFETY: writes one page of the target, which is ours.
+        match unsafe { aquifer_sys::raw::syscall(libc::SYS_process_vm_readv, args) } {
+            Ok(4096) => {}
+            Ok(_) | Err(Errno(libc::EFAULT)) => {
+                // SAFETY: as above.
+                unsafe { std::ptr::write_bytes(std::ptr::with_exposed_provenance_mut::<u8>(target + offset), 0, 4096) };
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the part of a block that had been moved before the kernel refused the rest.
+fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
+    let mut back = 0;
+    let moved = retry(done, &mut back, |back| {
+        // SAFETY: these pages were taken from there a moment ago, and the block is still Leaving.
+        unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
+    });
+    if moved.is_err() && back < done {
+        crate::abort::abort(&["a block could be neither evicted nor put back; its contents would be lost"]);
+    }
+}

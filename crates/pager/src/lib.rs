@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The pager: resolves faults on managed memory.
+//!
+//! One fault's way, file by file: `signal.rs` or `listener.rs` (intake) → `resolve.rs` → the engine in
+//! `aquifer_core::engine` (decide, make room) → the tier (fetch) → `inspect.rs` (arrive, checked) →
+//! `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
+//! evicts. `adopt.rs` is where mappings come in, and where nothing happens until the budget comes near.
+
+pub mod abort;
+pub mod adopt;
+pub mod exchange;
+pub mod frame_area;
+pub mod inspect;
+pub mod listener;
+pub mod pager;
+pub mod resolve;
+pub mod signal;
+pub mod worker;
+
+pub use adopt::Adopter;
+pub use pager::{Pager, Settings, StartFailure};

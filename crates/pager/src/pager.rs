@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What one pager consists of, and how it starts.
+//!
+//! A pager is made once, when the budget comes near, and lives until the process ends: its userfaultfds
+//! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fmt, io};
+
+use aquifer_core::engine::{self, Engine};
+use aquifer_core::map::Delivery;
+use aquifer_core::policy::Policy;
+use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
+use aquifer_stats::{Counter, Counters, Gauge};
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::uffd::{Uffd, feature, probe_features};
+use aquifer_sys::wakeup::Wakeup;
+use aquifer_tiers::Tier;
+
+use crate::exchange::{Uffds, Way};
+use crate::frame_area::FrameArea;
+
+/// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
+pub const THREADS_MOST: u16 = 256;
+
+/// What a pager is made of.
+pub struct Settings {
+    /// Local DRAM for managed memory, in bytes.
+    pub dram_bytes: u64,
+    /// Block size for new mappings.
+    pub order: Order,
+    /// Who chooses victims.
+    pub policy: Box<dyn Policy>,
+    /// Where cold blocks go.
+    pub tier: Box<dyn Tier>,
+    /// How pages are exchanged; `None` for what the kernel can do.
+    pub way: Option<Way>,
+    /// Whether to read ahead.
+    pub prefetch: bool,
+}
+
+/// Why there can be no pager here.
+#[derive(Debug)]
+pub enum StartFailure {
+    /// userfaultfd(2) is refused.
+    Uffd(Errno),
+    /// The kernel lacks a feature that was asked for.
+    Feature(&'static str),
+    /// No address space for frames.
+    Frames(Errno),
+    /// A thread could not be started.
+    Thread(io::Error),
+    /// The tier's queue could not be opened.
+    Queue(aquifer_tiers::TierFailure),
+}
+
+impl fmt::Display for StartFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uffd(errno) => write!(
+                f,
+                "userfaultfd is refused ({errno}); allow it with 'sysctl vm.unprivileged_userfaultfd=1', or grant access to /dev/userfaultfd"
+            ),
+            Self::Feature(name) => write!(
+                f,
+                "this kernel's userfaultfd has no {name}; use a newer kernel, or leave the choice to 'auto'"
+            ),
+            Self::Frames(errno) => write!(
+                f,
+                "no address space for frames ({errno}); raise the limit on address space (ulimit -v)"
+            ),
+            Self::Thread(error) => write!(f, "cannot start a pager thread ({error}); raise the limit on processes (ulimit -u)"),
+            Self::Queue(failure) => write!(f, "{failure}"),
+        }
+    }
+}
+
+impl std::error::Error for StartFailure {}
+
+/// See the module.
+pub struct Pager {
+    engine: Mutex<Engine>,
+    pub(crate) area: FrameArea,
+    signal: Uffd,
+    listener: Option<Uffd>,
+    pub(crate) tier: Box<dyn Tier>,
+    pub(crate) way: Way,
+    pub(crate) can_poison: bool,
+    pub(crate) counters: &'static Counters,
+    pub(crate) order: Order,
+    /// Signalled after every report for which somebody waits.
+    pub(crate) progress: EventCount,
+    pub(crate) worker_bell: Wakeup,
+}
+
+impl Pager {
+    /// Makes a pager and starts its threads. `counters` are the instance's.
+    pub fn start(settings: Settings, counters: &'static Counters) -> Result<&'static Pager, StartFailure> {
+        let found = probe_features(true).or_else(|_| probe_features(false)).map_err(StartFailure::Uffd)?;
+        if found & feature::SIGBUS == 0 {
+            return Err(StartFailure::Feature("SIGBUS feature (Linux 4.14)"));
+        }
+        let way = match settings.way {
+            Some(Way::Move) if found & feature::MOVE == 0 => {
+                return Err(StartFailure::Feature("UFFDIO_MOVE (Linux 6.8)"));
+            }
+            Some(way) => way,
+            None if found & feature::MOVE != 0 => Way::Move,
+            None => Way::Copy,
+        };
+        let wanted = (feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP) & found;
+        let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?;
+        let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok();
+        let budget_pages = settings.dram_bytes / PAGE_BYTES;
+        let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
+        let slabs = u32::try_from(settings.tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1);
+        let engine = Engine::new(
+            engine::Settings { budget_pages, tier_slabs: slabs, prefetch: settings.prefetch },
+            settings.policy,
+        );
+        let pager = Box::leak(Box::new(Pager {
+            engine: Mutex::new(engine),
+            area,
+            signal,
+            listener,
+            tier: settings.tier,
+            way,
+            can_poison: found & feature::POISON != 0,
+            counters,
+            order: settings.order,
+            progress: EventCount::new(),
+            worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
+        }));
+        counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
+        crate::worker::start(pager)?;
+        crate::listener::start(pager)?;
+        Ok(pager)
+    }
+
+    /// The engine, for as long as the guard lives. Short: no kernel call that may wait.
+    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine> {
+        // A panic inside the engine ends the process (`abort::on_panic`), so poisoning is never seen alive.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The userfaultfd of one delivery.
+    pub(crate) fn uffd(&self, delivery: Delivery) -> &Uffd {
+        match (delivery, &self.listener) {
+            (Delivery::Listener, Some(listener)) => listener,
+            _ => &self.signal,
+        }
+    }
+
+    /// The listener's, if this process may have one.
+    pub fn listener_uffd(&self) -> Option<&Uffd> {
+        self.listener.as_ref()
+    }
+
+    /// Both ends of an exchange with a mapping of one delivery.
+    pub(crate) fn uffds(&self, delivery: Delivery) -> Uffds<'_> {
+        Uffds { frames: &self.signal, program: self.uffd(delivery) }
+    }
+
+    /// Writes what the engine knows into the gauges.
+    pub(crate) fn publish(&self, engine: &Engine) {
+        let bytes = |pages: u64| pages * PAGE_BYTES;
+        let standby = bytes(engine.standby_pages());
+        self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
+        self.counters.set(Gauge::StandbyBytes, standby);
+        self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
+    }
+
+    /// Counts a failure.
+    pub(crate) fn count_failure(&self, counter: Counter) {
+        self.counters.add(counter, 1);
+        self.counters.add(Counter::Errors, 1);
+    }
+}

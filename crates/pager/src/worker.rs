@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The worker: reads ahead, writes back and evicts, beside the program and ahead of its demand.
+//!
+//! Threads: one worker per pager. Sleeps in the kernel when there is nothing to do. Neighbouring blocks are
+//! moved by one kernel call: each call interrupts every CPU that runs the program, whatever its length.
+//!
+//! Next on the path: `exchange.rs` for evictions and installs; the tier's queue for transfers.
+
+use std::time::Duration;
+
+use aquifer_core::engine::{CleanVerdict, Plan, Task};
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::policy::Arrival;
+use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
+use aquifer_stats::Counter;
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot::Inside;
+use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
+
+use crate::exchange;
+use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
+use crate::pager::{Pager, StartFailure};
+
+/// Transfers in flight at most. Sixteen of 128 KiB saturate the disk of design.md; twice that hides the
+/// gaps between plans.
+const DEPTH: u32 = 32;
+
+/// How long the worker sleeps at most when transfers are in flight, and when none is: only bounds.
+const SLEEP_BUSY: Duration = Duration::from_millis(100);
+const SLEEP_IDLE: Duration = Duration::from_secs(3600);
+
+/// Neighbours that are moved by one call at most: 2 MiB, where a call's fixed cost is a tenth of it.
+const NEIGHBOURS_BYTES_MOST: u64 = 2 << 20;
+
+/// Starts the worker of `pager`.
+pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
+    let queue = pager.tier.open_queue(DEPTH).map_err(StartFailure::Queue)?;
+    let mut worker = Worker {
+        pager,
+        queue,
+        jobs: (0..DEPTH).map(|_| Job::new()).collect(),
+        free_jobs: (0..DEPTH as usize).collect(),
+        arrived: Vec::with_capacity(DEPTH as usize),
+    };
+    std::thread::Builder::new()
+        .name("aquifer-worker".to_owned())
+        .stack_size(256 << 10)
+        .spawn(move || {
+            let _blocked = Blocked::all();
+            let _inside = Inside::enter();
+            worker.run()
+        })
+        .map_err(StartFailure::Thread)?;
+    Ok(())
+}
+
+/// One block whose transfers are in flight.
+struct Job {
+    block: BlockIndex,
+    pages: Pages,
+    frame: FrameIndex,
+    install: bool,
+    delivery: Delivery,
+    /// Requests not completed yet.
+    pending: usize,
+    failed: bool,
+    operation: Operation,
+    /// A fetch: what must arrive. A write-back: what is being written.
+    guards: Box<Guards>,
+}
+
+impl Job {
+    fn new() -> Self {
+        Self {
+            block: BlockIndex(0),
+            pages: Pages { start: 0, count: 0 },
+            frame: FrameIndex(0),
+            install: false,
+            delivery: Delivery::Signal,
+            pending: 0,
+            failed: false,
+            operation: Operation::Read,
+            guards: Box::new([0; PAGES_MOST]),
+        }
+    }
+}
+
+/// A block to be moved, with its neighbours.
+#[derive(Clone, Copy)]
+struct Move {
+    block: BlockIndex,
+    pages: Pages,
+    frame: FrameIndex,
+    delivery: Delivery,
+}
+
+impl Move {
+    /// Whether `next` continues this run, at the program's address and among the frames.
+    fn continues(&self, run: &Pages, blocks: usize, next: &Move) -> bool {
+        self.pages.start + u64::from(run.count) == next.pages.start
+            && self.delivery == next.delivery
+            && self.frame.order() == next.frame.order()
+            && self.frame.index() + blocks as u32 == next.frame.index()
+            && u64::from(run.count) == blocks as u64 * u64::from(self.frame.order().pages())
+            && run.bytes() + next.pages.bytes() <= NEIGHBOURS_BYTES_MOST
+    }
+}
+
+struct Worker {
+    pager: &'static Pager,
+    queue: Box<dyn TierQueue>,
+    jobs: Vec<Job>,
+    free_jobs: Vec<usize>,
+    /// Blocks that were read ahead and checked, to be installed together.
+    arrived: Vec<Move>,
+}
+
+impl Worker {
+    fn run(&mut self) -> ! {
+        let mut plan = Plan::new();
+        loop {
+            self.plan(&mut plan);
+            self.carry_out(&plan);
+            if self.queue.kick().is_err() {
+                crate::abort::abort(&["the tier's queue does not start transfers; check the kernel log (dmesg)"]);
+            }
+            let reaped = self.reap();
+            if plan.tasks.is_empty() && reaped == 0 {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Asks the engine, unless no job is free to carry the answer out.
+    fn plan(&mut self, plan: &mut Plan) {
+        plan.tasks.clear();
+        let room = self.free_jobs.len();
+        if room == 0 {
+            return;
+        }
+        let mut engine = self.pager.engine();
+        engine.plan(plan, room);
+        self.pager.publish(&engine);
+    }
+
+    fn sleep(&mut self) {
+        if self.queue.in_flight() == 0 {
+            self.pager.worker_bell.sleep(None, SLEEP_IDLE);
+        } else if let Some(descriptor) = self.queue.descriptor() {
+            self.pager.worker_bell.sleep(Some(descriptor), SLEEP_BUSY);
+        } else {
+            self.complete(Wait::ForOne);
+        }
+    }
+
+    fn carry_out(&mut self, plan: &Plan) {
+        self.evict(plan);
+        for task in &plan.tasks {
+            match *task {
+                Task::Empty { frame } => self.pager.empty(frame),
+                Task::Evict { .. } => {}
+                Task::Fill { block, pages, frame, fresh } => {
+                    let delivery = self.delivery(block);
+                    self.pager.fill(block, pages, frame, fresh, delivery, Arrival::Prefetched);
+                }
+                Task::Clean { block, pages, frame, known_clean } => self.clean(block, pages, frame, known_clean),
+                Task::Fetch { block, pages, frame, slot, install } => self.fetch(block, pages, frame, slot, install),
+            }
+        }
+    }
+
+    fn delivery(&self, block: BlockIndex) -> Delivery {
+        self.pager.engine().map().region_of(block).delivery
+    }
+
+    /// Carries out the plan's evictions, neighbours together.
+    fn evict(&mut self, plan: &Plan) {
+        let mut run: Vec<Move> = Vec::with_capacity(plan.tasks.len());
+        for task in &plan.tasks {
+            if let Task::Evict { block, pages, frame } = *task {
+                run.push(Move { block, pages, frame, delivery: self.delivery(block) });
+            }
+        }
+        for_each_run(&run, |pages, members| self.evict_run(pages, members));
+    }
+
+    fn evict_run(&self, pages: Pages, members: &[Move]) {
+        let first = members[0];
+        let uffds = self.pager.uffds(first.delivery);
+        if members.len() > 1 && exchange::take_away(uffds, &self.pager.area, self.pager.way, pages, first.frame).is_ok() {
+            self.pager.counters.add(Counter::EvictedBlocks, members.len() as u64);
+            let mut engine = self.pager.engine();
+            let mut wanted = false;
+            for member in members {
+                wanted |= engine.evicted(member.block);
+            }
+            drop(engine);
+            self.pager.report(wanted);
+            return;
+        }
+        for member in members {
+            self.pager.evict(member.block, member.pages, member.frame, member.delivery);
+        }
+    }
+
+    /// Compares a standby block with the tier's copy; writes what differs.
+    fn clean(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool) {
+        let count = pages.count as usize;
+        let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
+        let mut stored: Guards = [0; PAGES_MOST];
+        stored[..count].copy_from_slice(self.pager.engine().map().guards(block));
+        let job = &mut self.jobs[index];
+        if known_clean {
+            job.guards[..count].copy_from_slice(&stored[..count]);
+            return self.finish_clean(index, block, CleanVerdict::Stored, count);
+        }
+        let finding = {
+            let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
+            inspect::compare(&buffer, &stored[..count], &mut job.guards[..count])
+        };
+        let runs = match finding {
+            Finding::Zero => return self.finish_clean(index, block, CleanVerdict::Zero, count),
+            Finding::Clean => {
+                self.pager.counters.add(Counter::EvictedCleanBlocks, 1);
+                return self.finish_clean(index, block, CleanVerdict::Stored, count);
+            }
+            Finding::Dirty(runs) => runs,
+        };
+        let Some(slot) = self.pager.engine().slot_for(block) else {
+            self.pager.tier_full();
+            return self.finish_clean(index, block, CleanVerdict::Failed, count);
+        };
+        (job.block, job.pages, job.frame) = (block, pages, frame);
+        (job.pending, job.failed, job.operation) = (0, false, Operation::Write);
+        debug_assert!(runs.iter().count() <= RUNS_MOST);
+        if runs.pages() == 0 {
+            return self.finish_clean(index, block, CleanVerdict::Stored, count);
+        }
+        for (first, len) in runs.iter() {
+            let (start, len) = (first * PAGE_BYTES as usize, len * PAGE_BYTES as usize);
+            let buffer = self.pager.area.buffer(frame, start, len);
+            self.jobs[index].pending += 1;
+            self.pager.counters.add(Counter::WrittenBackBytes, len as u64);
+            self.submit(Request { operation: Operation::Write, offset: slot + start as u64, buffer, tag: index as u64 });
+        }
+        self.pager.counters.add(Counter::WrittenBackBlocks, 1);
+    }
+
+    fn finish_clean(&mut self, index: usize, block: BlockIndex, verdict: CleanVerdict, count: usize) {
+        self.pager.cleaned(block, verdict, &self.jobs[index].guards[..count]);
+        self.free_jobs.push(index);
+    }
+
+    /// Starts one read-ahead.
+    fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, install: bool) {
+        let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
+        let job = &mut self.jobs[index];
+        {
+            let engine = self.pager.engine();
+            job.guards[..pages.count as usize].copy_from_slice(engine.map().guards(block));
+            job.delivery = engine.map().region_of(block).delivery;
+        }
+        (job.block, job.pages, job.frame, job.install) = (block, pages, frame, install);
+        (job.pending, job.failed, job.operation) = (1, false, Operation::Read);
+        let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
+        self.submit(Request { operation: Operation::Read, offset: slot, buffer, tag: index as u64 });
+    }
+
+    /// Hands a request to the queue; makes room by waiting for completions when it is full.
+    fn submit(&mut self, request: Request) {
+        let mut request = request;
+        loop {
+            match self.queue.submit(request) {
+                Ok(()) => return,
+                Err(back) => request = back,
+            }
+            if self.queue.kick().is_err() || self.complete(Wait::ForOne) == 0 {
+                crate::abort::abort(&["the tier's queue takes no more transfers and completes none"]);
+            }
+        }
+    }
+
+    /// Handles what has completed, and installs what has arrived.
+    fn reap(&mut self) -> usize {
+        let reaped = self.complete(Wait::No);
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.sort_unstable_by_key(|item| item.pages.start);
+        for_each_run(&arrived, |pages, members| self.install_run(pages, members));
+        arrived.clear();
+        self.arrived = arrived;
+        reaped
+    }
+
+    fn complete(&mut self, wait: Wait) -> usize {
+        let Self { pager, queue, jobs, free_jobs, arrived } = self;
+        queue.complete(wait, DEPTH as usize, &mut |completion: Completion| {
+            let index = completion.tag as usize;
+            let job = &mut jobs[index];
+            job.pending -= 1;
+            if let Err(failure) = &completion.outcome {
+                job.failed = true;
+                if job.operation == Operation::Write {
+                    pager.write_back_failed(failure);
+                }
+            }
+            drop(completion.buffer);
+            if job.pending > 0 {
+                return;
+            }
+            match job.operation {
+                Operation::Write => {
+                    let verdict = if job.failed { CleanVerdict::Failed } else { CleanVerdict::Stored };
+                    pager.cleaned(job.block, verdict, &job.guards[..job.pages.count as usize]);
+                }
+                Operation::Read => arrive(pager, job, arrived),
+            }
+            free_jobs.push(index);
+        })
+    }
+
+    /// Installs blocks that arrived together, by one call where they are neighbours.
+    fn install_run(&self, pages: Pages, members: &[Move]) {
+        let first = members[0];
+        let pager = self.pager;
+        if members.len() > 1 {
+            let installed = exchange::install(pager.uffd(first.delivery), &pager.area, pager.way, pages, first.frame);
+            if let Err(partial) = installed {
+                crate::abort::abort(&["the kernel refused to install blocks that were read ahead (", partial.errno.name(), ")"]);
+            }
+            let mut engine = pager.engine();
+            let mut wanted = false;
+            for member in members {
+                wanted |= engine.installed(member.block, Arrival::Prefetched);
+            }
+            pager.publish(&engine);
+            drop(engine);
+            pager.report(wanted);
+        } else {
+            pager.install(first.block, first.pages, first.frame, first.delivery, Arrival::Prefetched);
+        }
+    }
+}
+
+/// A read-ahead has completed: checks it, and decides where it goes.
+fn arrive(pager: &Pager, job: &mut Job, arrived: &mut Vec<Move>) {
+    let good = !job.failed && {
+        let mut buffer = pager.area.buffer(job.frame, 0, job.pages.bytes() as usize);
+        inspect::arrive(&mut buffer, &job.guards[..job.pages.count as usize]).is_ok()
+    };
+    if !good {
+        // The fault that wants it fetches again, and finds out for itself whether it is lost.
+        pager.engine().fetch_failed(job.block, false);
+        pager.progress.signal();
+        return;
+    }
+    pager.counters.add(Counter::FetchedBytes, job.pages.bytes());
+    pager.counters.add(Counter::PrefetchedBytes, job.pages.bytes());
+    pager.counters.add(Counter::FetchedBlocks, 1);
+    if pager.engine().read_ahead_arrived(job.block, job.install) {
+        arrived.push(Move { block: job.block, pages: job.pages, frame: job.frame, delivery: job.delivery });
+    } else {
+        pager.progress.signal();
+    }
+}
+
+/// Calls `each` with every run of neighbours in `moves`.
+fn for_each_run(moves: &[Move], mut each: impl FnMut(Pages, &[Move])) {
+    let mut start = 0;
+    while start < moves.len() {
+        let mut run = moves[start].pages;
+        let mut end = start + 1;
+        while end < moves.len() && moves[start].continues(&run, end - start, &moves[end]) {
+            run.count += moves[end].pages.count;
+            end += 1;
+        }
+        each(run, &moves[start..end]);
+        start = end;
+    }
+}

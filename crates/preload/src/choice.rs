@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which memory is managed, and which delivery it gets: one function for each question.
+//!
+//! The rule: memory that the kernel may touch unasked (small objects with futexes, event arrays, stdio
+//! buffers) needs a listener. Big arrays are touched by the program's own loads and stores, and by system
+//! calls that our wrappers see; the faulting thread serves those itself, which is faster.
+
+use aquifer_core::map::Delivery;
+
+/// Allocations from here on have a mapping-like life, and signal delivery. As large as the largest value
+/// to which glibc's own mmap threshold is commonly raised by hand, and far above any kernel structure.
+pub const BIG_ALLOCATION_BYTES: usize = 1 << 20;
+
+/// The program's own mappings below this stay with the kernel: they could not matter to a budget of the
+/// smallest size, 16 MiB, unless there were hundreds of them.
+pub const SMALLEST_MAPPING_BYTES: usize = 64 << 10;
+
+/// Where managed memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// One allocation of at least [`BIG_ALLOCATION_BYTES`].
+    BigAllocation,
+    /// The static arrays of the executable.
+    Bss,
+    /// The program's own mmap(2).
+    Mapping,
+    /// Extents for small objects.
+    SmallObjects,
+}
+
+/// The delivery for memory from `origin`, unless the user forces one.
+pub fn delivery(origin: Origin, forced: aquifer_config::Delivery) -> Delivery {
+    match (forced, origin) {
+        (aquifer_config::Delivery::Signal, _) => Delivery::Signal,
+        (aquifer_config::Delivery::Listener, _) => Delivery::Listener,
+        (aquifer_config::Delivery::Auto, Origin::BigAllocation) => Delivery::Signal,
+        (aquifer_config::Delivery::Auto, Origin::Bss | Origin::Mapping | Origin::SmallObjects) => Delivery::Listener,
+    }
+}

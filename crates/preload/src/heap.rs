@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program's malloc: jemalloc over adopted memory.
+//!
+//! jemalloc keeps its bookkeeping apart from the objects, so that allocating and freeing does not touch
+//! cold memory. Arena 0 stays with the kernel: it serves what libc allocates inside the pager's threads,
+//! and jemalloc itself while one of our hooks runs. Small objects of the program's threads come from the
+//! other automatic arenas, big ones from an arena of their own; all of these take their extents here.
+
+#![allow(unsafe_code, reason = "the C ABI of malloc, and jemalloc's")]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aquifer_sys::memory::drop_pages;
+use aquifer_sys::raw::syscall;
+use aquifer_sys::signals;
+use aquifer_sys::thread_slot;
+use tikv_jemalloc_sys as je;
+
+use crate::choice::{BIG_ALLOCATION_BYTES, Origin, delivery};
+use crate::start::{instance, instance_inside};
+
+/// Automatic arenas; the first one is not managed.
+const ARENAS: u32 = 9;
+
+/// Alignment of jemalloc's requests for its own bookkeeping, which is never managed: a thread that holds
+/// one of its locks must not wait for the pager.
+const BOOKKEEPING_ALIGNMENT: usize = 2 << 20;
+
+#[repr(transparent)]
+struct Configuration(*const c_char);
+// SAFETY: points to a constant.
+unsafe impl Sync for Configuration {}
+
+/// jemalloc's settings. Freed memory goes back after a second, so that it is neither kept in DRAM nor
+/// written to the tier.
+#[unsafe(no_mangle)]
+static _rjem_malloc_conf: Configuration = Configuration(
+    c"narenas:9,oversize_threshold:0,dirty_decay_ms:1000,muzzy_decay_ms:0,background_thread:false,abort_conf:true"
+        .as_ptr(),
+);
+
+/// The arena for big allocations; 0 until it has been made.
+static BIG_ARENA: AtomicU32 = AtomicU32::new(0);
+/// Hands out arenas to threads in turn.
+static NEXT_ARENA: AtomicU32 = AtomicU32::new(0);
+
+#[repr(transparent)]
+struct Hooks(je::extent_hooks_t);
+// SAFETY: a table of functions that is never written.
+unsafe impl Sync for Hooks {}
+
+const fn hooks(alloc: je::extent_alloc_t) -> Hooks {
+    Hooks(je::extent_hooks_t {
+        alloc: Some(alloc),
+        dalloc: Some(keep),
+        destroy: None,
+        commit: None,
+        decommit: None,
+        purge_lazy: None,
+        purge_forced: Some(purge),
+        split: Some(allow_split),
+        merge: Some(allow_merge),
+    })
+}
+
+static SMALL_HOOKS: Hooks = hooks(extent_for_small);
+static BIG_HOOKS: Hooks = hooks(extent_for_big);
+
+/// Puts the program's heap under our care from now on.
+pub fn manage() {
+    for arena in 1..ARENAS {
+        set_hooks(arena, &SMALL_HOOKS);
+    }
+    let mut arena: c_uint = 0;
+    if control(c"arenas.create", Some(&mut arena), None::<&mut c_uint>) {
+        set_hooks(arena, &BIG_HOOKS);
+        set_decay(arena);
+        BIG_ARENA.store(arena, Ordering::Release);
+    }
+}
+
+/// mallctl(3): reads into `old`, writes `new`. Whether it was done.
+fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool {
+    let mut len = size_of::<A>();
+    let (old, old_len) = old.map_or((std::ptr::null_mut(), std::ptr::null_mut()), |old| (std::ptr::from_mut(old), &raw mut len));
+    let (new, new_len) = new.map_or((std::ptr::null_mut(), 0), |new| (std::ptr::from_mut(new), size_of::<B>()));
+    // SAFETY: the types fit the names used in this file: see jemalloc's manual, MALLCTL NAMESPACE.
+    unsafe { je::mallctl(name.as_ptr(), old.cast(), old_len, new.cast(), new_len) == 0 }
+}
+
+fn set_hooks(arena: u32, hooks: &'static Hooks) {
+    let Ok(name) = std::ffi::CString::new(format!("arena.{arena}.extent_hooks")) else { return };
+    let mut pointer = std::ptr::from_ref(&hooks.0);
+    if !control(&name, None::<&mut c_uint>, Some(&mut pointer)) {
+        aquifer_pager::abort::abort(&["cannot start: jemalloc does not take the extent hooks"]);
+    }
+}
+
+/// Big allocations go back at once when they are freed, as with glibc.
+fn set_decay(arena: u32) {
+    let Ok(name) = std::ffi::CString::new(format!("arena.{arena}.dirty_decay_ms")) else { return };
+    let mut now = 0isize;
+    control(&name, None::<&mut c_uint>, Some(&mut now));
+}
+
+fn extent(size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, origin: Origin) -> *mut c_void {
+    let Some(start) = map_aligned(size, alignment.max(4096)) else { return std::ptr::null_mut() };
+    // SAFETY: jemalloc passes valid pointers; fresh pages are zero and usable.
+    unsafe { (*zero, *commit) = (true, true) };
+    if alignment < BOOKKEEPING_ALIGNMENT && let Some(instance) = instance_inside() {
+        instance.adopter.adopt(start, size, delivery(origin, instance.delivery));
+    }
+    std::ptr::with_exposed_provenance_mut(start)
+}
+
+/// A new private mapping with the start on a multiple of `alignment`.
+fn map_aligned(size: usize, alignment: usize) -> Option<usize> {
+    let slack = if alignment > 4096 { alignment } else { 0 };
+    let mapped = aquifer_sys::memory::map_anonymous(size.checked_add(slack)?).ok()?;
+    let start = mapped.next_multiple_of(alignment);
+    for (from, to) in [(mapped, start), (start + size, mapped + size + slack)] {
+        if from < to {
+            // SAFETY: both ends belong to the mapping made above, and nobody has seen them.
+            let _ = unsafe { syscall(libc::SYS_munmap, [from, to - from, 0, 0, 0, 0]) };
+        }
+    }
+    Some(start)
+}
+
+extern "C" fn extent_for_small(
+    _: *mut je::extent_hooks_t, new: *mut c_void, size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, _: c_uint,
+) -> *mut c_void {
+    if new.is_null() { extent(size, alignment, zero, commit, Origin::SmallObjects) } else { std::ptr::null_mut() }
+}
+
+extern "C" fn extent_for_big(
+    _: *mut je::extent_hooks_t, new: *mut c_void, size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, _: c_uint,
+) -> *mut c_void {
+    if new.is_null() { extent(size, alignment, zero, commit, Origin::BigAllocation) } else { std::ptr::null_mut() }
+}
+
+/// Address space is kept for reuse; what it held is purged.
+extern "C" fn keep(_: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: bool, _: c_uint) -> bool {
+    true
+}
+
+extern "C" fn purge(_: *mut je::extent_hooks_t, start: *mut c_void, _: usize, offset: usize, len: usize, _: c_uint) -> bool {
+    let start = start as usize + offset;
+    // SAFETY: jemalloc says that nothing of value is in the range.
+    let empty = || unsafe { drop_pages(start, len) }.is_err();
+    match instance_inside() {
+        Some(instance) => instance.adopter.discard(start, len, empty),
+        None => empty(),
+    }
+}
+
+extern "C" fn allow_split(_: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: usize, _: usize, _: bool, _: c_uint) -> bool {
+    false
+}
+
+extern "C" fn allow_merge(
+    _: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: *mut c_void, _: usize, _: bool, _: c_uint,
+) -> bool {
+    false
+}
+
+/// Flags for an allocation of `size`: the big arena for big ones. `None`: the thread's own arena.
+fn big_flags(size: usize) -> Option<c_int> {
+    if size < BIG_ALLOCATION_BYTES {
+        return None;
+    }
+    let arena = BIG_ARENA.load(Ordering::Relaxed);
+    (arena != 0 && !thread_slot::inside()).then(|| je::MALLOCX_ARENA(arena as usize) | je::MALLOCX_TCACHE_NONE)
+}
+
+/// Gives each thread of the program a managed arena at its first allocation after the start.
+fn bind_thread() {
+    if thread_slot::arena() == 0 && BIG_ARENA.load(Ordering::Relaxed) != 0 && instance().is_some() {
+        let mut arena = 1 + NEXT_ARENA.fetch_add(1, Ordering::Relaxed) % (ARENAS - 1);
+        thread_slot::set_arena(arena);
+        control(c"thread.arena", None::<&mut c_uint>, Some(&mut arena));
+    }
+}
+
+fn out_of_memory(start: *mut c_void) -> *mut c_void {
+    if start.is_null() {
+        signals::set_errno(libc::ENOMEM);
+    }
+    start
+}
+
+/// malloc(3).
+///
+/// # Safety
+/// As malloc(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+    bind_thread();
+    match big_flags(size) {
+        // SAFETY: the size is not zero.
+        Some(flags) => out_of_memory(unsafe { je::mallocx(size, flags) }),
+        // SAFETY: as malloc(3).
+        None => unsafe { je::malloc(size) },
+    }
+}
+
+/// calloc(3).
+///
+/// # Safety
+/// As calloc(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+    bind_thread();
+    let Some(total) = count.checked_mul(size) else { return out_of_memory(std::ptr::null_mut()) };
+    match big_flags(total) {
+        // SAFETY: the size is not zero.
+        Some(flags) => out_of_memory(unsafe { je::mallocx(total, flags | je::MALLOCX_ZERO) }),
+        // SAFETY: as calloc(3).
+        None => unsafe { je::calloc(count, size) },
+    }
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// As realloc(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
+    bind_thread();
+    match big_flags(size) {
+        // SAFETY: as realloc(3).
+        Some(_) if old.is_null() => unsafe { malloc(size) },
+        // SAFETY: `old` came from this allocator, the size is not zero.
+        Some(flags) => out_of_memory(unsafe { je::rallocx(old, size, flags) }),
+        // SAFETY: as realloc(3).
+        None => unsafe { je::realloc(old, size) },
+    }
+}
+
+/// free(3).
+///
+/// # Safety
+/// As free(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(start: *mut c_void) {
+    // SAFETY: as free(3).
+    unsafe { je::free(start) }
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// As posix_memalign(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
+    bind_thread();
+    if big_flags(size).is_some() && alignment.is_power_of_two() && alignment >= size_of::<usize>() {
+        // SAFETY: as memalign(3), just checked.
+        let start = unsafe { memalign(alignment, size) };
+        if start.is_null() {
+            return libc::ENOMEM;
+        }
+        // SAFETY: the caller's pointer, as posix_memalign(3).
+        unsafe { *result = start };
+        return 0;
+    }
+    // SAFETY: as posix_memalign(3).
+    unsafe { je::posix_memalign(result, alignment, size) }
+}
+
+/// aligned_alloc(3).
+///
+/// # Safety
+/// As aligned_alloc(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_void {
+    // SAFETY: as memalign(3).
+    unsafe { memalign(alignment, size) }
+}
+
+/// memalign(3).
+///
+/// # Safety
+/// As memalign(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> *mut c_void {
+    bind_thread();
+    match big_flags(size) {
+        Some(flags) if alignment.is_power_of_two() => {
+            // SAFETY: the size is not zero and the alignment is a power of two.
+            out_of_memory(unsafe { je::mallocx(size, flags | je::MALLOCX_ALIGN(alignment)) })
+        }
+        // SAFETY: as aligned_alloc(3).
+        _ => unsafe { je::aligned_alloc(alignment, size) },
+    }
+}
+
+/// valloc(3).
+///
+/// # Safety
+/// As valloc(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+    // SAFETY: as memalign(3).
+    unsafe { memalign(4096, size) }
+}
+
+/// pvalloc(3).
+///
+/// # Safety
+/// As pvalloc(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+    // SAFETY: as memalign(3).
+    unsafe { memalign(4096, size.next_multiple_of(4096).max(4096)) }
+}
+
+/// malloc_usable_size(3).
+///
+/// # Safety
+/// As malloc_usable_size(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(start: *const c_void) -> usize {
+    // SAFETY: as malloc_usable_size(3).
+    unsafe { je::malloc_usable_size(start) }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The system calls behind our wrappers, with libc's manners: -1 and errno.
+//!
+//! The `__wrap_` functions are what this library's own code gets when it calls the wrapped names; see
+//! `build.rs`.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::{c_int, c_void};
+
+use aquifer_sys::raw::{Errno, syscall};
+use aquifer_sys::signals;
+
+/// A system call's result in libc's manner.
+pub fn libc_result(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(value) => value as isize,
+        Err(errno) => {
+            signals::set_errno(errno.0);
+            -1
+        }
+    }
+}
+
+/// A system call in libc's manner.
+///
+/// # Safety
+/// As for [`syscall`].
+pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
+    // SAFETY: the caller's promise.
+    libc_result(unsafe { syscall(number, args) })
+}
+
+/// Declares `__wrap_NAME`, which is the system call and nothing else.
+macro_rules! straight_through {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $number:expr;)*) => {
+        $(
+            /// The system call, for this library's own use of the name.
+            ///
+            /// # Safety
+            /// As for the system call.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+                let mut args = [0usize; 6];
+                let given = [$($argument as usize),*];
+                args[..given.len()].copy_from_slice(&given);
+                // SAFETY: the caller's promise.
+                unsafe { call($number, args) as $result }
+            }
+        )*
+    };
+}
+
+straight_through! {
+    __wrap_mmap(a: *mut c_void, l: usize, p: c_int, f: c_int, d: c_int, o: i64) -> *mut c_void = libc::SYS_mmap;
+    __wrap_mmap64(a: *mut c_void, l: usize, p: c_int, f: c_int, d: c_int, o: i64) -> *mut c_void = libc::SYS_mmap;
+    __wrap_munmap(a: *mut c_void, l: usize) -> c_int = libc::SYS_munmap;
+    __wrap_madvise(a: *mut c_void, l: usize, v: c_int) -> c_int = libc::SYS_madvise;
+    __wrap_mremap(a: *mut c_void, o: usize, n: usize, f: c_int, t: *mut c_void) -> *mut c_void = libc::SYS_mremap;
+    __wrap_read(d: c_int, b: *mut c_void, l: usize) -> isize = libc::SYS_read;
+    __wrap_write(d: c_int, b: *const c_void, l: usize) -> isize = libc::SYS_write;
+    __wrap_pread64(d: c_int, b: *mut c_void, l: usize, o: i64) -> isize = libc::SYS_pread64;
+    __wrap_pwrite64(d: c_int, b: *const c_void, l: usize, o: i64) -> isize = libc::SYS_pwrite64;
+}
+
+/// libc's own sigaction, for this library's own use of the name: it installs what it is told.
+///
+/// # Safety
+/// As for sigaction(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __wrap_sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    // SAFETY: the caller's promise; the symbol is libc's.
+    match unsafe { crate::next::sigaction() } {
+        // SAFETY: the caller's promise.
+        Some(sigaction) => unsafe { sigaction(signal, new, old) },
+        None => -1,
+    }
+}

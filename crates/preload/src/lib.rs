@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The library that `aquifer run` preloads: puts an unchanged program's memory under the pager's care.
+//!
+//! `start.rs` reads the configuration before `main` runs. `heap.rs` is the program's malloc, `mappings.rs`
+//! its mmap, both over adopted memory; `choice.rs` says which mapping gets which delivery. `transfers.rs`
+//! and `stdio.rs` let system calls use memory that only a signal can bring; `process.rs` is about fork and
+//! signal actions. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
+
+mod choice;
+mod heap;
+mod kernel;
+mod mappings;
+mod next;
+mod own_allocator;
+mod process;
+mod start;
+mod stdio;
+mod transfers;

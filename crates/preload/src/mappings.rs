@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program's mmap family: private anonymous mappings come under our care, everything else is the
+//! kernel's as before.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::{c_int, c_void};
+
+use aquifer_pager::Adopter;
+use aquifer_sys::raw::{Errno, syscall};
+use aquifer_sys::signals;
+
+use crate::choice::{Origin, SMALLEST_MAPPING_BYTES, delivery};
+use crate::kernel::{call, libc_result};
+use crate::start::instance;
+
+const FAILED: *mut c_void = libc::MAP_FAILED;
+
+/// Whether a new mapping is one that can be managed: private anonymous memory to read and write.
+fn can_manage(len: usize, protection: c_int, flags: c_int) -> bool {
+    const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    const NOT_OURS: c_int = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+    const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
+    len >= SMALLEST_MAPPING_BYTES && flags & PLAIN == PLAIN && flags & NOT_OURS == 0 && protection == READ_WRITE
+}
+
+/// mmap(2).
+///
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
+) -> *mut c_void {
+    let args = [address as usize, len, protection as usize, flags as usize, descriptor as usize, offset as usize];
+    // SAFETY: as mmap(2).
+    let map = || unsafe { call(libc::SYS_mmap, args) };
+    let Some(instance) = instance() else { return std::ptr::with_exposed_provenance_mut(map() as usize) };
+    let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
+    let mapped = if replaces { instance.adopter.release(address as usize, len, map) } else { map() };
+    if mapped != -1 && can_manage(len, protection, flags) {
+        instance.adopter.adopt(mapped as usize, len, delivery(Origin::Mapping, instance.delivery));
+    }
+    std::ptr::with_exposed_provenance_mut(mapped as usize)
+}
+
+/// mmap64: the same on this target.
+///
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
+) -> *mut c_void {
+    // SAFETY: as mmap(2).
+    unsafe { mmap(address, len, protection, flags, descriptor, offset) }
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// As munmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
+    // SAFETY: as munmap(2).
+    let unmap = || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
+    match instance() {
+        Some(instance) if len > 0 && (address as usize).is_multiple_of(4096) => {
+            instance.adopter.release(address as usize, len, unmap)
+        }
+        _ => unmap(),
+    }
+}
+
+/// madvise(2). Advice that takes contents away takes them from the tier, too.
+///
+/// # Safety
+/// As madvise(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+    // SAFETY: as madvise(2).
+    let advise = |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
+    let Some(instance) = instance() else { return advise(advice) };
+    let active = instance.adopter.is_active() && instance.adopter.manages(address as usize, len);
+    match advice {
+        // The kernel frees lazily; we must not bring back what it has freed, so we free at once.
+        libc::MADV_FREE if active => instance.adopter.discard(address as usize, len, || advise(libc::MADV_DONTNEED)),
+        libc::MADV_DONTNEED if active => instance.adopter.discard(address as usize, len, || advise(advice)),
+        // Huge pages would undo the account, and merged pages cannot be moved.
+        libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE if active => 0,
+        _ => advise(advice),
+    }
+}
+
+/// mremap(2). While memory may be away, a managed mapping is moved by copying.
+///
+/// # Safety
+/// As mremap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: *mut c_void,
+) -> *mut c_void {
+    let args = [address as usize, old_len, new_len, flags as usize, target as usize, 0];
+    // SAFETY: as mremap(2).
+    let remap = || unsafe { syscall(libc::SYS_mremap, args) };
+    let result = match instance() {
+        Some(instance) if instance.adopter.manages(address as usize, old_len.max(1)) => {
+            remap_managed(&instance.adopter, address as usize, old_len, new_len, flags)
+        }
+        _ => remap(),
+    };
+    std::ptr::with_exposed_provenance_mut(libc_result(result) as usize)
+}
+
+fn remap_managed(adopter: &Adopter, old: usize, old_len: usize, new_len: usize, flags: c_int) -> Result<usize, Errno> {
+    let (old_len, new_len) = (old_len.next_multiple_of(4096), new_len.next_multiple_of(4096));
+    if flags & !libc::MREMAP_MAYMOVE != 0 || old_len == 0 || new_len == 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    if new_len <= old_len {
+        if new_len < old_len {
+            // SAFETY: the program gives its own tail back.
+            unsafe { munmap(std::ptr::with_exposed_provenance_mut(old + new_len), old_len - new_len) };
+        }
+        return Ok(old);
+    }
+    if flags & libc::MREMAP_MAYMOVE == 0 {
+        return Err(Errno(libc::ENOMEM));
+    }
+    // SAFETY: a new mapping; nothing that exists is touched.
+    let new = unsafe {
+        mmap(
+            std::ptr::null_mut(), new_len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0,
+        )
+    };
+    if new == FAILED {
+        return Err(Errno(signals::errno()));
+    }
+    // SAFETY: both ranges are the program's, do not overlap, and faults on them are resolved as for any
+    // access of the program.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(old), new.cast(), old_len);
+        munmap(std::ptr::with_exposed_provenance_mut(old), old_len);
+    }
+    Ok(new as usize)
+}

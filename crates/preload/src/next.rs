@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The C library's own functions behind our wrappers, found with dlsym(3) on first use.
+
+#![allow(unsafe_code, reason = "function pointers from the dynamic linker")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The address of the next definition of `name` after ours.
+fn find(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let known = cache.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: dlsym(3) with a name that ends in NUL.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    cache.store(found, Ordering::Relaxed);
+    found
+}
+
+macro_rules! next {
+    ($($(#[$meta:meta])* $name:ident: $kind:ty = $symbol:literal;)*) => {
+        $(
+            $(#[$meta])*
+            ///
+            /// # Safety
+            /// The function is to be called as its manual page says.
+            pub unsafe fn $name() -> Option<$kind> {
+                static CACHE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                let found = find(&CACHE, $symbol);
+                // SAFETY: the symbol has this type in every C library for this target; null becomes None.
+                unsafe { std::mem::transmute::<*mut c_void, Option<$kind>>(found) }
+            }
+        )*
+    };
+}
+
+/// `fread(3)`.
+pub type Fread = unsafe extern "C" fn(*mut c_void, usize, usize, *mut libc::FILE) -> usize;
+/// `fwrite(3)`.
+pub type Fwrite = unsafe extern "C" fn(*const c_void, usize, usize, *mut libc::FILE) -> usize;
+/// `fork(2)`.
+pub type Fork = unsafe extern "C" fn() -> libc::pid_t;
+/// `sigaction(2)`.
+pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+/// `signal(2)`.
+pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
+/// `fgets(3)`.
+pub type Fgets = unsafe extern "C" fn(*mut c_char, c_int, *mut libc::FILE) -> *mut c_char;
+
+next! {
+    /// The C library's `fread`.
+    fread: Fread = c"fread";
+    /// The C library's `fread_unlocked`.
+    fread_unlocked: Fread = c"fread_unlocked";
+    /// The C library's `fwrite`.
+    fwrite: Fwrite = c"fwrite";
+    /// The C library's `fwrite_unlocked`.
+    fwrite_unlocked: Fwrite = c"fwrite_unlocked";
+    /// The C library's `fork`.
+    fork: Fork = c"fork";
+    /// The C library's `sigaction`.
+    sigaction: Sigaction = c"sigaction";
+    /// The C library's `signal`.
+    signal: Signal = c"signal";
+    /// The C library's `fgets`.
+    fgets: Fgets = c"fgets";
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The pager's own heap, apart from the program's.
+//!
+//! The program's heap is managed: reaching for it from the fault path would fault again. So everything this
+//! library allocates comes from dlmalloc over address ranges that are never adopted.
+//!
+//! The lock is held with signals blocked, so a program's handler cannot find it taken by its own thread.
+
+#![allow(unsafe_code, reason = "a global allocator is unsafe by its trait")]
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_sys::raw::syscall;
+use aquifer_sys::signals::Blocked;
+use dlmalloc::{Allocator, Dlmalloc};
+
+/// Where dlmalloc gets its ranges: straight from the kernel.
+struct Ranges;
+
+// SAFETY: every range handed out is a fresh private mapping of exactly the size reported, and stays mapped
+// until `free` is called with it.
+unsafe impl Allocator for Ranges {
+    fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
+        match aquifer_sys::memory::map_anonymous(size) {
+            Ok(start) => (std::ptr::with_exposed_provenance_mut(start), size, 0),
+            Err(_) => (std::ptr::null_mut(), 0, 0),
+        }
+    }
+
+    fn remap(&self, _: *mut u8, _: usize, _: usize, _: bool) -> *mut u8 {
+        std::ptr::null_mut()
+    }
+
+    fn free_part(&self, _: *mut u8, _: usize, _: usize) -> bool {
+        false
+    }
+
+    fn free(&self, start: *mut u8, size: usize) -> bool {
+        // SAFETY: dlmalloc gives back a whole range that it got from `alloc` and does not use any more.
+        unsafe { syscall(libc::SYS_munmap, [start as usize, size, 0, 0, 0, 0]) }.is_ok()
+    }
+
+    fn can_release_part(&self, _: u32) -> bool {
+        false
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        4096
+    }
+}
+
+struct OwnHeap(Mutex<Dlmalloc<Ranges>>);
+
+// SAFETY: dlmalloc keeps the contract of `GlobalAlloc`; the lock serialises its callers.
+unsafe impl GlobalAlloc for OwnHeap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _blocked = Blocked::all();
+        let mut heap = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: size and alignment come from a valid layout.
+        unsafe { heap.malloc(layout.size(), layout.align()) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        let _blocked = Blocked::all();
+        let mut heap = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller gives back what `alloc` returned for this layout.
+        unsafe { heap.free(start, layout.size(), layout.align()) }
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let _blocked = Blocked::all();
+        let mut heap = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as in `dealloc`.
+        unsafe { heap.realloc(start, layout.size(), layout.align(), size) }
+    }
+}
+
+#[global_allocator]
+static HEAP: OwnHeap = OwnHeap(Mutex::new(Dlmalloc::new_with_allocator(Ranges)));

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Runs before the program's `main`: reads the configuration and prepares everything, registers nothing.
+//!
+//! Without a configuration in the environment the library does nothing at all.
+
+#![allow(unsafe_code, reason = "the dynamic linker's tables of constructors and of program headers")]
+
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use aquifer_config::{BlockSize, Config, Exchange};
+use aquifer_core::units::Order;
+use aquifer_pager::abort::abort;
+use aquifer_pager::exchange::Way;
+use aquifer_pager::{Adopter, Settings};
+use aquifer_stats::{Counters, Gauge, Text};
+use aquifer_sys::thread_slot::Inside;
+use aquifer_tiers::TierSpec;
+
+use crate::choice::{self, Origin};
+use crate::heap;
+
+/// What the wrappers need once the library has started.
+pub struct Instance {
+    /// Where mappings go.
+    pub adopter: Adopter,
+    /// The user's wish for the delivery.
+    pub delivery: aquifer_config::Delivery,
+}
+
+static INSTANCE: OnceLock<Instance> = OnceLock::new();
+
+/// The instance, once there is one, for calls by the program; `None` for calls from inside the pager.
+pub fn instance() -> Option<&'static Instance> {
+    if aquifer_sys::thread_slot::inside() { None } else { INSTANCE.get() }
+}
+
+/// The instance, also from inside.
+pub fn instance_inside() -> Option<&'static Instance> {
+    INSTANCE.get()
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn(c_int, *const *const u8, *const *const u8) = start;
+
+extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
+    let _inside = Inside::enter();
+    let Ok(text) = std::env::var(aquifer_config::VARIABLE) else { return };
+    let config = match Config::from_json(&text) {
+        Ok(config) => config,
+        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+    };
+    let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
+    describe(counters, &config);
+    let tier = open_tier(&config);
+    let order = match config.block {
+        BlockSize::Auto => Order::DEFAULT,
+        BlockSize::Bytes(bytes) => Order::of_bytes(bytes).unwrap_or(Order::DEFAULT),
+    };
+    let way = match config.exchange {
+        Exchange::Auto => None,
+        Exchange::Move => Some(Way::Move),
+        Exchange::Copy => Some(Way::Copy),
+    };
+    let policy = match config.policy.word().parse::<aquifer_core::policy::PolicyName>() {
+        Ok(name) => aquifer_core::policy::build(name),
+        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+    };
+    let settings =
+        Settings { dram_bytes: config.dram_bytes, order, policy, tier, way, prefetch: config.prefetch };
+    let adopter = Adopter::new(settings, counters);
+    if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
+        abort(&["cannot start: the library was started twice"]);
+    }
+    drop(_inside);
+    heap::manage();
+    adopt_static_arrays();
+}
+
+fn counters(config: &Config) -> Counters {
+    let attached = config.stats_fd.and_then(|number| Counters::attach(number).ok());
+    match attached.map_or_else(Counters::create, Ok) {
+        Ok(counters) => counters,
+        Err(error) => abort(&["cannot start: no shared memory for statistics: ", &error.to_string()]),
+    }
+}
+
+fn describe(counters: &Counters, config: &Config) {
+    let program = std::env::current_exe().unwrap_or_default();
+    counters.write(Text::Program, &program.to_string_lossy());
+    counters.write(Text::Policy, config.policy.word());
+    counters.write(Text::Tier, config.tier.as_deref().unwrap_or("flash (default)"));
+    counters.write(Text::Delivery, config.delivery.word());
+    counters.write(Text::Exchange, config.exchange.word());
+    counters.write(Text::Block, &config.block.to_string());
+    counters.set(Gauge::Pid, u64::from(std::process::id()));
+    counters.set(Gauge::DramBudgetBytes, config.dram_bytes);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    counters.set(Gauge::StartTimeUnixS, now);
+}
+
+fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
+    let spec = match config.tier.as_deref().map(str::parse::<TierSpec>) {
+        None => TierSpec::default_in(Path::new(&config.state_dir)),
+        Some(Ok(spec)) => spec,
+        Some(Err(error)) => abort(&["cannot start: ", &error.to_string()]),
+    };
+    match aquifer_tiers::open(&spec) {
+        Ok(tier) => tier,
+        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+    }
+}
+
+/// Adopts the executable's zero-initialised arrays, which are anonymous memory behind its last segment.
+fn adopt_static_arrays() {
+    extern "C" fn each(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+        // SAFETY: the dynamic linker passes a valid entry; its program headers stay mapped.
+        let (base, headers) = unsafe {
+            let info = &*info;
+            (info.dlpi_addr as usize, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
+        };
+        for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
+            let start = (base + header.p_vaddr as usize + header.p_filesz as usize).next_multiple_of(4096);
+            let end = base + header.p_vaddr as usize + header.p_memsz as usize;
+            if end > start && end - start >= choice::SMALLEST_MAPPING_BYTES && let Some(instance) = instance() {
+                instance.adopter.adopt(start, end - start, choice::delivery(Origin::Bss, instance.delivery));
+            }
+        }
+        1 // Only the first entry, which is the executable.
+    }
+    // SAFETY: the callback does what dl_iterate_phdr(3) asks of it.
+    unsafe { libc::dl_iterate_phdr(Some(each), std::ptr::null_mut()) };
+}

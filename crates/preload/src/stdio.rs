@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! fread and fwrite: for large requests the C library hands the program's own buffer to the kernel, by a
+//! call that no wrapper sees. See `transfers.rs` for why that must not be.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::c_void;
+
+use crate::next;
+use crate::transfers::{BOUNCE_BYTES, needs_bounce};
+
+fn bounce() -> Vec<u8> {
+    let _inside = aquifer_sys::thread_slot::Inside::enter();
+    vec![0; BOUNCE_BYTES]
+}
+
+/// Reads `size * count` bytes in pieces; returns how many whole items came.
+///
+/// # Safety
+/// As fread(3).
+unsafe fn read_items(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE, fread: next::Fread) -> usize {
+    let Some(total) = size.checked_mul(count) else { return 0 };
+    if !needs_bounce(buffer, total) {
+        // SAFETY: the caller's promise.
+        return unsafe { fread(buffer, size, count, file) };
+    }
+    let mut bounce = bounce();
+    let mut done = 0;
+    while done < total {
+        let want = (total - done).min(BOUNCE_BYTES);
+        // SAFETY: the bounce buffer has room for `want` bytes; the file is the program's.
+        let came = unsafe { fread(bounce.as_mut_ptr().cast(), 1, want, file) };
+        // SAFETY: the program's buffer has room for `total` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), buffer.cast::<u8>().add(done), came) };
+        done += came;
+        if came < want {
+            break;
+        }
+    }
+    done / size
+}
+
+/// Writes `size * count` bytes in pieces; returns how many whole items went.
+///
+/// # Safety
+/// As fwrite(3).
+unsafe fn write_items(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE, fwrite: next::Fwrite) -> usize {
+    let Some(total) = size.checked_mul(count) else { return 0 };
+    if !needs_bounce(buffer, total) {
+        // SAFETY: the caller's promise.
+        return unsafe { fwrite(buffer, size, count, file) };
+    }
+    let mut bounce = bounce();
+    let mut done = 0;
+    while done < total {
+        let want = (total - done).min(BOUNCE_BYTES);
+        // SAFETY: the program's buffer holds `total` bytes, the bounce buffer has room for `want`.
+        unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>().add(done), bounce.as_mut_ptr(), want) };
+        // SAFETY: the file is the program's.
+        let went = unsafe { fwrite(bounce.as_ptr().cast(), 1, want, file) };
+        done += went;
+        if went < want {
+            break;
+        }
+    }
+    done / size
+}
+
+/// fread(3).
+///
+/// # Safety
+/// As fread(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { next::fread().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
+}
+
+/// fread_unlocked(3).
+///
+/// # Safety
+/// As fread(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fread_unlocked(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { next::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
+}
+
+/// fwrite(3).
+///
+/// # Safety
+/// As fwrite(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fwrite(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { next::fwrite().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
+}
+
+/// fwrite_unlocked(3).
+///
+/// # Safety
+/// As fwrite(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fwrite_unlocked(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { next::fwrite_unlocked().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The one type through which anybody touches the bytes of a frame.
+//!
+//! A frame is local memory that is *not* visible at the program's address while somebody holds its
+//! [`FrameBuffer`]. The holder is the only one who may read or write it: the buffer cannot be cloned,
+//! and it travels by value into an I/O queue and back out with the completion.
+
+use std::ptr::NonNull;
+
+/// Exclusive access to the bytes of one frame, or of a run of adjacent frames.
+#[derive(Debug)]
+pub struct FrameBuffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the constructor's contract makes this value the only way to the bytes, so moving it to another
+// thread moves the exclusive access with it.
+unsafe impl Send for FrameBuffer {}
+
+impl FrameBuffer {
+    /// Takes exclusive access to `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// `start..start + len` must stay mapped readable and writable for as long as the process lives, and
+    /// nobody else may touch these bytes until this value has been dropped.
+    pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
+        Self { start, len }
+    }
+
+    /// The first address, for system calls.
+    pub fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the buffer holds no byte at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` promises the range is mapped and that we alone may touch it.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` keeps other borrows away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}

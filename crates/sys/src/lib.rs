@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Thin, safe-edged bindings to the kernel.
+//!
+//! Knows nothing of policy. Public functions are safe, or state a `# Safety` contract.
+
+#![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
+
+pub mod direct_io;
+pub mod frame_buffer;
+pub mod futex;
+pub mod memory;
+pub mod pagemap;
+pub mod raw;
+pub mod shared_segment;
+pub mod signals;
+pub mod thread_slot;
+pub mod uffd;
+pub mod uring;
+pub mod wakeup;
+
+pub use frame_buffer::FrameBuffer;

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Address ranges: mmap(2), munmap(2), madvise(2), straight to the kernel.
+
+use std::ptr::NonNull;
+
+use crate::FrameBuffer;
+use crate::raw::{Errno, syscall};
+
+/// `MADV_POPULATE_WRITE`, since Linux 5.14.
+pub const MADV_POPULATE_WRITE: i32 = 23;
+
+/// A reserved range of private anonymous memory that lives as long as the process. Pages come on touch.
+#[derive(Clone, Copy, Debug)]
+pub struct Reserved {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: only an address range; access to its bytes goes through `FrameBuffer`s, one per frame at a time.
+unsafe impl Send for Reserved {}
+// SAFETY: as above.
+unsafe impl Sync for Reserved {}
+
+impl Reserved {
+    /// Reserves `len` bytes, aligned to 2 MiB, without huge pages.
+    pub fn new(len: usize) -> Result<Self, Errno> {
+        const ALIGN: usize = 2 << 20;
+        let address = map_anonymous(len + ALIGN)?;
+        let start = address.next_multiple_of(ALIGN);
+        advise(start, len, libc::MADV_NOHUGEPAGE)?;
+        // A forked child has no use for frames, and must not share their pages: shared pages cannot move.
+        advise(start, len, libc::MADV_DONTFORK)?;
+        Ok(Self { start: NonNull::new(start as *mut u8).expect("mmap does not return null"), len })
+    }
+
+    /// The first address.
+    pub fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no byte at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Exclusive access to `len` bytes at `offset`.
+    ///
+    /// # Safety
+    /// Nobody else may hold a buffer that overlaps, until this one is dropped.
+    pub unsafe fn buffer(&self, offset: usize, len: usize) -> FrameBuffer {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "a frame lies within its reservation");
+        // SAFETY: the range is within the reservation (just checked), which is never unmapped; the caller
+        // promises exclusivity.
+        unsafe { FrameBuffer::new(self.start.add(offset), len) }
+    }
+}
+
+/// Maps `len` bytes of private anonymous memory without reserving swap for it.
+pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+    unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// madvise(2) with an advice that does not take contents away.
+pub fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
+    assert!(
+        !matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE),
+        "use `drop_pages` to take contents away"
+    );
+    // SAFETY: these advices leave the contents as they are; an unmapped range is refused with ENOMEM.
+    unsafe { syscall(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) }.map(|_| ())
+}
+
+/// Gives the pages of a private anonymous range back to the kernel: MADV_DONTNEED.
+///
+/// # Safety
+/// The contents are lost. Nobody may rely on them, and no buffer may overlap the range.
+pub unsafe fn drop_pages(start: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: the caller has promised that the contents are not needed.
+    unsafe { syscall(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) }.map(|_| ())
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! System calls without libc: no errno, no symbol that a preloaded library could have replaced.
+//!
+//! The fault path runs inside signal handlers of programs whose `read` and `mmap` are our own wrappers, so
+//! it must not go through them. Errors come back as [`Errno`], never through a thread-local.
+
+use std::arch::asm;
+use std::fmt;
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("Aquifer runs on Linux on x86-64; other targets need their system call and signal frame layouts in crates/sys");
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (errno {})", self.name(), self.0)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl Errno {
+    /// The symbolic name of the errors that we name in messages.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            libc::EPERM => "EPERM",
+            libc::ENOENT => "ENOENT",
+            libc::EINTR => "EINTR",
+            libc::EIO => "EIO",
+            libc::EAGAIN => "EAGAIN",
+            libc::ENOMEM => "ENOMEM",
+            libc::EACCES => "EACCES",
+            libc::EFAULT => "EFAULT",
+            libc::EBUSY => "EBUSY",
+            libc::EEXIST => "EEXIST",
+            libc::EINVAL => "EINVAL",
+            libc::ENOSPC => "ENOSPC",
+            libc::ENOSYS => "ENOSYS",
+            libc::ESRCH => "ESRCH",
+            libc::ETIMEDOUT => "ETIMEDOUT",
+            _ => "error",
+        }
+    }
+}
+
+/// One system call with up to six arguments.
+///
+/// # Safety
+/// As for the system call that `number` names: pointers among the arguments must be valid for what it does
+/// with them, and the call must not break memory that safe code relies on.
+#[inline]
+pub unsafe fn syscall(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
+    let result: isize;
+    // SAFETY: the kernel clobbers rcx and r11 only, besides what the caller has vouched for.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}
+
+/// Writes to standard error. For messages from places that may not allocate; a failure is ignored.
+pub fn write_stderr(bytes: &[u8]) {
+    // SAFETY: write(2) only reads `bytes`, which is valid for the call.
+    let _ = unsafe { syscall(libc::SYS_write, [2, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) };
+}
+
+/// Nanoseconds of the monotonic clock. Through the vDSO, so without entering the kernel.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime(2) writes one timespec to the pointer, which is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Signals, straight to the kernel: installing the fault handler, blocking signals for a while.
+//!
+//! See rt_sigaction(2). libc's wrapper is passed by because the program's calls to it are our own.
+
+use std::arch::global_asm;
+
+use crate::raw::{Errno, syscall};
+
+global_asm!(
+    ".text",
+    ".hidden aquifer_restore",
+    ".globl aquifer_restore",
+    ".type aquifer_restore,@function",
+    "aquifer_restore:",
+    "mov rax, 15",
+    "syscall",
+    ".size aquifer_restore, . - aquifer_restore",
+);
+
+unsafe extern "C" {
+    fn aquifer_restore();
+}
+
+/// The kernel's `struct sigaction`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelAction {
+    /// Address of the handler, or SIG_DFL, or SIG_IGN.
+    pub handler: usize,
+    /// `SA_` flags.
+    pub flags: u64,
+    /// Address of the code that returns from the handler.
+    pub restorer: usize,
+    /// Signals blocked while the handler runs.
+    pub mask: u64,
+}
+
+const SA_RESTORER: u64 = 0x0400_0000;
+
+/// What a handler receives.
+pub type Handler = extern "C" fn(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
+
+/// Reads and sets the action for `signal`.
+///
+/// # Safety
+/// A handler in `new` must be sound to run at any point of any thread.
+pub unsafe fn exchange_action(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
+    let mut old = KernelAction::default();
+    let new = new.map_or(0, |action| std::ptr::from_ref(action) as usize);
+    // SAFETY: reads one action or none, writes one; the caller vouches for the handler.
+    unsafe { syscall(libc::SYS_rt_sigaction, [signal as usize, new, &raw mut old as usize, 8, 0, 0]) }?;
+    Ok(old)
+}
+
+/// The action that runs `handler` with every signal blocked, on the alternate stack where there is one.
+pub fn fault_action(handler: Handler) -> KernelAction {
+    KernelAction {
+        handler: handler as usize,
+        flags: libc::SA_SIGINFO as u64 | libc::SA_ONSTACK as u64 | SA_RESTORER,
+        restorer: aquifer_restore as *const () as usize,
+        mask: u64::MAX,
+    }
+}
+
+/// Keeps every signal from this thread while it exists.
+#[derive(Debug)]
+pub struct Blocked {
+    old: u64,
+}
+
+impl Blocked {
+    /// Blocks all signals that can be blocked.
+    pub fn all() -> Self {
+        let (all, mut old) = (u64::MAX, 0u64);
+        let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut old as usize, 8, 0, 0];
+        // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
+        let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+        Self { old }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        let args = [libc::SIG_SETMASK as usize, &raw const self.old as usize, 0, 8, 0, 0];
+        // SAFETY: reads one mask.
+        let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+    }
+}
+
+/// Ends the process at once, without running anything else in it.
+pub fn exit_now(code: i32) -> ! {
+    loop {
+        // SAFETY: exit_group(2) takes a number and does not return.
+        let _ = unsafe { syscall(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Reads the errno of the interrupted code, to be put back by the handler.
+pub fn errno() -> i32 {
+    // SAFETY: the C library keeps errno at a fixed offset from the thread register; the pointer is valid.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Puts errno back.
+pub fn set_errno(value: i32) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = value };
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A few bytes for each thread that can be reached from a signal handler.
+//!
+//! Thread-locals of a shared library normally go through a table that the C library allocates with
+//! `malloc`. With a managed heap that table may itself be far away, and reaching for it inside the fault
+//! handler would fault again. These words use the initial-exec model: a fixed offset from the thread
+//! register. The library must be loaded at program start, which LD_PRELOAD does.
+
+use std::arch::global_asm;
+
+global_asm!(
+    ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
+    ".balign 8",
+    ".type aquifer_thread_words,@object",
+    ".size aquifer_thread_words, 16",
+    "aquifer_thread_words: .zero 16",
+    ".text",
+    ".type aquifer_thread_words_address,@function",
+    ".hidden aquifer_thread_words_address",
+    ".globl aquifer_thread_words_address",
+    "aquifer_thread_words_address:",
+    "mov rax, qword ptr [rip + aquifer_thread_words@GOTTPOFF]",
+    "add rax, qword ptr fs:[0]",
+    "ret",
+    ".size aquifer_thread_words_address, . - aquifer_thread_words_address",
+);
+
+#[repr(C)]
+struct Words {
+    /// The thread's index plus one; zero until it is first asked for.
+    index: u32,
+    /// How deeply the thread is inside the pager's own code.
+    depth: u32,
+    /// A number that the allocator's front keeps for this thread; zero at first.
+    arena: u32,
+}
+
+unsafe extern "C" {
+    fn aquifer_thread_words_address() -> *mut Words;
+}
+
+fn words() -> *mut Words {
+    // SAFETY: the function only computes this thread's address of the block above.
+    unsafe { aquifer_thread_words_address() }
+}
+
+/// This thread's small number, handed out in order of first use; the same for all threads beyond `most`.
+pub fn index(most: u16) -> u16 {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let words = words();
+    // SAFETY: only this thread reaches its own words, and no reference to them is ever made. A signal
+    // handler between the read and the write at worst hands out one number that stays unused.
+    unsafe {
+        if (*words).index == 0 {
+            (*words).index = NEXT.fetch_add(1, Ordering::Relaxed);
+        }
+        (((*words).index - 1) % u32::from(most)) as u16
+    }
+}
+
+/// The number that [`set_arena`] left for this thread; zero at first.
+pub fn arena() -> u32 {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).arena }
+}
+
+/// Keeps a number for this thread.
+pub fn set_arena(arena: u32) {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).arena = arena }
+}
+
+/// Whether this thread runs the pager's own code now, whose memory is not managed.
+pub fn inside() -> bool {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).depth != 0 }
+}
+
+/// Marks this thread as inside the pager until dropped.
+#[derive(Debug)]
+pub struct Inside(());
+
+impl Inside {
+    /// Enters. May be nested.
+    pub fn enter() -> Self {
+        // SAFETY: as in `index`.
+        unsafe { (*words()).depth += 1 };
+        Self(())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // SAFETY: as in `index`; `enter` has counted up.
+        unsafe { (*words()).depth -= 1 };
+    }
+}

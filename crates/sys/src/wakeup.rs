@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Wakes one thread that may also be waiting for an I/O queue: eventfd(2) and poll(2).
+//!
+//! Ringing costs one atomic operation while the thread is awake.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::raw::{Errno, syscall};
+
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+const RUNG: u32 = 2;
+
+/// One sleeper's bell. Any thread may ring, also from a signal handler.
+#[derive(Debug)]
+pub struct Wakeup {
+    descriptor: i32,
+    state: AtomicU32,
+}
+
+impl Wakeup {
+    /// A bell that nobody has rung.
+    pub fn new() -> Result<Self, Errno> {
+        let flags = (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize;
+        // SAFETY: eventfd2(2) takes two numbers.
+        let descriptor = unsafe { syscall(libc::SYS_eventfd2, [0, flags, 0, 0, 0, 0]) }? as i32;
+        Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
+    }
+
+    /// Wakes the sleeper, or makes its next sleep return at once.
+    pub fn ring(&self) {
+        // SeqCst pairs with `sleep`: either we see it asleep, or it sees the ring.
+        if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
+            let one = 1u64;
+            // SAFETY: write(2) reads eight bytes.
+            let _ = unsafe {
+                syscall(libc::SYS_write, [self.descriptor as usize, &raw const one as usize, 8, 0, 0, 0])
+            };
+        }
+    }
+
+    /// Sleeps until somebody rings, until `other` is readable, or for at most `limit`.
+    pub fn sleep(&self, other: Option<i32>, limit: Duration) {
+        if self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let mut events = [event(self.descriptor), event(other.unwrap_or(-1))];
+            let timeout = limit.as_millis().min(i32::MAX as u128) as usize;
+            // SAFETY: poll(2) reads and writes the two events.
+            let _ = unsafe { syscall(libc::SYS_poll, [&raw mut events as usize, 2, timeout, 0, 0, 0]) };
+            let mut count = 0u64;
+            // SAFETY: read(2) writes eight bytes; the descriptor does not block.
+            let _ = unsafe {
+                syscall(libc::SYS_read, [self.descriptor as usize, &raw mut count as usize, 8, 0, 0, 0])
+            };
+        }
+        self.state.store(AWAKE, Ordering::SeqCst);
+    }
+}
+
+/// Waits until `descriptor` is readable, at most `limit`. Returns whether it is.
+pub fn readable(descriptor: i32, limit: Duration) -> bool {
+    let mut event = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+    let timeout = limit.as_millis().min(i32::MAX as u128) as usize;
+    // SAFETY: poll(2) reads and writes the one event.
+    matches!(unsafe { syscall(libc::SYS_poll, [&raw mut event as usize, 1, timeout, 0, 0, 0]) }, Ok(1))
+}
