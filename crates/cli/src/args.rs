@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::process;
 
+use aquifer_bench::BenchArgs;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -32,6 +33,8 @@ pub enum Command {
     Stat(stat::StatArgs),
     Top(top::TopArgs),
     Doctor(doctor::DoctorArgs),
+    /// Measure programs with less DRAM than they need: ours, kernel swap, mmap of a file
+    Bench(Box<BenchArgs>),
     Completions(packaging::CompletionsArgs),
     Man(packaging::ManArgs),
 }
@@ -44,6 +47,8 @@ impl Command {
             Command::Stat(args) => stat::stat(&args),
             Command::Top(args) => top::top(&args),
             Command::Doctor(args) => doctor::doctor(&args),
+            // Tells its failures itself: a bench that fails half-way still prints what it has measured.
+            Command::Bench(args) => Ok(aquifer_bench::run(*args)),
             Command::Completions(args) => packaging::completions(&args),
             Command::Man(args) => packaging::man(&args),
         }
