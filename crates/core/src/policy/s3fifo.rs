@@ -37,7 +37,7 @@ const ONE: u32 = 1024;
 /// Part of the pages that small may hold before victims come from it: at the start (the paper's 10 %),
 /// when main wins every duel, and when small does.
 const SMALL_SHARE: u32 = 102;
-const SMALL_SHARE_MIN: u32 = 32;
+const SMALL_SHARE_MIN: u32 = 24;
 const SMALL_SHARE_MAX: u32 = 205;
 /// Part of the victims that comes from main while small is over its share.
 /// A lost duel is answered faster than a won one, and with a jump: leftovers in main cost a fetch per visit,
@@ -68,10 +68,16 @@ struct Duel {
     small: Option<BlockIndex>,
     /// What `left_pages` was when it began.
     begun: u32,
-    /// Who came back, and after how many pages: main when true. It wins when its opponent stays away for
-    /// another quarter of that. Without the quarter a scan that passes main's oldest blocks looks like a
-    /// loss of main, since both come back a full cycle later.
-    first: Option<(bool, u32)>,
+    /// Set when small won.
+    won: Option<SmallWon>,
+}
+
+/// What to go back to when main's block turns up little later than small's after all.
+#[derive(Clone, Copy)]
+struct SmallWon {
+    after_pages: u32,
+    main_rate: u32,
+    small_share: u32,
 }
 
 /// See the module.
@@ -95,8 +101,6 @@ pub struct S3Fifo {
     duel_wait: u32,
     /// The newest duel lacks its block from small.
     duel_half: bool,
-    /// The duel that is looked at after the next departure.
-    judge_next: usize,
 }
 
 impl Default for S3Fifo {
@@ -114,7 +118,6 @@ impl Default for S3Fifo {
             duel_place: 0,
             duel_wait: 0,
             duel_half: false,
-            judge_next: 0,
         }
     }
 }
@@ -149,35 +152,44 @@ impl S3Fifo {
     /// as something new: then there is nothing to compare.
     fn came_back(&mut self, block: BlockIndex, note: Note, wanted: bool) {
         let Some(place) = ((note.1 & DUEL_MASK) as usize).checked_sub(1) else { return };
-        let duel = &mut self.duels[place];
+        let duel = self.duels[place];
         let from_main = duel.main == Some(block);
         if !from_main && duel.small != Some(block) {
-            return; // The place was given to another duel.
+            return; // The place was given to another duel: this one was a draw.
         }
         if place == self.duel_place && self.duel_half {
             self.duel_half = false; // Back before its opponent even left.
-            *duel = Duel::default();
-        } else if wanted && duel.first.is_none() {
-            duel.first = Some((from_main, self.left_pages.wrapping_sub(duel.begun)));
-        } else {
-            *duel = Duel::default(); // Both are back at about the same time: a draw.
+        }
+        let after_pages = self.left_pages.wrapping_sub(duel.begun);
+        self.duels[place] = Duel::default();
+        match (wanted, from_main, duel.won) {
+            (false, ..) => {}
+            (true, true, None) => self.main_wins(),
+            (true, true, Some(won)) => self.undo(won, after_pages),
+            (true, false, _) => {
+                let won = Some(SmallWon { after_pages, main_rate: self.main_rate, small_share: self.small_share });
+                self.duels[place] = Duel { small: None, won, ..duel };
+                self.small_wins();
+            }
         }
     }
 
-    /// Ends the duel at `place` if its loser stayed away for long enough.
-    fn judge(&mut self, place: usize) {
-        let duel = self.duels[place];
-        let Some((main_won, distance)) = duel.first else { return };
-        if self.left_pages.wrapping_sub(duel.begun) <= distance.saturating_add(distance / 4) {
-            return;
-        }
-        self.duels[place] = Duel::default();
-        if main_won {
-            self.main_rate = (self.main_rate * 4 / 5).max(MAIN_RATE_MIN);
-            self.small_share = (self.small_share * 15 / 16).max(SMALL_SHARE_MIN);
-        } else {
-            self.main_rate = (self.main_rate * 3 / 2).clamp(MAIN_RATE_JUMP, MAIN_RATE_MAX);
-            self.small_share = (self.small_share * 17 / 16 + 1).min(SMALL_SHARE_MAX);
+    fn main_wins(&mut self) {
+        self.main_rate = (self.main_rate * 4 / 5).max(MAIN_RATE_MIN);
+        self.small_share = (self.small_share * 15 / 16).max(SMALL_SHARE_MIN);
+    }
+
+    fn small_wins(&mut self) {
+        self.main_rate = (self.main_rate * 3 / 2).clamp(MAIN_RATE_JUMP, MAIN_RATE_MAX);
+        self.small_share = (self.small_share * 17 / 16 + 1).min(SMALL_SHARE_MAX);
+    }
+
+    /// Main's block is back too. Within a quarter of the time that small's took it was a draw: when a scan passes
+    /// main's oldest blocks, both are next used a full cycle later, and main has lost nothing.
+    fn undo(&mut self, won: SmallWon, after_pages: u32) {
+        if after_pages <= won.after_pages.saturating_add(won.after_pages / 4) {
+            self.main_rate = self.main_rate.min(won.main_rate);
+            self.small_share = self.small_share.min(won.small_share);
         }
     }
 
@@ -199,7 +211,6 @@ impl S3Fifo {
         if list == MAIN {
             if self.duel_wait == 0 && !self.duel_half {
                 self.duel_place = (self.duel_place + 1) % DUELS;
-                self.judge(self.duel_place);
                 self.duels[self.duel_place] = Duel { main: Some(block), begun: self.left_pages, ..Duel::default() };
                 self.duel_half = true;
                 self.duel_wait = self.lists.blocks_all() * DUEL_TURNOVERS / DUELS as u32;
@@ -211,8 +222,6 @@ impl S3Fifo {
             note.1 |= self.duel_place as u32 + 1;
         }
         self.duel_wait = self.duel_wait.saturating_sub(1);
-        self.judge_next = (self.judge_next + 1) % DUELS;
-        self.judge(self.judge_next);
         self.lists.set_note(block, note);
     }
 
