@@ -67,6 +67,10 @@ fn page(abilities: &[Ability]) -> String {
     });
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     let mut text = columns(&rows);
+    if abilities.is_empty() {
+        text.push_str("\nThis build has no probes.\n");
+        return text;
+    }
     let missing: Vec<&Ability> = abilities.iter().filter(|ability| !ability.found).collect();
     if missing.is_empty() {
         text.push_str("\nNothing is missing.\n");
@@ -101,6 +105,7 @@ mod tests {
         assert_eq!(table.lines().count(), 3);
         assert_eq!(advice, "  listener  sysctl vm.unprivileged_userfaultfd=1\n");
         assert!(super::page(&two()[..1]).ends_with("Nothing is missing.\n"));
+        assert!(!super::page(&[]).contains("Nothing is missing"));
     }
 
     #[test]
