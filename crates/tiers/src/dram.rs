@@ -52,7 +52,7 @@ impl Dram {
         if capacity_bytes > available_bytes {
             return Err(OpenFailure::NoMemory { tier: name, wanted_bytes: capacity_bytes, available_bytes });
         }
-        let (file, folios) = memory_file::create(capacity_bytes).map_err(|source| OpenFailure::System {
+        let (file, folios) = memory_file::create().map_err(|source| OpenFailure::System {
             tier: name,
             what: "creating a file in memory",
             source,
@@ -112,15 +112,25 @@ impl Tier for Dram {
     }
 }
 
+impl Memory {
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+}
+
 impl Blocking for Memory {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(self.name, Activity::Read, offset, buffer, self.capacity_bytes)?;
-        read_fully(&self.file, offset, buffer.bytes_mut()).map_err(|cause| TierFailure {
-            tier: self.name,
-            activity: Activity::Read,
-            offset,
-            cause,
-        })
+        match read_fully(&self.file, offset, buffer.bytes_mut()) {
+            Ok(()) => Ok(()),
+            // The file ends behind the last byte that was written.
+            Err(Cause::Short { transferred }) => {
+                let written = usize::try_from(transferred).expect("at most the length of the buffer");
+                buffer.bytes_mut()[written..].fill(0);
+                Ok(())
+            }
+            Err(cause) => Err(TierFailure { tier: self.name, activity: Activity::Read, offset, cause }),
+        }
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
