@@ -2,22 +2,49 @@
 // Copyright the Aquifer authors
 
 //! Kinds of backing behind one trait: where blocks are while they are not in a frame.
+//!
+//! A tier is described in words ([`TierSpec`]), opened ([`open`]), then read and written on the faulting
+//! thread ([`Tier`]) and through queues in the background ([`TierQueue`]). What goes wrong says what to do
+//! ([`Disposition`]). No checksums here: the pager guards each page end to end, above all tiers.
+//!
+//! ```
+//! use aquifer_sys::direct_io::lasting_buffer;
+//! use aquifer_tiers::{Tier, TierSpec, open};
+//!
+//! let spec: TierSpec = "dram:size=64MiB".parse()?;
+//! let tier = open(&spec)?;
+//! let mut frame = lasting_buffer(1);
+//! frame.bytes_mut().fill(7);
+//! tier.write(0, &frame)?;
+//! frame.bytes_mut().fill(0);
+//! tier.read(0, &mut frame)?;
+//! assert!(frame.bytes().iter().all(|byte| *byte == 7));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
 mod dram;
+mod emulated;
+mod failing;
 mod failure;
+mod failure_plan;
 mod flash;
 mod memory_file;
 mod open;
 mod open_failure;
 mod plain_queue;
+pub mod profile;
 mod spec;
 mod tier;
+pub mod timing;
 mod transfer;
 
 pub use dram::Dram;
+pub use emulated::Emulated;
+pub use failing::Failing;
 pub use failure::{Activity, Cause, Disposition, TierFailure};
+pub use failure_plan::FailurePlan;
 pub use flash::Flash;
 pub use open::open;
 pub use open_failure::OpenFailure;

@@ -4,8 +4,11 @@
 //! Opens the tier that a checked description asks for.
 
 use crate::dram::Dram;
+use crate::emulated::Emulated;
+use crate::failing::Failing;
 use crate::flash::Flash;
 use crate::open_failure::OpenFailure;
+use crate::profile::Profile;
 use crate::spec::TierSpec;
 use crate::tier::Tier;
 
@@ -13,6 +16,8 @@ use crate::tier::Tier;
 pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {
         TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
+        TierSpec::Emulated { profile, size } => Box::new(Emulated::open(Profile::load(profile)?, *size)?),
+        TierSpec::Failing { plan, inner } => Box::new(Failing::new(open(inner)?, plan.clone())),
         TierSpec::Flash(spec) => Box::new(Flash::open(spec)?),
     })
 }

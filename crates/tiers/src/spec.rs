@@ -8,15 +8,24 @@
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
 //! dram:[size=SIZE]
+//! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
+//! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
 //! A path cannot contain a comma: what follows a comma is an option.
+
+mod rules;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use aquifer_core::units::ByteSize;
+
+use crate::failure_plan::FailurePlan;
+
+/// How deep `failing:` may stand in `failing:`.
+const NESTING_MAX: u32 = 8;
 
 /// A tier, described.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +35,20 @@ pub enum TierSpec {
     Dram {
         /// Capacity; by default half of the memory available.
         size: Option<ByteSize>,
+    },
+    /// Local memory that answers when a device would have.
+    Emulated {
+        /// The name of a profile that comes with the product, or the path of one.
+        profile: String,
+        /// Capacity; by default half of the memory available.
+        size: Option<ByteSize>,
+    },
+    /// Another tier, with failures. A test aid.
+    Failing {
+        /// What fails when.
+        plan: FailurePlan,
+        /// The tier underneath.
+        inner: Box<TierSpec>,
     },
     /// A file or block device.
     Flash(FlashSpec),
@@ -68,32 +91,26 @@ impl fmt::Display for SpecFailure {
 
 impl std::error::Error for SpecFailure {}
 
-const KINDS: &str = "flash:PATH or dram:";
+const KINDS: &str = "flash:PATH, dram: or emulated:PROFILE";
 
 impl FromStr for TierSpec {
     type Err = SpecFailure;
 
     fn from_str(text: &str) -> Result<Self, SpecFailure> {
-        parse(text).map_err(|reason| SpecFailure { spec: text.into(), reason })
+        parse(text, 0).map_err(|reason| SpecFailure { spec: text.into(), reason })
     }
 }
 
-fn parse(text: &str) -> Result<TierSpec, String> {
+fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
     let Some((kind, rest)) = text.split_once(':') else {
         return Err(format!("no kind of tier is named; write {KINDS}"));
     };
     match kind {
         "flash" => flash(rest).map(TierSpec::Flash),
-        "dram" => {
-            let mut size = None;
-            for option in options(rest) {
-                match option {
-                    ("size", Some(value)) => set_size(&mut size, value)?,
-                    (name, _) => return Err(unknown(name, "size=SIZE")),
-                }
-            }
-            Ok(TierSpec::Dram { size })
-        }
+        "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
+        "emulated" => emulated(rest),
+        "failing" if nesting < NESTING_MAX => failing(rest, nesting),
+        "failing" => Err(format!("failing: stands in itself more than {NESTING_MAX} times; once is enough")),
         "donor" | "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
         _ => Err(format!("'{kind}' is not a kind of tier; write {KINDS}")),
     }
@@ -117,12 +134,40 @@ fn flash(rest: &str) -> Result<FlashSpec, String> {
     Ok(spec)
 }
 
+fn emulated(rest: &str) -> Result<TierSpec, String> {
+    let (profile, rest) = rest.split_once(',').unwrap_or((rest, ""));
+    if profile.is_empty() {
+        let names: Vec<&str> = crate::profile::names().collect();
+        return Err(format!("an emulated tier needs a profile; write one of {}, or a path", names.join(", ")));
+    }
+    Ok(TierSpec::Emulated { profile: profile.into(), size: only_size(rest)? })
+}
+
+fn failing(rest: &str, nesting: u32) -> Result<TierSpec, String> {
+    let Some((rules, inner)) = rest.split_once(':') else {
+        return Err("a failing tier needs rules and a tier; write for example failing:after=100:dram:".into());
+    };
+    let plan = rules::parse(rules)?;
+    Ok(TierSpec::Failing { plan, inner: Box::new(parse(inner, nesting + 1)?) })
+}
+
 /// `a,b=c` as pairs. Nothing at all is no option; nothing between commas is one without a name.
 fn options(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     text.split(',').filter(move |_| !text.is_empty()).map(|option| match option.split_once('=') {
         Some((name, value)) => (name, Some(value)),
         None => (option, None),
     })
+}
+
+fn only_size(text: &str) -> Result<Option<ByteSize>, String> {
+    let mut size = None;
+    for option in options(text) {
+        match option {
+            ("size", Some(value)) => set_size(&mut size, value)?,
+            (name, _) => return Err(unknown(name, "size=SIZE")),
+        }
+    }
+    Ok(size)
 }
 
 fn set_size(size: &mut Option<ByteSize>, value: &str) -> Result<(), String> {
@@ -135,4 +180,106 @@ fn set_size(size: &mut Option<ByteSize>, value: &str) -> Result<(), String> {
 
 fn unknown(name: &str, known: &str) -> String {
     format!("'{name}' is not an option of this tier, or lacks its value; write {known} (a path cannot contain a comma)")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::failure::Activity;
+
+    fn spec(text: &str) -> TierSpec {
+        text.parse().unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    #[test]
+    fn flash_takes_a_path_and_options() {
+        assert_eq!(spec("flash:/a b/c:d"), TierSpec::Flash(FlashSpec::at("/a b/c:d")));
+        let full = FlashSpec {
+            size: Some(ByteSize(4 << 30)),
+            overwrite: true,
+            buffered: true,
+            plain_queue: true,
+            ..FlashSpec::at("/flash")
+        };
+        assert_eq!(spec("flash:/flash,plain-queue,buffered,overwrite,size=4GiB"), TierSpec::Flash(full));
+    }
+
+    #[test]
+    fn memory_and_emulated_devices_take_a_size() {
+        assert_eq!(spec("dram:"), TierSpec::Dram { size: None });
+        assert_eq!(spec("dram:size=1MiB"), TierSpec::Dram { size: Some(ByteSize(1 << 20)) });
+        assert_eq!(spec("emulated:cmm-h"), TierSpec::Emulated { profile: "cmm-h".into(), size: None });
+        let sized = TierSpec::Emulated { profile: "./my.toml".into(), size: Some(ByteSize(1 << 30)) };
+        assert_eq!(spec("emulated:./my.toml,size=1GiB"), sized);
+    }
+
+    #[test]
+    fn failing_takes_rules_and_a_tier() {
+        let TierSpec::Failing { plan, inner } = spec(
+            "failing:after=100,on=write+discard,times=3,errno=ENOSPC,offsets=0-1MiB,delay=1.5ms:flash:/x,overwrite",
+        ) else {
+            panic!("not a failing tier");
+        };
+        let wanted = FailurePlan {
+            on: vec![Activity::Write, Activity::Discard],
+            offsets: Some(0..1 << 20),
+            after: Some(100),
+            times: 3,
+            errno: libc::ENOSPC,
+            delay: Duration::from_micros(1500),
+            ..FailurePlan::default()
+        };
+        assert_eq!(plan, wanted);
+        assert_eq!(*inner, TierSpec::Flash(FlashSpec { overwrite: true, ..FlashSpec::at("/x") }));
+        let TierSpec::Failing { plan, .. } = spec("failing:every=7,corrupt=3,full-after=8KiB:dram:") else {
+            panic!("not a failing tier");
+        };
+        assert_eq!((plan.every, plan.corrupt, plan.full_after_bytes), (Some(7), Some(3), Some(8192)));
+    }
+
+    #[test]
+    fn every_bad_spec_gets_one_line_with_cause_and_remedy() {
+        for (text, cause, remedy) in [
+            ("", "no kind", "flash:PATH"),
+            ("/tmp", "no kind", "flash:PATH"),
+            ("disk:/tmp", "'disk'", "flash:PATH"),
+            ("flash:", "needs a path", "flash:PATH"),
+            ("flash:,size=1GiB", "needs a path", "flash:PATH"),
+            ("flash:/tmp,size=many", "'many'", "4GiB"),
+            ("flash:/tmp,size=-1GiB", "'-1GiB'", "4GiB"),
+            ("flash:/tmp,size", "'size'", "size=SIZE"),
+            ("flash:/tmp,,overwrite", "''", "size=SIZE"),
+            ("flash:/tmp,fast", "'fast'", "overwrite"),
+            ("flash:/tmp,overwrite=1", "'overwrite'", "overwrite"),
+            ("flash:/tmp,size=1GiB,size=2GiB", "twice", "once"),
+            ("dram:4GiB", "'4GiB'", "size=SIZE"),
+            ("dram:size=1e9", "'1e9'", "4GiB"),
+            ("emulated:", "needs a profile", "xl-flash-slc"),
+            ("emulated:cmm-h,4GiB", "'4GiB'", "size=SIZE"),
+            ("donor:host:7000", "not in this build", "flash:PATH"),
+            ("pool:fast", "not in this build", "flash:PATH"),
+            ("dax:/dev/dax0.0", "not in this build", "flash:PATH"),
+            ("failing:", "needs rules", "failing:after=100:dram:"),
+            ("failing:after=x:dram:", "'x'", "number"),
+            ("failing:every=0:dram:", "'0'", "at least 1"),
+            ("failing:often:dram:", "'often'", "after=N"),
+            ("failing:on=sometimes:dram:", "'sometimes'", "read"),
+            ("failing:errno=EWHAT:dram:", "'EWHAT'", "EIO"),
+            ("failing:offsets=5:dram:", "'5'", "0-1MiB"),
+            ("failing:offsets=2-1:dram:", "'2-1'", "0-1MiB"),
+            ("failing:delay=5:dram:", "'5'", "200us"),
+            ("failing:delay=5h:dram:", "'5h'", "200us"),
+            ("failing:after=1:disk:", "'disk'", "flash:PATH"),
+            ("a\nb", "no kind", "flash:PATH"),
+        ] {
+            let message = text.parse::<TierSpec>().expect_err(text).to_string();
+            assert!(message.contains(cause), "{text}: {message}");
+            assert!(message.contains(remedy), "{text}: {message}");
+            assert!(!message.contains('\n'), "{text}: {message}");
+        }
+        let deep = "failing::".repeat(20);
+        assert!(deep.parse::<TierSpec>().is_err());
+    }
 }

@@ -113,7 +113,8 @@ pub trait TierQueue: Send {
     /// Requests taken and not yet handed out.
     fn in_flight(&self) -> usize;
 
-    /// A descriptor that becomes readable when completions are ready, for a worker that also waits for
-    /// other things. `None` when completions are ready as soon as `kick` returns.
+    /// A descriptor that is readable when completions are ready, for a worker that also waits for other
+    /// things. `None` when a completion is ready already, or will be as soon as `kick` returns: then
+    /// `complete` does not wait. Ask before each wait.
     fn descriptor(&self) -> Option<i32>;
 }

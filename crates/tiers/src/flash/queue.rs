@@ -79,7 +79,7 @@ impl TierQueue for RingQueue {
     }
 
     fn descriptor(&self) -> Option<i32> {
-        Some(self.ring.descriptor())
+        if self.refused.is_empty() { Some(self.ring.descriptor()) } else { None }
     }
 }
 

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Any tier, with failures as planned. A test aid: nobody runs a program on it for its own sake.
+//!
+//! An operation that shall fail does not reach the tier underneath. Its queue is that tier's queue, so
+//! failures surface while other requests are in flight. What fails when: `failure_plan.rs`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use aquifer_sys::FrameBuffer;
+
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
+use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+
+const NAME: &str = "failing";
+
+/// A tier that fails as planned.
+pub struct Failing {
+    inner: Box<dyn Tier>,
+    verdicts: Arc<Verdicts>,
+}
+
+impl Failing {
+    /// `inner`, with failures as planned.
+    pub fn new(inner: Box<dyn Tier>, plan: FailurePlan) -> Self {
+        Self { inner, verdicts: Arc::new(Verdicts::new(plan)) }
+    }
+}
+
+impl Tier for Failing {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn notices(&self) -> &[String] {
+        self.inner.notices()
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.inner.capacity_bytes()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        std::thread::sleep(self.verdicts.delay());
+        match self.verdicts.judge(Activity::Read, offset, buffer.len() as u64) {
+            Verdict::Fail(errno) => Err(failure(Activity::Read, offset, errno)),
+            Verdict::Pass => self.inner.read(offset, buffer),
+            Verdict::Corrupt => {
+                self.inner.read(offset, buffer)?;
+                corrupt(buffer);
+                Ok(())
+            }
+        }
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        std::thread::sleep(self.verdicts.delay());
+        match self.verdicts.judge(Activity::Write, offset, buffer.len() as u64) {
+            Verdict::Fail(errno) => Err(failure(Activity::Write, offset, errno)),
+            Verdict::Corrupt | Verdict::Pass => self.inner.write(offset, buffer),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        match self.verdicts.judge(Activity::Discard, offset, len) {
+            Verdict::Fail(errno) => Err(failure(Activity::Discard, offset, errno)),
+            Verdict::Corrupt | Verdict::Pass => self.inner.discard(offset, len),
+        }
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        match self.verdicts.judge(Activity::Flush, 0, 0) {
+            Verdict::Fail(errno) => Err(failure(Activity::Flush, 0, errno)),
+            Verdict::Corrupt | Verdict::Pass => self.inner.flush(),
+        }
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        if let Verdict::Fail(errno) = self.verdicts.judge(Activity::Queue, 0, 0) {
+            return Err(failure(Activity::Queue, 0, errno));
+        }
+        let inner = self.inner.open_queue(depth)?;
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX) as usize;
+        Ok(Box::new(FailingQueue {
+            inner,
+            verdicts: Arc::clone(&self.verdicts),
+            ready: VecDeque::with_capacity(depth),
+            corrupt_tags: Vec::with_capacity(depth),
+            depth,
+        }))
+    }
+}
+
+struct FailingQueue {
+    inner: Box<dyn TierQueue>,
+    verdicts: Arc<Verdicts>,
+    /// Requests that failed by plan.
+    ready: VecDeque<Completion>,
+    /// Reads in flight underneath that will have a bit changed.
+    corrupt_tags: Vec<u64>,
+    depth: usize,
+}
+
+impl TierQueue for FailingQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() >= self.depth {
+            return Err(request);
+        }
+        let activity = match request.operation {
+            Operation::Read => Activity::Read,
+            Operation::Write => Activity::Write,
+        };
+        match self.verdicts.judge(activity, request.offset, request.buffer.len() as u64) {
+            Verdict::Fail(errno) => {
+                let Request { offset, buffer, tag, .. } = request;
+                self.ready.push_back(Completion { tag, buffer, outcome: Err(failure(activity, offset, errno)) });
+                return Ok(());
+            }
+            Verdict::Corrupt => self.corrupt_tags.push(request.tag),
+            Verdict::Pass => {}
+        }
+        self.inner.submit(request)
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        std::thread::sleep(self.verdicts.delay());
+        self.inner.kick()
+    }
+
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let count = most.min(self.ready.len());
+        for completion in self.ready.drain(..count) {
+            sink(completion);
+        }
+        let wait = if count > 0 { Wait::No } else { wait };
+        let corrupt_tags = &mut self.corrupt_tags;
+        count
+            + self.inner.complete(wait, most - count, &mut |mut completion| {
+                if let Some(index) = corrupt_tags.iter().position(|tag| *tag == completion.tag) {
+                    corrupt_tags.swap_remove(index);
+                    corrupt(&mut completion.buffer);
+                }
+                sink(completion);
+            })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.ready.len() + self.inner.in_flight()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        if self.ready.is_empty() { self.inner.descriptor() } else { None }
+    }
+}
+
+fn failure(activity: Activity, offset: u64, errno: i32) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+}
+
+/// Changes one bit in the middle: a guard must see it, an eye would not.
+fn corrupt(buffer: &mut FrameBuffer) {
+    let middle = buffer.len() / 2;
+    buffer.bytes_mut()[middle] ^= 1;
+}
