@@ -21,9 +21,13 @@
 //! assert!(frame.bytes().iter().all(|byte| *byte == 7));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Adding a tier: a file like `dram.rs`, a line in `spec.rs` and `open.rs`, and a test file that runs
+//! [`conformance`] on it.
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 mod dram;
 mod emulated;
 mod failing;

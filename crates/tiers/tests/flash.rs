@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The flash tier is a tier in each of its shapes, and destroys nothing that is not ours.
+
+mod scratch;
+mod steps;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use aquifer_core::units::ByteSize;
+use aquifer_tiers::conformance::{check, frames, model};
+use aquifer_tiers::{Flash, FlashSpec, OpenFailure, Tier};
+use proptest::prelude::*;
+use scratch::Scratch;
+
+const SIZE: Option<ByteSize> = Some(ByteSize(16 << 20));
+
+fn spec(path: &Path) -> FlashSpec {
+    FlashSpec { size: SIZE, ..FlashSpec::at(path) }
+}
+
+fn tier(spec: &FlashSpec) -> Box<dyn Tier> {
+    Box::new(Flash::open(spec).unwrap_or_else(|failure| panic!("{failure}")))
+}
+
+fn refusal(spec: &FlashSpec) -> OpenFailure {
+    Flash::open(spec).err().expect("this must be refused")
+}
+
+#[test]
+fn a_directory_passes_the_suite() {
+    let scratch = Scratch::new();
+    check("flash in a directory", &|| tier(&spec(scratch.path())));
+    assert!(scratch.is_empty(), "nothing is left behind");
+}
+
+#[test]
+fn a_new_file_passes_the_suite_and_disappears() {
+    let scratch = Scratch::new();
+    check("flash in a new file", &|| tier(&spec(&scratch.path().join("blocks"))));
+    assert!(scratch.is_empty(), "nothing is left behind");
+}
+
+#[test]
+fn without_io_uring_it_passes_the_suite() {
+    let scratch = Scratch::new();
+    let spec = FlashSpec { plain_queue: true, ..spec(scratch.path()) };
+    check("flash with plain queues", &|| tier(&spec));
+}
+
+#[test]
+fn buffered_it_passes_the_suite() {
+    let scratch = Scratch::new();
+    let spec = FlashSpec { buffered: true, ..spec(scratch.path()) };
+    check("buffered flash", &|| tier(&spec));
+}
+
+#[test]
+fn a_file_system_in_memory_is_used_and_named() {
+    let path = Path::new("/dev/shm");
+    if !path.is_dir() {
+        println!("skipped, because there is no /dev/shm");
+        return;
+    }
+    let tier = tier(&spec(path));
+    assert!(tier.notices().iter().any(|notice| notice.contains("saves no DRAM")), "{:?}", tier.notices());
+}
+
+#[test]
+fn a_file_made_by_the_operator_stays_private_and_is_taken_again() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("blocks");
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+    {
+        let tier = tier(&spec(&path));
+        let frame = frames::frame(1, 7);
+        tier.write(0, &frame).unwrap();
+        frames::give_back(frame);
+    }
+    let metadata = path.metadata().unwrap();
+    assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (16 << 20, 0o600));
+    // It is full of blocks now, as if its instance had been killed.
+    match Flash::open(&spec(&path)) {
+        Ok(_) => {}
+        Err(OpenFailure::NotOurs { .. }) => println!("skipped the rest, because extended attributes are missing here"),
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+#[test]
+fn data_of_others_is_kept_unless_overwriting_is_asked_for() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("thesis");
+    std::fs::write(&path, "all of my work").unwrap();
+    assert!(matches!(refusal(&spec(&path)), OpenFailure::NotOurs { .. }));
+    assert_eq!(std::fs::read(&path).unwrap(), b"all of my work");
+    tier(&FlashSpec { overwrite: true, ..spec(&path) }).flush().unwrap();
+}
+
+#[test]
+fn two_instances_cannot_have_one_file_but_share_a_directory() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("blocks");
+    std::fs::write(&path, "").unwrap();
+    let first = tier(&spec(&path));
+    assert!(matches!(refusal(&spec(&path)), OpenFailure::Held { .. }));
+    drop(first);
+    let _first = tier(&spec(scratch.path()));
+    let _second = tier(&spec(scratch.path()));
+}
+
+#[test]
+fn bad_places_are_refused_with_their_reason() {
+    let scratch = Scratch::new();
+    let missing = scratch.path().join("no/such");
+    assert!(matches!(refusal(&spec(&missing)), OpenFailure::MissingDirectory { .. }));
+    assert!(matches!(refusal(&spec(&scratch.path().join("none/"))), OpenFailure::MissingDirectory { .. }));
+    assert!(matches!(refusal(&spec(Path::new("/dev/null"))), OpenFailure::NotStorage { .. }));
+    let huge = FlashSpec { size: Some(ByteSize(1 << 60)), ..spec(scratch.path()) };
+    assert!(matches!(refusal(&huge), OpenFailure::NoSpace { wanted_bytes: Some(_), .. }));
+    let tiny = FlashSpec { size: Some(ByteSize(4)), ..spec(scratch.path()) };
+    assert!(matches!(refusal(&tiny), OpenFailure::TooSmall { .. }));
+    assert!(matches!(refusal(&spec(Path::new("/proc"))), OpenFailure::Path { .. }));
+    assert!(scratch.is_empty(), "a refusal leaves nothing behind");
+}
+
+proptest! {
+    #![proptest_config(steps::config())]
+
+    #[test]
+    fn every_read_returns_the_last_write(
+        depth in 1u32..16, buffered: bool, plain_queue: bool, steps in steps::steps()
+    ) {
+        let scratch = Scratch::new();
+        let spec = FlashSpec { buffered, plain_queue, ..spec(scratch.path()) };
+        model::replay(&*tier(&spec), depth, &steps);
+    }
+}
