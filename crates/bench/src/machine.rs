@@ -74,6 +74,11 @@ pub fn swap_areas() -> Vec<PathBuf> {
     parse_swaps(&read("/proc/swaps"))
 }
 
+/// The swap areas that still take pages. One that is being switched off is listed to its end, but takes none.
+pub fn swap_areas_open() -> Vec<PathBuf> {
+    if memory_bytes("SwapFree:") == 0 { Vec::new() } else { swap_areas() }
+}
+
 fn parse_swaps(text: &str) -> Vec<PathBuf> {
     text.lines()
         .skip(1)

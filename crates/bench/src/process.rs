@@ -24,6 +24,13 @@ const POLL: Duration = Duration::from_millis(10);
 /// How long a child has to leave by itself after SIGTERM: a pager may have files to remove.
 const GRACE: Duration = Duration::from_secs(3);
 
+/// How long a killed child may take to go: it may have gigabytes of swap to give back. After that it hangs in the kernel,
+/// and waiting for it would hang the bench too.
+const DEATH_MAX: Duration = Duration::from_secs(60);
+
+/// Writing a swap file and switching an area off take long on a slow disk; nothing else that is called takes seconds.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Of what a child prints, this much is kept. A result is one line.
 const OUTPUT_BYTES_MAX: usize = 1 << 20;
 
@@ -59,20 +66,37 @@ impl Running {
         let _ = kill_process_group(Pid::from_child(&self.0), signal);
     }
 
-    fn end(&mut self) {
-        self.signal(Signal::TERM);
+    /// True when the child is gone within the time.
+    fn gone_within(&mut self, time: Duration) -> bool {
         let begin = Instant::now();
-        while begin.elapsed() < GRACE && matches!(self.0.try_wait(), Ok(None)) {
+        while matches!(self.0.try_wait(), Ok(None)) {
+            if begin.elapsed() > time {
+                return false;
+            }
             thread::sleep(POLL);
         }
+        true
+    }
+
+    /// Asks the child to go, then makes it.
+    fn end(&mut self) -> Result<(), BenchFailure> {
+        self.signal(Signal::TERM);
+        if self.gone_within(GRACE) {
+            return Ok(());
+        }
         self.signal(Signal::KILL);
+        if self.gone_within(DEATH_MAX) {
+            return Ok(());
+        }
+        let cause = format!("process {} cannot be killed: it hangs in the kernel", self.0.id());
+        Err(BenchFailure::trouble(cause, "see dmesg and /proc/PID/stack"))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
-        let _ = self.0.wait();
+        self.gone_within(DEATH_MAX);
     }
 }
 
@@ -96,7 +120,7 @@ pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Re
         let interrupted = interrupt.check();
         timed_out = timed_out || begin.elapsed() > timeout;
         if interrupted.is_err() || timed_out {
-            running.end();
+            running.end()?;
             interrupted?;
         }
         thread::sleep(POLL);
@@ -128,17 +152,19 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u
 pub fn call(program: &str, arguments: &[&str]) -> Result<String, BenchFailure> {
     let path = find_program(program)
         .ok_or_else(|| BenchFailure::trouble(format!("{program} is not installed"), "install util-linux"))?;
-    let output = Command::new(path)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .process_group(0)
-        .output()
-        .map_err(|error| BenchFailure::io(format!("cannot start {program}"), &error))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_string());
+    let mut command = Command::new(path);
+    command.args(arguments);
+    // A signal must not end a helper half way: clean-up goes on after it.
+    let finished = run(command, HELPER_TIMEOUT, &Interrupt::default())?;
+    if finished.timed_out {
+        let remedy = "the kernel does not let go of it; see dmesg";
+        return Err(BenchFailure::trouble(format!("{program} {}: no end in sight", arguments.join(" ")), remedy));
     }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let reason = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it failed without a reason");
+    if finished.status.success() {
+        return Ok(finished.stdout.trim().to_string());
+    }
+    let reason = finished.stderr.lines().rev().find(|line| !line.trim().is_empty());
+    let reason = reason.unwrap_or("it failed without a reason");
     Err(BenchFailure::trouble(format!("{program} {}: {reason}", arguments.join(" ")), ""))
 }
 

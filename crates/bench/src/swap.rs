@@ -39,7 +39,7 @@ pub struct SwapOn(#[expect(dead_code, reason = "held for its drop, which switche
 
 /// Why no swap of any kind can be measured here; None: it can.
 pub fn obstacle() -> Option<String> {
-    let areas = machine::swap_areas();
+    let areas = machine::swap_areas_open();
     if !areas.is_empty() {
         let names: Vec<_> = areas.iter().map(|area| area.display().to_string()).collect();
         return Some(format!(
@@ -94,7 +94,7 @@ impl SwapArea {
 
     /// Switches the area on, unless another one is on already.
     pub fn on(&self) -> Result<SwapOn, BenchFailure> {
-        let others = machine::swap_areas();
+        let others = machine::swap_areas_open();
         if !others.is_empty() {
             return Err(BenchFailure::trouble(
                 format!("{} was switched on as swap meanwhile", others[0].display()),
@@ -121,17 +121,7 @@ fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Res
     undo.push(Undo::RemoveDirectory(mount.clone()));
     fs::create_dir(&mount).map_err(|error| BenchFailure::io(format!("cannot make {}", mount.display()), &error))?;
     undo.push(Undo::Unmount(mount.clone()));
-    call(
-        "mount",
-        &[
-            "-t",
-            "tmpfs",
-            "-o",
-            &format!("size={},mode=700", bytes + 16 * MIB),
-            "aquifer-bench",
-            &mount.to_string_lossy(),
-        ],
-    )?;
+    mount_unswappable(&mount, bytes)?;
     // Written here, outside the limited cgroup, so that its pages are charged to us and not to the run.
     let file = mount.join("swap");
     write_zeros(&file, bytes)?;
@@ -139,6 +129,18 @@ fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Res
     undo.push(Undo::DetachLoop(device.clone()));
     call("mkswap", &[&device.to_string_lossy()])?;
     Ok((device, format!("{} loop device over tmpfs", format_size(bytes))))
+}
+
+/// Memory that is never swapped out. It must not be: a page of the RAM disk that was swapped out, to the RAM disk itself,
+/// would have to be read back by the very thread that serves the disk, which waits for itself for ever. Machines
+/// that page out cold memory on their own (DAMON) do that within minutes. tmpfs knows `noswap` from Linux 6.4 on;
+/// ramfs never swaps.
+fn mount_unswappable(mount: &Path, bytes: u64) -> Result<(), BenchFailure> {
+    let point = mount.to_string_lossy();
+    let options = format!("size={},mode=700,noswap", bytes + 16 * MIB);
+    call("mount", &["-t", "tmpfs", "-o", &options, "aquifer-bench", &point])
+        .or_else(|_| call("mount", &["-t", "ramfs", "-o", "mode=700", "aquifer-bench", &point]))
+        .map(drop)
 }
 
 fn in_zram(token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, String), BenchFailure> {
@@ -170,8 +172,11 @@ fn write_zeros(path: &Path, bytes: u64) -> Result<(), BenchFailure> {
     let failed = |error| BenchFailure::io(format!("cannot make {} of {}", path.display(), format_size(bytes)), &error);
     let file = File::create_new(path).map_err(failed)?;
     file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)
-        .map_err(|errno| failed(errno.into()))?;
+    // Only so that a disk without room says so at once; ramfs has no fallocate.
+    match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(errno) => return Err(failed(errno.into())),
+    }
     let (of, count) = (format!("of={}", path.display()), format!("count={}", bytes / (4 * MIB)));
     let words = ["if=/dev/zero", &of, "bs=4M", &count, "conv=notrunc,fsync", "status=none"];
     call("dd", &[&words[..], &["oflag=direct"]].concat()).or_else(|_| call("dd", &words)).map(drop)
