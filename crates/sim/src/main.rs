@@ -3,9 +3,11 @@
 
 //! Prints how often each policy would have to go to the tier, per workload and local ratio.
 //!
-//! Exit codes: 0 done, 2 bad arguments.
+//! Exit codes: 0 done, 1 output refused, 2 bad arguments.
 
 #![forbid(unsafe_code)]
+
+use std::io::Write;
 
 use aquifer_core::policy::PolicyName;
 use aquifer_sim::{
@@ -16,11 +18,18 @@ use aquifer_sim::{
 use clap::Parser;
 use serde::Serialize;
 
+/// Pages per block: 128 KiB.
+const BLOCK_PAGES: u32 = 32;
+
 const EXAMPLES: &str = "Examples:
   aquifer-sim                                      the whole table
   aquifer-sim --workload cyclic,triad --local 30   two workloads, 30 % local
   aquifer-sim --policy s3fifo,lru --json           two policies, as JSON lines
-  aquifer-sim --standby 10 --seed 7                a longer standby list, other random numbers";
+  aquifer-sim --standby 10 --seed 7                a longer standby list, other random numbers
+  aquifer-sim --prefetch --workload triad          with read-ahead
+
+Each figure is the part of visits that took nothing from the tier. With --prefetch a second one follows:
+the part that did not wait for it. 'opt' is the optimum that knows the future.";
 
 /// Plays generated traces against Aquifer's policies and prints the part of visits that need no fetch.
 #[derive(Parser)]
@@ -42,6 +51,9 @@ struct Arguments {
     /// Blocks of the synthetic workloads
     #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(100..=1 << 24))]
     blocks: u32,
+    /// Read ahead, too
+    #[arg(long)]
+    prefetch: bool,
     /// Seed of all random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -58,6 +70,7 @@ struct Line {
     local_percent: u32,
     seed: u64,
     hit_ratio: f64,
+    ready_ratio: f64,
     opt_hit_ratio: f64,
     #[serde(flatten)]
     outcome: Outcome,
@@ -71,40 +84,55 @@ fn main() {
     if arguments.policy.is_empty() {
         arguments.policy = PolicyName::ALL.to_vec();
     }
+    let result = print_all(&arguments, &mut std::io::stdout().lock());
+    // Whoever reads our output may stop reading (`| head`); that is no error of ours.
+    match result {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("aquifer-sim: cannot write the table: {error}");
+            std::process::exit(1);
+        }
+        _ => {}
+    }
+}
+
+fn print_all(arguments: &Arguments, out: &mut impl Write) -> std::io::Result<()> {
+    let width = if arguments.prefetch { 13 } else { 8 };
     if !arguments.json {
-        print!("{:14} {:>5}", "workload", "local");
-        arguments.policy.iter().for_each(|policy| print!(" {:>8}", policy.as_str()));
-        println!(" {:>8}", "opt");
+        write!(out, "{:14} {:>5}", "workload", "local")?;
+        for policy in &arguments.policy {
+            write!(out, " {:>width$}", policy.as_str())?;
+        }
+        writeln!(out, " {:>8}", "opt")?;
     }
     for workload in &arguments.workload {
         let trace = workload.trace(arguments.blocks, arguments.seed);
-        for local in &arguments.local {
-            let frames = (u64::from(trace.blocks) * u64::from(*local)).div_ceil(100) as u32;
-            let machine = Machine { frames, standby: frames * arguments.standby / 100, block_pages: 32 };
+        for local_percent in arguments.local.iter().copied() {
+            let frames = (u64::from(trace.blocks) * u64::from(local_percent)).div_ceil(100) as u32;
+            let standby = frames * arguments.standby / 100;
+            let machine = Machine { frames, standby, block_pages: BLOCK_PAGES, prefetch: arguments.prefetch };
             let opt_hit_ratio = opt::hit_ratio(&trace, frames);
-            if !arguments.json {
-                print!("{workload:14} {local:>4}%");
-            }
-            for policy in &arguments.policy {
+            let lines = arguments.policy.iter().map(|policy| {
                 let outcome = replay(&trace, *policy, machine);
-                if arguments.json {
-                    let line = Line {
-                        workload: workload.as_str(),
-                        policy: policy.as_str(),
-                        local_percent: *local,
-                        seed: arguments.seed,
-                        hit_ratio: outcome.hit_ratio(),
-                        opt_hit_ratio,
-                        outcome,
-                    };
-                    println!("{}", serde_json::to_string(&line).expect("a line holds numbers and names only"));
-                } else {
-                    print!(" {:>8.4}", outcome.hit_ratio());
+                let (hit_ratio, ready_ratio) = (outcome.hit_ratio(), outcome.ready_ratio());
+                let (workload, policy) = (workload.as_str(), policy.as_str());
+                let seed = arguments.seed;
+                Line { workload, policy, local_percent, seed, hit_ratio, ready_ratio, opt_hit_ratio, outcome }
+            });
+            if arguments.json {
+                for line in lines {
+                    writeln!(out, "{}", serde_json::to_string(&line)?)?;
+                }
+                continue;
+            }
+            write!(out, "{workload:14} {local_percent:>4}%")?;
+            for Line { hit_ratio, ready_ratio, .. } in lines {
+                match arguments.prefetch {
+                    true => write!(out, " {hit_ratio:>6.4}/{ready_ratio:.4}")?,
+                    false => write!(out, " {hit_ratio:>8.4}")?,
                 }
             }
-            if !arguments.json {
-                println!(" {opt_hit_ratio:>8.4}");
-            }
+            writeln!(out, " {opt_hit_ratio:>8.4}")?;
         }
     }
+    Ok(())
 }

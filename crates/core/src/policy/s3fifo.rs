@@ -54,6 +54,10 @@ const DUELS: usize = 256;
 /// A duel waits for about this many turnovers of the resident set, then it is a draw.
 const DUEL_TURNOVERS: u32 = 4;
 
+/// Read-ahead is at most this part of memory, so a block that was read ahead and is asked for within so
+/// many departures left before it was used. It is not hot, and proves nothing in a duel.
+const AHEAD_PART: u64 = 8;
+
 /// Mark of a block that was fetched ahead and not asked for since.
 const UNTOUCHED: u8 = 1;
 /// In the second word of a note: the first word says when the block left.
@@ -90,6 +94,8 @@ pub struct S3Fifo {
     /// Pages that left so far; wraps.
     left_pages: u32,
     small_share: u32,
+    /// Main's victories shrink small no further: below it, read-ahead left before it was used. Sinks slowly.
+    small_floor: u32,
     main_rate: u32,
     /// Fractions of a main victim that are due.
     main_due: u32,
@@ -111,6 +117,7 @@ impl Default for S3Fifo {
             full_pages: None,
             left_pages: 0,
             small_share: SMALL_SHARE,
+            small_floor: SMALL_SHARE_MIN,
             main_rate: MAIN_RATE_MIN,
             main_due: 0,
             distance_mean: 0,
@@ -176,12 +183,19 @@ impl S3Fifo {
 
     fn main_wins(&mut self) {
         self.main_rate = (self.main_rate * 4 / 5).max(MAIN_RATE_MIN);
-        self.small_share = (self.small_share * 15 / 16).max(SMALL_SHARE_MIN);
+        self.small_floor = (self.small_floor - self.small_floor / 64).max(SMALL_SHARE_MIN);
+        self.small_share = (self.small_share * 15 / 16).max(self.small_floor);
     }
 
     fn small_wins(&mut self) {
         self.main_rate = (self.main_rate * 3 / 2).clamp(MAIN_RATE_JUMP, MAIN_RATE_MAX);
         self.small_share = (self.small_share * 17 / 16 + 1).min(SMALL_SHARE_MAX);
+    }
+
+    /// A block that was read ahead left before the program came to it: small is too short for read-ahead.
+    fn left_too_early(&mut self) {
+        self.small_share = (self.small_share * 9 / 8 + 1).min(SMALL_SHARE_MAX);
+        self.small_floor = self.small_share;
     }
 
     /// Main's block is back too. Within a quarter of the time that small's took it was a draw: when a scan passes
@@ -257,23 +271,26 @@ impl Policy for S3Fifo {
     fn arrived(&mut self, block: BlockIndex, weight: u32, arrival: Arrival) {
         assert!(self.lists.list_of(block).is_none(), "{block:?} arrived twice");
         let note = self.lists.note(block);
-        let untouched = self.lists.mark(block) == UNTOUCHED;
-        self.came_back(block, note, arrival != Arrival::Fresh);
-        let filling = self.filling(weight);
-        let to_main = match arrival {
-            Arrival::Fresh => filling,
-            Arrival::Prefetched if note.1 & LEFT == 0 => filling,
-            Arrival::Prefetched => {
-                let distance = u64::from(self.left_pages.wrapping_sub(note.0));
-                self.worth_keeping(weight, distance) || filling
+        let distance = match arrival {
+            Arrival::Fresh => None,
+            Arrival::Prefetched => (note.1 & LEFT != 0).then(|| u64::from(self.left_pages.wrapping_sub(note.0))),
+            Arrival::Refault { distance } => Some(distance),
+            Arrival::Rescued => Some(0),
+        };
+        let too_early =
+            self.lists.mark(block) == UNTOUCHED && distance.is_some_and(|it| it <= self.full() / AHEAD_PART);
+        self.came_back(block, note, distance.is_some() && !too_early);
+        let to_main = if too_early {
+            self.left_too_early();
+            false
+        } else {
+            match distance {
+                None => self.filling(weight),
+                Some(distance) => {
+                    let filling = self.filling(weight);
+                    self.worth_keeping(weight, distance) || filling || arrival == Arrival::Rescued
+                }
             }
-            Arrival::Refault { distance } => self.worth_keeping(weight, distance) || filling,
-            // Touched for the first time since it was fetched ahead: small was too short, the block is not hot.
-            Arrival::Rescued if untouched => {
-                self.small_share = (self.small_share * 9 / 8).min(SMALL_SHARE_MAX);
-                false
-            }
-            Arrival::Rescued => true,
         };
         self.lists.push(if to_main { MAIN } else { SMALL }, block, weight);
         self.lists.set_mark(block, if arrival == Arrival::Prefetched { UNTOUCHED } else { 0 });

@@ -155,9 +155,6 @@ impl Prefetcher {
         advice
     }
 
-    /// A block that was read ahead was used. Told for completeness: markers say the same sooner.
-    pub fn hit(&mut self, _page: u64) {}
-
     /// A block that was read ahead at `page` left memory unused.
     pub fn wasted(&mut self, page: u64) {
         let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
