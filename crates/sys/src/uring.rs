@@ -296,6 +296,9 @@ impl Drop for Ring {
                 return;
             }
         }
+        // The kernel takes a closed ring apart later, in a worker of its own. Until then it would hold the
+        // file, and with it a lock or an exclusive device. Failing to give it back now only means later.
+        let _ = self.ring.submitter().unregister_files();
     }
 }
 
