@@ -16,5 +16,6 @@ pub mod map;
 pub mod policy;
 pub mod prefetch;
 pub mod standby;
+pub mod temperature;
 pub mod units;
 pub mod watermarks;

@@ -12,12 +12,10 @@ use std::time::Duration;
 
 use aquifer_core::units::ThreadIndex;
 use aquifer_sys::raw::Errno;
-use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::wakeup;
 
 use crate::abort::{abort, say};
-use crate::pager::{Pager, StartFailure, THREADS_MOST};
+use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
 use crate::resolve::Outcome;
 
 /// Listener threads. Two more than the CPUs of the machine where this was measured: those wait on the medium.
@@ -32,20 +30,12 @@ pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
         return Ok(());
     }
     for number in 0..LISTENERS {
-        std::thread::Builder::new()
-            .name(format!("aquifer-fault{number}"))
-            .stack_size(256 << 10)
-            .spawn(move || {
-                let _blocked = Blocked::all();
-                let _inside = Inside::enter();
-                listen(pager)
-            })
-            .map_err(StartFailure::Thread)?;
+        start_thread(format!("aquifer-fault{number}"), move || listen(pager))?;
     }
     Ok(())
 }
 
-fn listen(pager: &'static Pager) {
+fn listen(pager: &'static Pager) -> ! {
     let uffd = pager.listener_uffd().expect("listeners run only where there is a descriptor");
     loop {
         match uffd.read_fault() {

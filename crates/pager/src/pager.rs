@@ -6,7 +6,9 @@
 //! A pager is made once, when the budget comes near, and lives until the process ends: its userfaultfds
 //! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{fmt, io};
 
 use aquifer_core::engine::{self, Engine};
@@ -14,8 +16,10 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::Policy;
 use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge};
-use aquifer_sys::futex::EventCount;
+use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::raw::Errno;
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd::{Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
@@ -25,6 +29,43 @@ use crate::frame_area::FrameArea;
 
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
 pub const THREADS_MOST: u16 = 256;
+
+/// Threads of the pager that have not come to their own code yet.
+static STARTING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether threads of the pager are being started now. What they allocate on the way must not be managed.
+pub fn is_starting() -> bool {
+    STARTING.load(Ordering::Acquire) != 0
+}
+
+/// Starts one thread of the pager, and returns when it has entered its own code.
+pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) -> Result<(), StartFailure> {
+    STARTING.fetch_add(1, Ordering::AcqRel);
+    let started = std::thread::Builder::new().name(name).stack_size(THREAD_STACK_BYTES).spawn(move || {
+        let _blocked = Blocked::all();
+        let _inside = Inside::enter();
+        STARTING.fetch_sub(1, Ordering::AcqRel);
+        futex::wake_all(&STARTING);
+        run();
+    });
+    if let Err(error) = started {
+        STARTING.fetch_sub(1, Ordering::AcqRel);
+        return Err(StartFailure::Thread(error));
+    }
+    loop {
+        let waiting = STARTING.load(Ordering::Acquire);
+        if waiting == 0 {
+            return Ok(());
+        }
+        futex::wait(&STARTING, waiting, START_WAIT);
+    }
+}
+
+/// The stack of a pager thread: two blocks' guards and the signal frame's room, several times over.
+const THREAD_STACK_BYTES: usize = 256 << 10;
+
+/// One sleep while a thread starts. Only a lost wake-up would last as long.
+const START_WAIT: Duration = Duration::from_millis(10);
 
 /// What a pager is made of.
 pub struct Settings {

@@ -15,13 +15,11 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
 use aquifer_stats::Counter;
-use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::Inside;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
 
 use crate::exchange;
 use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
-use crate::pager::{Pager, StartFailure};
+use crate::pager::{Pager, StartFailure, start_thread};
 
 /// Transfers in flight at most. Sixteen of 128 KiB saturate the disk of design.md; twice that hides the
 /// gaps between plans.
@@ -44,16 +42,7 @@ pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
         free_jobs: (0..DEPTH as usize).collect(),
         arrived: Vec::with_capacity(DEPTH as usize),
     };
-    std::thread::Builder::new()
-        .name("aquifer-worker".to_owned())
-        .stack_size(256 << 10)
-        .spawn(move || {
-            let _blocked = Blocked::all();
-            let _inside = Inside::enter();
-            worker.run()
-        })
-        .map_err(StartFailure::Thread)?;
-    Ok(())
+    start_thread("aquifer-worker".to_owned(), move || worker.run())
 }
 
 /// One block whose transfers are in flight.

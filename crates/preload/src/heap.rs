@@ -4,9 +4,9 @@
 //! The program's malloc: jemalloc over adopted memory.
 //!
 //! jemalloc keeps its bookkeeping apart from the objects, so that allocating and freeing does not touch
-//! cold memory. Arena 0 stays with the kernel: it serves what libc allocates inside the pager's threads,
-//! and jemalloc itself while one of our hooks runs. Small objects of the program's threads come from the
-//! other automatic arenas, big ones from an arena of their own; all of these take their extents here.
+//! cold memory. Its one automatic arena stays with the kernel: it serves what libc allocates inside the
+//! pager's threads, and jemalloc itself while one of our hooks runs. The program's threads are bound to
+//! arenas that take their extents here: a few for small objects, one for big ones.
 
 #![allow(unsafe_code, reason = "the C ABI of malloc, and jemalloc's")]
 
@@ -22,8 +22,9 @@ use tikv_jemalloc_sys as je;
 use crate::choice::{BIG_ALLOCATION_BYTES, Origin, delivery};
 use crate::start::{instance, instance_inside};
 
-/// Automatic arenas; the first one is not managed.
-const ARENAS: u32 = 9;
+/// Arenas for small objects. Threads take them in turn; four per CPU is jemalloc's own choice, and eight
+/// what it would be on the machine where this was measured.
+const SMALL_ARENAS: usize = 8;
 
 /// Alignment of jemalloc's requests for its own bookkeeping, which is never managed: a thread that holds
 /// one of its locks must not wait for the pager.
@@ -38,12 +39,14 @@ unsafe impl Sync for Configuration {}
 /// written to the tier.
 #[unsafe(no_mangle)]
 static _rjem_malloc_conf: Configuration = Configuration(
-    c"narenas:9,oversize_threshold:0,dirty_decay_ms:1000,muzzy_decay_ms:0,background_thread:false,abort_conf:true"
+    c"narenas:1,oversize_threshold:0,dirty_decay_ms:1000,muzzy_decay_ms:0,background_thread:false,abort_conf:true"
         .as_ptr(),
 );
 
 /// The arena for big allocations; 0 until it has been made.
 static BIG_ARENA: AtomicU32 = AtomicU32::new(0);
+/// The arenas for small objects; valid once there is a big one.
+static SMALL: [AtomicU32; SMALL_ARENAS] = [const { AtomicU32::new(0) }; SMALL_ARENAS];
 /// Hands out arenas to threads in turn.
 static NEXT_ARENA: AtomicU32 = AtomicU32::new(0);
 
@@ -71,15 +74,21 @@ static BIG_HOOKS: Hooks = hooks(extent_for_big);
 
 /// Puts the program's heap under our care from now on.
 pub fn manage() {
-    for arena in 1..ARENAS {
-        set_hooks(arena, &SMALL_HOOKS);
+    for arena in &SMALL {
+        arena.store(create(&SMALL_HOOKS), Ordering::Relaxed);
     }
-    let mut arena: c_uint = 0;
-    if control(c"arenas.create", Some(&mut arena), None::<&mut c_uint>) {
-        set_hooks(arena, &BIG_HOOKS);
-        set_decay(arena);
-        BIG_ARENA.store(arena, Ordering::Release);
+    let big = create(&BIG_HOOKS);
+    set_decay(big);
+    BIG_ARENA.store(big, Ordering::Release);
+}
+
+/// Makes an arena that takes its extents through `hooks`.
+fn create(hooks: &'static Hooks) -> c_uint {
+    let (mut arena, mut pointer) = (0, std::ptr::from_ref(&hooks.0));
+    if !control(c"arenas.create", Some(&mut arena), Some(&mut pointer)) {
+        aquifer_pager::abort::abort(&["cannot start: jemalloc does not make an arena"]);
     }
+    arena
 }
 
 /// mallctl(3): reads into `old`, writes `new`. Whether it was done.
@@ -89,14 +98,6 @@ fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool 
     let (new, new_len) = new.map_or((std::ptr::null_mut(), 0), |new| (std::ptr::from_mut(new), size_of::<B>()));
     // SAFETY: the types fit the names used in this file: see jemalloc's manual, MALLCTL NAMESPACE.
     unsafe { je::mallctl(name.as_ptr(), old.cast(), old_len, new.cast(), new_len) == 0 }
-}
-
-fn set_hooks(arena: u32, hooks: &'static Hooks) {
-    let Ok(name) = std::ffi::CString::new(format!("arena.{arena}.extent_hooks")) else { return };
-    let mut pointer = std::ptr::from_ref(&hooks.0);
-    if !control(&name, None::<&mut c_uint>, Some(&mut pointer)) {
-        aquifer_pager::abort::abort(&["cannot start: jemalloc does not take the extent hooks"]);
-    }
 }
 
 /// Big allocations go back at once when they are freed, as with glibc.
@@ -176,10 +177,13 @@ fn big_flags(size: usize) -> Option<c_int> {
     (arena != 0 && !thread_slot::inside()).then(|| je::MALLOCX_ARENA(arena as usize) | je::MALLOCX_TCACHE_NONE)
 }
 
-/// Gives each thread of the program a managed arena at its first allocation after the start.
+/// Gives each thread of the program a managed arena at its first allocation after the start. While the
+/// pager starts its own threads, nobody is bound: theirs allocate before they can say who they are.
 fn bind_thread() {
-    if thread_slot::arena() == 0 && BIG_ARENA.load(Ordering::Relaxed) != 0 && instance().is_some() {
-        let mut arena = 1 + NEXT_ARENA.fetch_add(1, Ordering::Relaxed) % (ARENAS - 1);
+    let started = BIG_ARENA.load(Ordering::Acquire) != 0 && !aquifer_pager::pager::is_starting();
+    if thread_slot::arena() == 0 && started && instance().is_some() {
+        let turn = NEXT_ARENA.fetch_add(1, Ordering::Relaxed) as usize;
+        let mut arena: c_uint = SMALL[turn % SMALL_ARENAS].load(Ordering::Relaxed);
         thread_slot::set_arena(arena);
         control(c"thread.arena", None::<&mut c_uint>, Some(&mut arena));
     }

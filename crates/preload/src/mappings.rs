@@ -8,7 +8,6 @@
 
 use std::ffi::{c_int, c_void};
 
-use aquifer_pager::Adopter;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals;
 
@@ -107,14 +106,14 @@ pub unsafe extern "C" fn mremap(
     let remap = || unsafe { syscall(libc::SYS_mremap, args) };
     let result = match instance() {
         Some(instance) if instance.adopter.manages(address as usize, old_len.max(1)) => {
-            remap_managed(&instance.adopter, address as usize, old_len, new_len, flags)
+            remap_managed(address as usize, old_len, new_len, flags)
         }
         _ => remap(),
     };
     std::ptr::with_exposed_provenance_mut(libc_result(result) as usize)
 }
 
-fn remap_managed(adopter: &Adopter, old: usize, old_len: usize, new_len: usize, flags: c_int) -> Result<usize, Errno> {
+fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Result<usize, Errno> {
     let (old_len, new_len) = (old_len.next_multiple_of(4096), new_len.next_multiple_of(4096));
     if flags & !libc::MREMAP_MAYMOVE != 0 || old_len == 0 || new_len == 0 {
         return Err(Errno(libc::EINVAL));

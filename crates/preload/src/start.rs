@@ -8,12 +8,11 @@
 #![allow(unsafe_code, reason = "the dynamic linker's tables of constructors and of program headers")]
 
 use std::ffi::{c_int, c_void};
-use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
-use aquifer_core::units::Order;
+use aquifer_core::units::{ByteSize, Order};
 use aquifer_pager::abort::abort;
 use aquifer_pager::exchange::Way;
 use aquifer_pager::{Adopter, Settings};
@@ -97,7 +96,11 @@ fn describe(counters: &Counters, config: &Config) {
     counters.write(Text::Tier, config.tier.as_deref().unwrap_or("flash (default)"));
     counters.write(Text::Delivery, config.delivery.word());
     counters.write(Text::Exchange, config.exchange.word());
-    counters.write(Text::Block, &config.block.to_string());
+    let block = match config.block {
+        BlockSize::Auto => "auto".to_owned(),
+        BlockSize::Bytes(bytes) => ByteSize(bytes).to_string(),
+    };
+    counters.write(Text::Block, &block);
     counters.set(Gauge::Pid, u64::from(std::process::id()));
     counters.set(Gauge::DramBudgetBytes, config.dram_bytes);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
@@ -105,10 +108,10 @@ fn describe(counters: &Counters, config: &Config) {
 }
 
 fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
-    let spec = match config.tier.as_deref().map(str::parse::<TierSpec>) {
-        None => TierSpec::default_in(Path::new(&config.state_dir)),
-        Some(Ok(spec)) => spec,
-        Some(Err(error)) => abort(&["cannot start: ", &error.to_string()]),
+    let spec = config.tier.clone().unwrap_or_else(|| format!("flash:{}", config.state_dir));
+    let spec = match spec.parse::<TierSpec>() {
+        Ok(spec) => spec,
+        Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
     match aquifer_tiers::open(&spec) {
         Ok(tier) => tier,

@@ -18,7 +18,7 @@ mod background;
 mod fault;
 mod mappings;
 
-pub use background::{Plan, PLAN_MOST};
+pub use background::{PLAN_MOST, Plan, Task};
 pub use fault::{CleanVerdict, FaultStep};
 pub use mappings::DiscardStep;
 

@@ -45,6 +45,8 @@ const SMALL_SHARE_MAX: u32 = 205;
 const MAIN_RATE_MIN: u32 = ONE / 128;
 const MAIN_RATE_JUMP: u32 = ONE / 32;
 const MAIN_RATE_MAX: u32 = ONE * 3 / 4;
+/// Victims that main owes at most, times `ONE`.
+const MAIN_DUE_MAX: u32 = 64 * ONE;
 /// A block comes back soon below this part of the mean distance: a multiple of main's rate, up to a limit.
 const SOON_PER_RATE: u32 = 4;
 const SOON_MAX: u32 = ONE * 3 / 4;
@@ -215,7 +217,11 @@ impl S3Fifo {
         self.distance_mean = if mean == 0 { distance } else { mean - mean / 64 + distance / 64 };
         let soon = u64::from((self.main_rate * SOON_PER_RATE).min(SOON_MAX));
         let soon = distance * u64::from(ONE) < mean * soon && distance <= self.lists.pages(MAIN);
-        soon || self.main_has_room(weight)
+        let room = self.main_has_room(weight);
+        if soon && !room {
+            self.main_due = (self.main_due + ONE).min(MAIN_DUE_MAX); // Main pays for it.
+        }
+        soon || room
     }
 
     /// Writes the note on a block that just left `list`, and enters it into a duel when one is due.
@@ -241,7 +247,9 @@ impl S3Fifo {
 
     /// Which queue the next victim comes from.
     fn victim_list(&mut self) -> usize {
-        if self.lists.pages(SMALL) < self.small_target() || self.lists.oldest(SMALL).is_none() {
+        // Half, not all: a rescue that always took its room from main would take the block that a scan comes to
+        // next, whose rescue would take the one after, and so through all of main.
+        if self.lists.pages(SMALL) * 2 < self.small_target() || self.lists.oldest(SMALL).is_none() {
             return MAIN;
         }
         // Main below half its share has been drained already; taking more would teach nothing.
@@ -285,11 +293,9 @@ impl Policy for S3Fifo {
             false
         } else {
             match distance {
-                None => self.filling(weight),
-                Some(distance) => {
-                    let filling = self.filling(weight);
-                    self.worth_keeping(weight, distance) || filling || arrival == Arrival::Rescued
-                }
+                _ if arrival == Arrival::Rescued || self.filling(weight) => true,
+                None => false,
+                Some(distance) => self.worth_keeping(weight, distance),
             }
         };
         self.lists.push(if to_main { MAIN } else { SMALL }, block, weight);
