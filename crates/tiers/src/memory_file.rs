@@ -42,8 +42,11 @@ pub(crate) fn create() -> io::Result<(File, Folios)> {
     if let Ok(file) = on_own_tmpfs() {
         return Ok((file, Folios::Large));
     }
-    let file = File::from(rustix::fs::memfd_create(c"aquifer-dram", MemfdFlags::CLOEXEC)?);
-    Ok((file, if memfd_is_large() { Folios::Large } else { Folios::Small }))
+    Ok((in_memfd()?, if memfd_is_large() { Folios::Large } else { Folios::Small }))
+}
+
+fn in_memfd() -> Result<File, rustix::io::Errno> {
+    rustix::fs::memfd_create(c"aquifer-dram", MemfdFlags::CLOEXEC).map(File::from)
 }
 
 fn on_own_tmpfs() -> Result<File, rustix::io::Errno> {
@@ -65,4 +68,28 @@ fn on_own_tmpfs() -> Result<File, rustix::io::Errno> {
 fn memfd_is_large() -> bool {
     let setting = std::fs::read_to_string(SHMEM_ENABLED).unwrap_or_default();
     ["[always]", "[within_size]", "[force]"].iter().any(|value| setting.contains(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use aquifer_sys::direct_io;
+
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_file_hold_bytes_and_give_space_back() {
+        let own =
+            on_own_tmpfs().map_err(|errno| println!("skipped one, because a tmpfs of our own is refused: {errno}"));
+        for file in own.into_iter().chain(in_memfd()) {
+            file.write_all_at(&[7; 131_072], 4 << 20).unwrap();
+            let mut bytes = [0; 8192];
+            file.read_exact_at(&mut bytes, 4 << 20).unwrap();
+            assert_eq!(bytes, [7; 8192]);
+            direct_io::punch_hole(&file, 4 << 20, 4096).unwrap();
+            file.read_exact_at(&mut bytes, 4 << 20).unwrap();
+            assert_eq!((bytes[0], bytes[4095], bytes[4096]), (0, 0, 7));
+        }
+    }
 }
