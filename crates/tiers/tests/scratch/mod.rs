@@ -22,6 +22,7 @@ impl Scratch {
         &self.0
     }
 
+    #[allow(dead_code, reason = "each test file that includes this uses its part of it")]
     pub fn is_empty(&self) -> bool {
         self.0.read_dir().unwrap().next().is_none()
     }
