@@ -59,7 +59,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// Writes `307MiB`, `1GiB`, `1.5GiB`: the largest unit that keeps the number at 1 or more.
 pub fn format_size(bytes: u64) -> String {
     for (unit, factor) in [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
-        if bytes >= factor {
+        // A footprint a few bytes short of 1GiB is written 1GiB, not 1024MiB.
+        if bytes >= factor - factor / 1000 {
             let number = bytes as f64 / factor as f64;
             let whole = (number - number.round()).abs() < 0.005;
             return if whole || number >= 100.0 { format!("{number:.0}{unit}") } else { format!("{number:.1}{unit}") };
@@ -95,6 +96,7 @@ mod tests {
     #[test]
     fn sizes_are_written_short() {
         assert_eq!(format_size(1 << 30), "1GiB");
+        assert_eq!(format_size((1 << 30) - 16), "1GiB");
         assert_eq!(format_size(3 << 29), "1.5GiB");
         assert_eq!(format_size(307 << 20), "307MiB");
         assert_eq!(format_size(100), "100B");

@@ -82,7 +82,7 @@ pub fn obstacle_zram() -> Option<String> {
 impl SwapArea {
     /// Makes an area that can take a whole footprint.
     pub fn prepare(kind: SwapKind, directory: &Path, token: &str, footprint: u64) -> Result<Self, BenchFailure> {
-        let bytes = (footprint + SPARE_BYTES).next_multiple_of(4 * MIB);
+        let bytes = (footprint + SPARE_BYTES + machine::swap_closing_bytes()).next_multiple_of(4 * MIB);
         let mut undo = UndoList::default();
         let (device, about) = match kind {
             SwapKind::Disk => on_disk(directory, token, bytes, &mut undo)?,
