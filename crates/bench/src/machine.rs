@@ -79,8 +79,8 @@ pub fn swap_areas_open() -> Vec<PathBuf> {
     if memory_bytes("SwapFree:") == 0 { Vec::new() } else { swap_areas() }
 }
 
-/// Bytes still used in areas that are being switched off. The kernel counts them as missing from all others together, so
-/// an area must be larger by that much to hold what it is meant to hold.
+/// Bytes still used in areas that are being switched off. The kernel counts them as missing from all others
+/// together, so an area must be larger by that much to hold what it is meant to hold.
 pub fn swap_closing_bytes() -> u64 {
     if swap_areas_open().is_empty() { memory_bytes("SwapTotal:") } else { 0 }
 }

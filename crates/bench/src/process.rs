@@ -24,8 +24,8 @@ const POLL: Duration = Duration::from_millis(10);
 /// How long a child has to leave by itself after SIGTERM: a pager may have files to remove.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How long a killed child may take to go: it may have gigabytes of swap to give back. After that it hangs in the kernel,
-/// and waiting for it would hang the bench too.
+/// How long a killed child may take to go: it may have gigabytes of swap to give back. After that it hangs in
+/// the kernel, and waiting for it would hang the bench too.
 const DEATH_MAX: Duration = Duration::from_secs(60);
 
 /// Writing a swap file and switching an area off take long on a slow disk; nothing else that is called takes seconds.

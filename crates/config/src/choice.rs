@@ -31,7 +31,10 @@ impl std::error::Error for UnknownWord {}
 
 /// Makes an enum whose variants are words, with the same word in text and in JSON.
 macro_rules! words {
-    ($(#[$meta:meta])* $name:ident, $choices:literal, $($(#[$variant_meta:meta])* $variant:ident = $word:literal,)+) => {
+    (
+        $(#[$meta:meta])* $name:ident, $choices:literal,
+        $($(#[$variant_meta:meta])* $variant:ident = $word:literal,)+
+    ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum $name {

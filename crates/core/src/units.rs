@@ -97,7 +97,11 @@ impl FromStr for ByteSize {
         }
         let fraction: f64 = number.parse().map_err(|_| advice())?;
         let bytes = fraction * *factor as f64;
-        if bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64 { Ok(ByteSize(bytes as u64)) } else { Err(advice()) }
+        if bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64 {
+            Ok(ByteSize(bytes as u64))
+        } else {
+            Err(advice())
+        }
     }
 }
 
@@ -122,7 +126,14 @@ mod tests {
 
     #[test]
     fn sizes_with_units_are_read() {
-        for (text, bytes) in [("4GiB", 4 << 30), ("307MiB", 307 << 20), ("1.5KiB", 1536), ("4096", 4096), ("2 MiB", 2 << 20), ("1GB", 1_000_000_000)] {
+        for (text, bytes) in [
+            ("4GiB", 4 << 30),
+            ("307MiB", 307 << 20),
+            ("1.5KiB", 1536),
+            ("4096", 4096),
+            ("2 MiB", 2 << 20),
+            ("1GB", 1_000_000_000),
+        ] {
             assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}");
         }
     }

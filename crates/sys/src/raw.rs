@@ -10,7 +10,9 @@ use std::arch::asm;
 use std::fmt;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("Aquifer runs on Linux on x86-64; other targets need their system call and signal frame layouts in crates/sys");
+compile_error!(
+    "Aquifer runs on Linux on x86-64; other targets need their system call and signal frame layouts in crates/sys"
+);
 
 /// An error number of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -145,7 +145,8 @@ fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
     }
     if kernel_faults {
         let path = c"/dev/userfaultfd";
-        let open = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
+        let open =
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
         // SAFETY: openat(2) with a path that ends in NUL.
         if let Ok(device) = unsafe { syscall(libc::SYS_openat, open) } {
             const USERFAULTFD_IOC_NEW: usize = 0xaa00;
@@ -160,7 +161,8 @@ fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
         return first.map(|descriptor| descriptor as i32);
     }
     // SAFETY: as the first call; USER_MODE_ONLY needs no privilege (Linux 5.11).
-    unsafe { syscall(libc::SYS_userfaultfd, [flags | USER_MODE_ONLY, 0, 0, 0, 0, 0]) }.map(|descriptor| descriptor as i32)
+    unsafe { syscall(libc::SYS_userfaultfd, [flags | USER_MODE_ONLY, 0, 0, 0, 0, 0]) }
+        .map(|descriptor| descriptor as i32)
 }
 
 /// Which feature bits this kernel has. `kernel_faults` asks for a descriptor that also serves the
@@ -220,7 +222,10 @@ impl Uffd {
     /// pager: nobody may hold a `FrameBuffer` over either.
     pub unsafe fn move_pages(&self, target: usize, source: usize, len: usize, holes: bool) -> Result<(), Partial> {
         let mode = if holes { MOVE_MODE_ALLOW_SRC_HOLES } else { 0 };
-        self.transfer(UFFDIO_MOVE, Transfer { target: target as u64, source: source as u64, len: len as u64, mode, done: 0 })
+        self.transfer(
+            UFFDIO_MOVE,
+            Transfer { target: target as u64, source: source as u64, len: len as u64, mode, done: 0 },
+        )
     }
 
     /// Copies pages from `source` to missing pages at `target`, and wakes who waits there.
@@ -230,7 +235,10 @@ impl Uffd {
     /// `source..source + len` is readable and stays unchanged; the target is registered here.
     pub unsafe fn copy(&self, target: usize, source: usize, len: usize, protected: bool) -> Result<(), Partial> {
         let mode = if protected { COPY_MODE_WP } else { 0 };
-        self.transfer(UFFDIO_COPY, Transfer { target: target as u64, source: source as u64, len: len as u64, mode, done: 0 })
+        self.transfer(
+            UFFDIO_COPY,
+            Transfer { target: target as u64, source: source as u64, len: len as u64, mode, done: 0 },
+        )
     }
 
     fn transfer(&self, request: usize, mut transfer: Transfer) -> Result<(), Partial> {

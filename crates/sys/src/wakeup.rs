@@ -36,9 +36,8 @@ impl Wakeup {
         if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
             let one = 1u64;
             // SAFETY: write(2) reads eight bytes.
-            let _ = unsafe {
-                syscall(libc::SYS_write, [self.descriptor as usize, &raw const one as usize, 8, 0, 0, 0])
-            };
+            let _ =
+                unsafe { syscall(libc::SYS_write, [self.descriptor as usize, &raw const one as usize, 8, 0, 0, 0]) };
         }
     }
 
@@ -52,9 +51,7 @@ impl Wakeup {
             let _ = unsafe { syscall(libc::SYS_poll, [&raw mut events as usize, 2, timeout, 0, 0, 0]) };
             let mut count = 0u64;
             // SAFETY: read(2) writes eight bytes; the descriptor does not block.
-            let _ = unsafe {
-                syscall(libc::SYS_read, [self.descriptor as usize, &raw mut count as usize, 8, 0, 0, 0])
-            };
+            let _ = unsafe { syscall(libc::SYS_read, [self.descriptor as usize, &raw mut count as usize, 8, 0, 0, 0]) };
         }
         self.state.store(AWAKE, Ordering::SeqCst);
     }

@@ -117,7 +117,9 @@ fn requests() -> impl Strategy<Value = Vec<(u64, bool, u64, u64)>> {
 
 proptest! {
     #[test]
-    fn no_device_is_faster_than_its_figures(name in prop::sample::select(names().collect::<Vec<_>>()), requests in requests()) {
+    fn no_device_is_faster_than_its_figures(
+        name in prop::sample::select(names().collect::<Vec<_>>()), requests in requests(),
+    ) {
         let profile = Profile::load(name).unwrap();
         let device = Device::new(profile.clone(), 1 << 34);
         let (mut now, mut last, mut moved) = (0, 0, [0u64; 2]);

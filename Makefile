@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the Aquifer authors
+#
+#   make demo      installs what is missing, builds, and runs STREAM in 30 % of its memory next to kernel swap
+#   make test      every check and every test
+#   make build     release binaries: aquifer, its preload library, the workloads of `aquifer bench`
+#   make install   PREFIX=/usr/local DESTDIR=
+#
+# Everything that is more than one command is in crates/xtask.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+DESTDIR ?=
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+RELEASE := $(TARGET)/release
+# What `make demo` passes on, such as DEMO_ARGS="--workload bfs".
+DEMO_ARGS ?=
+
+# A toolchain that .ci/setup has just installed is not in this shell's PATH yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+build:
+	$(CARGO) build --release --package aquifer-cli --package aquifer-preload
+	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
+
+demo:
+	bash .ci/setup
+	$(MAKE) --no-print-directory build
+	$(RELEASE)/aquifer bench --quick --programs $(TARGET)/workloads $(DEMO_ARGS)
+
+test:
+	$(CARGO) xtask ci
+
+# The command looks for the library beside itself, and then in ../lib/aquifer.
+install: build
+	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
+	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
+
+clean:
+	$(CARGO) clean
+
+.PHONY: build demo test install clean
+.DEFAULT_GOAL := build

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The one table of which crate may use which, and the check that it is true.
+//!
+//! Rings are listed from the inside out; an arrow points to the same ring or inwards. A new edge, and a new
+//! crate, is one line here, for a reviewer to see. Pure crates are also searched for what they may not do.
+
+use std::fs;
+use std::path::Path;
+
+use crate::crate_graph::{self, Edges};
+use crate::tidy::files;
+
+struct Ring {
+    name: &'static str,
+    /// Each crate with those of ours that it uses.
+    crates: &'static [(&'static str, &'static [&'static str])],
+}
+
+/// The table. Alphabetical within a ring.
+const RINGS: &[Ring] = &[
+    Ring { name: "pure", crates: &[("config", &[]), ("core", &[])] },
+    Ring { name: "adapters", crates: &[("stats", &["sys"]), ("sys", &[]), ("tiers", &["core", "sys"])] },
+    Ring { name: "drivers", crates: &[("pager", &["core", "stats", "sys", "tiers"])] },
+    Ring {
+        name: "fronts",
+        crates: &[
+            // `aquifer bench` is a command like any other; the bench itself knows none of us.
+            ("cli", &["bench", "config", "core", "stats", "sys", "tiers"]),
+            ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
+        ],
+    },
+    Ring { name: "workshops", crates: &[("bench", &[]), ("sim", &["core"]), ("xtask", &[])] },
+];
+
+/// The edge that leads outwards, and why it may.
+const OUTWARDS: &[(&str, &str)] = &[("cli", "bench")];
+
+/// What a pure crate may not do, as it would be written.
+const IMPURE: &[&str] =
+    &["std::fs", "std::net", "std::process", "std::thread", "Instant::now", "SystemTime", "HashMap", "unsafe {"];
+
+/// The crates that hold decisions.
+const PURE: &[&str] = &["core"];
+
+/// Draws the table, and says where the workspace differs from it.
+pub fn check(root: &Path) -> Vec<String> {
+    let metadata = match crate_graph::metadata(root, false) {
+        Ok(metadata) => metadata,
+        Err(error) => return vec![format!("arch: {error}")],
+    };
+    print!("{}", drawing(RINGS));
+    let mut complaints = compare(RINGS, &crate_graph::edges(&metadata));
+    complaints.extend(outward(RINGS));
+    for pure in PURE {
+        let sources = files(&root.join("crates").join(pure).join("src"), &["rs"]);
+        for file in sources.iter().filter(|file| !file.ends_with("tests.rs")) {
+            let source = fs::read_to_string(file).unwrap_or_default();
+            let name = file.strip_prefix(root).unwrap_or(file).display();
+            complaints.extend(impurities(&source).map(|(line, what)| {
+                format!("arch: {name}:{line}: a pure crate says `{what}`; make it an argument, or move it to a driver")
+            }));
+        }
+    }
+    complaints
+}
+
+/// What the table and the workspace do not agree on.
+fn compare(rings: &[Ring], edges: &Edges) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let table: Vec<(&str, &[&str])> = rings.iter().flat_map(|ring| ring.crates).copied().collect();
+    for (name, targets) in edges {
+        let Some((_, allowed)) = table.iter().find(|(listed, _)| listed == name) else {
+            complaints.push(format!("arch: crate {name} is not in the table; add it to a ring in {}", file!()));
+            continue;
+        };
+        for target in targets.iter().filter(|target| !allowed.contains(&target.as_str())) {
+            complaints.push(format!("arch: new edge {name} -> {target}; if it is right, add it in {}", file!()));
+        }
+        for target in allowed.iter().filter(|target| !targets.iter().any(|used| used == *target)) {
+            complaints.push(format!("arch: edge {name} -> {target} is gone; delete it in {}", file!()));
+        }
+    }
+    for (name, _) in table.iter().filter(|(name, _)| !edges.contains_key(*name)) {
+        complaints.push(format!("arch: crate {name} is gone; delete it in {}", file!()));
+    }
+    complaints
+}
+
+/// Edges of the table that lead to an outer ring.
+fn outward(rings: &[Ring]) -> Vec<String> {
+    let ring_of = |name: &str| rings.iter().position(|ring| ring.crates.iter().any(|(listed, _)| *listed == name));
+    let mut complaints = Vec::new();
+    for (source, targets) in rings.iter().flat_map(|ring| ring.crates) {
+        for target in targets.iter().filter(|target| !OUTWARDS.contains(&(source, target))) {
+            if ring_of(target) > ring_of(source) {
+                complaints.push(format!("arch: {source} -> {target} points outwards"));
+            }
+        }
+    }
+    complaints
+}
+
+/// Lines of a pure crate's code that are not pure; tests and comments may say what they like.
+fn impurities(source: &str) -> impl Iterator<Item = (usize, &'static str)> {
+    let code = source.lines().enumerate().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
+    let code = code.filter(|(_, line)| !line.trim_start().starts_with("//"));
+    code.filter_map(|(index, line)| IMPURE.iter().find(|word| line.contains(**word)).map(|word| (index + 1, *word)))
+}
+
+/// The table as text, the outermost ring first.
+fn drawing(rings: &[Ring]) -> String {
+    let mut text = String::new();
+    for ring in rings.iter().rev() {
+        for (index, (name, targets)) in ring.crates.iter().enumerate() {
+            let ring = if index == 0 { ring.name } else { "" };
+            let arrow = if targets.is_empty() { String::new() } else { format!(" -> {}", targets.join(", ")) };
+            text.push_str(&format!("{ring:<10} {name:<8}{arrow}\n"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: &[Ring] =
+        &[Ring { name: "pure", crates: &[("core", &[])] }, Ring { name: "drivers", crates: &[("pager", &["core"])] }];
+
+    fn edges(of: &[(&str, &[&str])]) -> Edges {
+        of.iter().map(|(name, targets)| (name.to_string(), targets.iter().map(|to| to.to_string()).collect())).collect()
+    }
+
+    #[test]
+    fn a_true_table_has_nothing_to_complain_about() {
+        assert!(compare(TWO, &edges(&[("core", &[]), ("pager", &["core"])])).is_empty());
+        assert!(outward(TWO).is_empty());
+        assert!(outward(RINGS).is_empty());
+    }
+
+    #[test]
+    fn a_new_edge_a_new_crate_and_what_is_gone_are_told() {
+        let complaints = compare(TWO, &edges(&[("core", &["pager"]), ("vm", &[])]));
+        assert_eq!(complaints.len(), 3, "{complaints:?}");
+        assert!(complaints[0].contains("new edge core -> pager"));
+        assert!(complaints[1].contains("crate vm is not in the table"));
+        assert!(complaints[2].contains("crate pager is gone"));
+        let complaints = compare(TWO, &edges(&[("core", &[]), ("pager", &[])]));
+        assert!(complaints[0].contains("pager -> core is gone"));
+    }
+
+    #[test]
+    fn an_arrow_outwards_is_told() {
+        let rings = [
+            Ring { name: "pure", crates: &[("core", &["pager"])] },
+            Ring { name: "drivers", crates: &[("pager", &[])] },
+        ];
+        assert_eq!(outward(&rings), ["arch: core -> pager points outwards"]);
+    }
+
+    #[test]
+    fn pure_code_has_no_clock_and_no_threads_outside_its_tests() {
+        let source = "//! No std::thread here.\nuse std::fs;\n#[cfg(test)]\nuse std::thread;\n";
+        assert_eq!(impurities(source).collect::<Vec<_>>(), [(2, "std::fs")]);
+    }
+
+    #[test]
+    fn the_drawing_names_the_outermost_ring_first() {
+        assert_eq!(drawing(TWO), "drivers    pager    -> core\npure       core    \n");
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Everything that CI runs, in order: cheap checks first, so that a slip is told in seconds.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::{arch, licences, tidy};
+
+/// How one step ended.
+enum Outcome {
+    Passed,
+    Skipped(&'static str),
+    Failed(Vec<String>),
+}
+
+/// Runs every step, also after one has failed, and returns what failed.
+pub fn run(root: &Path) -> Vec<String> {
+    let start = Instant::now();
+    let workloads = target_directory(root).join("workloads");
+    let out = format!("OUT={}", workloads.display());
+    type Step<'a> = (&'static str, Box<dyn Fn() -> Outcome + 'a>);
+    let steps: Vec<Step> = vec![
+        ("format", Box::new(|| cargo(root, &["fmt", "--all", "--check"]))),
+        ("arch", Box::new(|| listed(arch::check(root)))),
+        ("tidy", Box::new(|| listed(tidy::check(root)))),
+        ("licences", Box::new(|| listed(licences::check(root)))),
+        ("deny", Box::new(|| deny(root))),
+        ("clippy", Box::new(|| cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
+        // Tests that run programs need the preload library beside the binary; `cargo test` alone builds
+        // neither library, which no crate depends on.
+        ("build", Box::new(|| cargo(root, &["build", "--workspace"]))),
+        ("workloads", Box::new(|| run_command(root, "make", &["-C", "bench/workloads", &out, "check"]))),
+        ("test", Box::new(|| cargo(root, &["test", "--workspace", "--no-fail-fast"]))),
+    ];
+    let (mut passed, mut skipped, mut complaints) = (0, 0, Vec::new());
+    for (name, step) in steps {
+        println!("==> {name}");
+        let began = Instant::now();
+        match step() {
+            Outcome::Passed => {
+                passed += 1;
+                println!("<== {name}: ok in {:.1} s", began.elapsed().as_secs_f64());
+            }
+            Outcome::Skipped(why) => {
+                skipped += 1;
+                println!("skipped: {why}");
+            }
+            Outcome::Failed(lines) => {
+                lines.iter().for_each(|line| eprintln!("{line}"));
+                println!("<== {name}: FAILED after {:.1} s", began.elapsed().as_secs_f64());
+                complaints.push(format!("ci: step {name} failed"));
+            }
+        }
+    }
+    // In the form of cargo's own summary, so that whoever reads that can read this.
+    let verdict = if complaints.is_empty() { "ok" } else { "FAILED" };
+    println!(
+        "test result: {verdict}. {passed} passed; {} failed; {skipped} ignored; 0 measured; 0 filtered out; \
+         finished in {:.2}s",
+        complaints.len(),
+        start.elapsed().as_secs_f64()
+    );
+    complaints
+}
+
+fn listed(complaints: Vec<String>) -> Outcome {
+    if complaints.is_empty() { Outcome::Passed } else { Outcome::Failed(complaints) }
+}
+
+/// cargo-deny takes longer to build than everything else here, so CI does not install it. The advisories
+/// need the network; what is checked here does not.
+fn deny(root: &Path) -> Outcome {
+    let installed = Command::new("cargo-deny").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !installed.is_ok_and(|status| status.success()) {
+        return Outcome::Skipped(
+            "cargo deny is not installed; `cargo install --locked cargo-deny` (the licences step ran)",
+        );
+    }
+    cargo(root, &["deny", "--offline", "check", "bans", "licenses", "sources"])
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> Outcome {
+    run_command(root, &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), arguments)
+}
+
+fn run_command(root: &Path, program: &str, arguments: &[&str]) -> Outcome {
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(root).stdin(Stdio::null());
+    // `cargo run` sets these for this program; the crates under test are others.
+    for (variable, _) in std::env::vars_os() {
+        let name = variable.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&variable);
+        }
+    }
+    match command.status() {
+        Ok(status) if status.success() => Outcome::Passed,
+        Ok(status) => Outcome::Failed(vec![format!("{program} {}: {status}", arguments.join(" "))]),
+        Err(error) => Outcome::Failed(vec![format!("{program} cannot be run: {error}")]),
+    }
+}
+
+fn target_directory(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |directory| root.join(directory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_fails_or_is_missing_fails_its_step() {
+        let here = Path::new(".");
+        assert!(matches!(run_command(here, "true", &[]), Outcome::Passed));
+        assert!(matches!(run_command(here, "false", &[]), Outcome::Failed(_)));
+        assert!(matches!(run_command(here, "no-such-program-at-all", &[]), Outcome::Failed(_)));
+    }
+}

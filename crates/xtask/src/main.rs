@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Developer tasks that are more than one command: `cargo xtask --help`.
+//!
+//! Exit codes: 0 nothing to complain about; 1 something to complain about, one line each on standard error.
+
+#![forbid(unsafe_code)]
+
+mod arch;
+mod ci;
+mod crate_graph;
+mod licences;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer tasks", disable_help_subcommand = true)]
+enum Task {
+    /// Compare the edges between crates with the one table, and draw it
+    Arch,
+    /// Everything that CI runs, in order, with the time of each step
+    Ci,
+    /// Compare the licences of all dependencies with the list in deny.toml
+    Licences,
+    /// Licence lines, file names, lengths, unfinished work, words that we do not say
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    let root = root();
+    let complaints = match Task::parse() {
+        Task::Arch => arch::check(&root),
+        Task::Ci => ci::run(&root),
+        Task::Licences => licences::check(&root),
+        Task::Tidy => tidy::check(&root),
+    };
+    for complaint in &complaints {
+        eprintln!("{complaint}");
+    }
+    if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The repository: two levels above this crate.
+fn root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().nth(2).expect("the crate lies in crates/xtask").to_path_buf()
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What no compiler checks: licence lines, file names, lengths, unfinished work, words that we do not say.
+//!
+//! Looks at files on disk, also at those not committed yet, and never below `target` or a hidden directory.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longest line of Rust code, in characters. rustfmt sees to it, except for comments and for texts, which
+/// cannot always be broken and are let through; so are the rows of tables.
+const LINE_MOST: usize = 120;
+/// Most lines of one Rust file. Beyond, two ideas live in it.
+const FILE_LINES_MOST: usize = 800;
+/// Names for what has no name yet.
+const BANNED_STEMS: &[&str] = &["common", "helper", "helpers", "lib2", "manager", "misc", "shared", "util", "utils"];
+/// Ends of type names that say nothing.
+const BANNED_ENDINGS: &[&str] = &["Helper", "Info", "Manager", "Misc", "Util", "Utils"];
+/// Words that have one of ours in their place; see docs/glossary.md. Only those that mean nothing else here.
+const BANNED_WORDS: &[(&str, &str)] = &[
+    ("backend", "tier"),
+    ("fix up", "resolve"),
+    ("in-core", "resident"),
+    ("paged in", "fetched"),
+    ("paged out", "evicted or written back"),
+    ("re-miss", "refault"),
+    ("spill", "write back"),
+    ("thrash", "refault"),
+    ("thrashing", "refaults"),
+];
+/// The two files that name such words in order to ban them.
+const WORD_LISTS: &[&str] = &["crates/xtask/src/tidy.rs", "docs/glossary.md"];
+
+/// Says what is untidy in the repository.
+pub fn check(root: &Path) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for path in files(root, &["rs", "cpp", "hpp", "c", "h", "py", "sh", "md", "toml"]) {
+        let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+        match fs::read_to_string(&path) {
+            Ok(text) => complaints.extend(complaints_about(&name, &text)),
+            Err(error) => complaints.push(format!("tidy: {name}: cannot be read: {error}")),
+        }
+    }
+    for script in ["Makefile", "bench/workloads/Makefile", ".ci/run", ".ci/setup"] {
+        let text = fs::read_to_string(root.join(script)).unwrap_or_default();
+        complaints.extend(licence(script, &text).map(|what| format!("tidy: {script}: {what}")));
+    }
+    complaints.sort();
+    complaints
+}
+
+/// All files below `directory` with one of these extensions, in alphabetical order.
+pub fn files(directory: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut entries: Vec<PathBuf> = fs::read_dir(directory).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            if !name.starts_with('.') && name != "target" {
+                found.extend(files(&path, extensions));
+            }
+        } else if path.extension().and_then(OsStr::to_str).is_some_and(|extension| extensions.contains(&extension)) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// What is untidy in one file.
+fn complaints_about(name: &str, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut tell = |line: usize, what: String| complaints.push(format!("tidy: {name}:{line}: {what}"));
+    let path = Path::new(name);
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+    let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+    let is_rust = extension == "rs";
+    if extension != "md" && extension != "toml" {
+        if BANNED_STEMS.contains(&stem) {
+            tell(1, format!("'{stem}' does not say what the file holds; name the idea"));
+        }
+        if let Some(what) = licence(name, text) {
+            tell(1, what);
+        }
+    }
+    if is_rust && text.lines().count() > FILE_LINES_MOST {
+        tell(FILE_LINES_MOST, format!("more than {FILE_LINES_MOST} lines; two ideas live here"));
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        tell(text.lines().count(), "no newline at the end".into());
+    }
+    for (index, line) in text.lines().enumerate() {
+        let number = index + 1;
+        if is_rust && line.chars().count() > LINE_MOST && !line.contains(['"', '|']) {
+            tell(number, format!("longer than {LINE_MOST} characters"));
+        }
+        if WORD_LISTS.contains(&name) || extension == "toml" {
+            continue;
+        }
+        if is_rust && let Some(what) = type_name(line) {
+            tell(number, what);
+        }
+        unfinished(line).into_iter().chain(words(line)).for_each(|what| tell(number, what));
+    }
+    complaints
+}
+
+/// The two licence lines, after an interpreter's line where there is one.
+fn licence(name: &str, text: &str) -> Option<String> {
+    let mut lines = text.lines().skip_while(|line| line.starts_with("#!/"));
+    let bare = |line: Option<&str>| line.unwrap_or_default().trim_start_matches(['/', '#', ' ']).to_owned();
+    let (first, second) = (bare(lines.next()), bare(lines.next()));
+    let found = first == "SPDX-License-Identifier: Apache-2.0" && second == "Copyright the Aquifer authors";
+    (!found).then(|| format!("{} does not begin with the two licence lines", name.rsplit('/').next().unwrap_or(name)))
+}
+
+/// Work that was left for later without an issue that remembers it.
+fn unfinished(line: &str) -> Option<String> {
+    if has_word(line, "FIXME") || has_word(line, "XXX") {
+        return Some("fix it before it comes here".into());
+    }
+    let (_, after) = line.split_once("TODO").filter(|_| has_word(line, "TODO"))?;
+    let after = after.trim_start_matches(['(', ':', ' ']);
+    let numbered = after.strip_prefix('#').is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
+    (!numbered).then(|| "TODO needs the number of an issue: TODO(#12)".into())
+}
+
+fn words(line: &str) -> Vec<String> {
+    let lower = line.to_lowercase();
+    let said = BANNED_WORDS.iter().filter(|(word, _)| has_word(&lower, word));
+    said.map(|(word, ours)| format!("we say '{ours}', not '{word}'")).collect()
+}
+
+/// Whether `word` is in `line` with no letter, digit or underscore next to it.
+fn has_word(line: &str, word: &str) -> bool {
+    let joins = |character: Option<char>| character.is_some_and(|one| one.is_alphanumeric() || one == '_');
+    line.match_indices(word)
+        .any(|(at, _)| !joins(line[..at].chars().next_back()) && !joins(line[at + word.len()..].chars().next()))
+}
+
+fn type_name(line: &str) -> Option<String> {
+    let mut tokens = line.split(|character: char| !character.is_alphanumeric() && character != '_');
+    tokens.by_ref().find(|token| matches!(*token, "struct" | "enum" | "trait" | "fn"))?;
+    let name = tokens.find(|token| !token.is_empty())?;
+    if name.starts_with("get_") && !line.contains("extern") {
+        return Some(format!("{name}: leave out 'get_'"));
+    }
+    let ending = BANNED_ENDINGS.iter().find(|ending| name.ends_with(**ending))?;
+    Some(format!("{name}: '{ending}' does not say what it is"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "// SPDX-License-Identifier: Apache-2.0\n// Copyright the Aquifer authors\n";
+
+    fn about(name: &str, code: &str) -> Vec<String> {
+        complaints_about(name, &format!("{HEAD}{code}\n"))
+    }
+
+    #[test]
+    fn a_tidy_file_has_nothing_to_complain_about() {
+        assert!(
+            about("crates/x/src/ring.rs", "//! This file is fine.\nfn fetch() {} // TODO(#12): the rest").is_empty()
+        );
+    }
+
+    #[test]
+    fn licence_lines_are_the_first_two() {
+        assert_eq!(complaints_about("a/ring.rs", "fn f() {}\n").len(), 1);
+        let script = "#!/usr/bin/env bash\n# SPDX-License-Identifier: Apache-2.0\n# Copyright the Aquifer authors\n";
+        assert!(complaints_about("a/run.sh", script).is_empty());
+    }
+
+    #[test]
+    fn names_that_say_nothing_are_told() {
+        assert_eq!(about("crates/x/src/utils.rs", "").len(), 1);
+        assert_eq!(about("crates/x/src/a.rs", "pub struct PageManager;").len(), 1);
+        assert_eq!(about("crates/x/src/a.rs", "    pub fn get_page() {}").len(), 1);
+        assert!(about("crates/x/src/a.rs", "pub struct Lease; // Helper").is_empty());
+    }
+
+    #[test]
+    fn lengths_are_told_for_rust_alone() {
+        let long = format!("// {}", "x".repeat(120));
+        assert_eq!(about("a/ring.rs", &long).len(), 1);
+        assert!(about("a/ring.hpp", &long).is_empty());
+        assert_eq!(about("a/ring.rs", &"// x\n".repeat(800)).len(), 1);
+    }
+
+    #[test]
+    fn unfinished_work_carries_a_number() {
+        assert_eq!(about("a/ring.rs", "// TODO: the rest").len(), 1);
+        assert_eq!(about("a/ring.rs", "// FIXME").len(), 1);
+        assert!(about("a/ring.rs", "// TODO #7").is_empty());
+    }
+
+    #[test]
+    fn words_are_whole() {
+        assert_eq!(about("a/ring.rs", "// Each backend, and thrash.").len(), 2);
+        assert!(about("a/ring.rs", "// SVGBackend, my_backend").is_empty());
+    }
+}
