@@ -133,8 +133,8 @@ fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Res
 
 /// Memory that is never swapped out. It must not be: a page of the RAM disk that was swapped out, to the RAM
 /// disk itself, would have to be read back by the very thread that serves the disk, which waits for itself for
-/// ever. Machines that page out cold memory on their own (DAMON) do that within minutes. tmpfs knows `noswap` from Linux 6.4 on;
-/// ramfs never swaps.
+/// ever. Machines that page out cold memory on their own (DAMON) do that within minutes. tmpfs knows `noswap`
+/// from Linux 6.4 on; ramfs never swaps.
 fn mount_unswappable(mount: &Path, bytes: u64) -> Result<(), BenchFailure> {
     let point = mount.to_string_lossy();
     let options = format!("size={},mode=700,noswap", bytes + 16 * MIB);

@@ -216,7 +216,8 @@ impl BlockMap {
                 }
             }
             let origin = mapping.origin + first * span;
-            self.mappings.insert(*from, Mapping { origin, start: *from, end: *to, delivery: mapping.delivery, regions });
+            self.mappings
+                .insert(*from, Mapping { origin, start: *from, end: *to, delivery: mapping.delivery, regions });
         }
         for (index, region) in mapping.regions.iter().enumerate() {
             if !kept[index] {
