@@ -14,7 +14,7 @@ mod preload;
 mod program;
 mod report;
 mod settings;
-mod state_dir;
+pub mod state_dir;
 mod supervise;
 mod unsafe_edge;
 

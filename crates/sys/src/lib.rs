@@ -12,6 +12,8 @@ pub mod frame_buffer;
 pub mod futex;
 pub mod memory;
 pub mod pagemap;
+pub mod pagemap_scan;
+pub mod probe;
 pub mod raw;
 pub mod shared_segment;
 pub mod signals;

@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where the abilities come from: the probes belong to the crate that uses what they find.
+//! Where the abilities come from: the probes belong to the crate that uses what they find. Here is only
+//! where the default tier would lie.
 
-/// One thing that a kernel may be able to do for us.
-#[derive(Clone, Debug)]
-pub struct Ability {
-    /// Its name.
-    pub name: &'static str,
-    /// Whether it works here and now.
-    pub found: bool,
-    /// What was seen: a version, an errno.
-    pub detail: String,
-    /// What it costs to be without it.
-    pub cost_without: &'static str,
-    /// Which setting changes it.
-    pub remedy: &'static str,
-}
+use std::env;
+use std::path::PathBuf;
+
+use aquifer_sys::probe;
+use nix::unistd::geteuid;
+
+use crate::run::state_dir;
+
+pub use aquifer_sys::probe::Ability;
 
 /// Probes everything.
 pub fn all() -> Vec<Ability> {
-    Vec::new()
+    let path = state_dir::default_path(geteuid().is_root(), env::var_os("XDG_STATE_HOME"), env::var_os("HOME"));
+    probe::all(&path.unwrap_or_else(|| PathBuf::from("/")))
 }
