@@ -55,7 +55,7 @@ impl Temperatures {
     /// epoch is enough; between them the call takes constant time.
     pub fn end_epoch(&mut self) {
         self.epoch += 1;
-        if self.epoch % 64 == 0 {
+        if self.epoch.is_multiple_of(64) {
             for index in 0..self.readings.len() {
                 self.write(index, self.read(index));
             }

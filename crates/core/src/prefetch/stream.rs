@@ -134,7 +134,7 @@ impl Stream {
     fn follow_block_size(&mut self, page: u64, block: u32) -> bool {
         if self.step.unsigned_abs() == u64::from(self.block) {
             self.step = i64::from(block) * self.step.signum();
-        } else if self.step.unsigned_abs() % u64::from(block) != 0 {
+        } else if !self.step.unsigned_abs().is_multiple_of(u64::from(block)) {
             return false;
         }
         (self.block, self.marker) = (block, page);

@@ -151,10 +151,10 @@ fn kept_file(path: &Path, overwrite: bool, notices: &mut Vec<String>) -> Result<
         return Err(OpenFailure::NotOurs { path: path.into() });
     }
     // The program's memory will be in there: nobody else may read it.
-    if metadata.permissions().mode() & 0o077 != 0 {
-        if let Err(error) = file.set_permissions(Permissions::from_mode(0o600)) {
-            notices.push(format!("{} can be read by other users ({error}); chmod it to 0600", path.display()));
-        }
+    if metadata.permissions().mode() & 0o077 != 0
+        && let Err(error) = file.set_permissions(Permissions::from_mode(0o600))
+    {
+        notices.push(format!("{} can be read by other users ({error}); chmod it to 0600", path.display()));
     }
     // Without the mark, the next instance asks for `overwrite`: a nuisance, no harm.
     let _ = rustix::fs::fsetxattr(&file, MARK, b"1", XattrFlags::empty());
