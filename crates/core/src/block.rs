@@ -20,6 +20,7 @@
 //!   Cleaning   -> Stored                the tier holds the same bytes, the frame is free
 //!   Cleaning   -> Empty                 all zero: needs no bytes at all
 //!   Stored     -> Fetching              fault or read-ahead
+//!   Empty      -> Fetching              read-ahead: a zeroed frame is being prepared
 //!   Fetching   -> Installing            arrived and checked
 //!   Fetching   -> Standby               read ahead: arrived and checked, waits for its touch
 //!   Fetching   -> Stored                could not be fetched now; may be tried again
@@ -53,7 +54,7 @@ pub enum State {
     Cleaning,
     /// In the tier only.
     Stored,
-    /// Being read from the tier.
+    /// Being read from the tier, or prepared as zeros ahead of the first touch.
     Fetching,
     /// Lost. A touch is an error.
     Poisoned,
@@ -77,7 +78,7 @@ impl State {
     pub fn may_become(self, next: State) -> bool {
         use State::*;
         match self {
-            Empty => matches!(next, Installing),
+            Empty => matches!(next, Installing | Fetching),
             Installing => matches!(next, Resident),
             Resident => matches!(next, Installing | Leaving | Empty),
             Leaving => matches!(next, Standby | Resident),

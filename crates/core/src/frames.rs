@@ -9,8 +9,7 @@
 //!
 //! `credit + filled frames + frames in use + resident pages = budget`, all counted in pages.
 //!
-//! Frames come in one class per block size. Both lists of a class are queues, so that blocks which leave
-//! in address order land in adjacent frames, and one kernel call can move the whole run.
+//! Frames come in one class per block size.
 
 use crate::units::{FrameIndex, Order};
 
@@ -35,33 +34,51 @@ impl FrameIndex {
     }
 }
 
-/// A bounded queue of frame numbers.
+/// A set of frame numbers. Taking goes on from where the last one was taken, so that frames which are taken
+/// one after the other are neighbours wherever that is possible, and one kernel call can move them all.
 #[derive(Debug)]
-struct Queue {
-    ring: Box<[u32]>,
-    head: usize,
+struct FrameSet {
+    words: Box<[u64]>,
+    /// Where to look first: one past the frame that was taken last.
+    next: u32,
     len: usize,
 }
 
-impl Queue {
-    fn with_capacity(capacity: usize) -> Self {
-        Self { ring: vec![0; capacity].into_boxed_slice(), head: 0, len: 0 }
+impl FrameSet {
+    fn new(frames: u32) -> Self {
+        Self { words: vec![0; frames.div_ceil(64) as usize].into_boxed_slice(), next: 0, len: 0 }
     }
 
-    fn push(&mut self, index: u32) {
-        assert!(self.len < self.ring.len(), "more frames than the class has");
-        let at = (self.head + self.len) % self.ring.len();
-        self.ring[at] = index;
+    fn full(frames: u32) -> Self {
+        let mut set = Self::new(frames);
+        (0..frames).for_each(|index| set.insert(index));
+        set
+    }
+
+    fn insert(&mut self, index: u32) {
+        let (word, bit) = (index as usize / 64, 1 << (index % 64));
+        assert!(self.words[word] & bit == 0, "a frame is in a set once");
+        self.words[word] |= bit;
         self.len += 1;
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn take(&mut self) -> Option<u32> {
         if self.len == 0 {
             return None;
         }
-        let index = self.ring[self.head];
-        self.head = (self.head + 1) % self.ring.len();
+        let start = self.next as usize / 64 % self.words.len();
+        let ahead = self.words[start] & (u64::MAX << (self.next % 64));
+        let (word, bits) = if ahead != 0 {
+            (start, ahead)
+        } else {
+            let others = (1..=self.words.len()).map(|step| (start + step) % self.words.len());
+            let word = others.into_iter().find(|word| self.words[*word] != 0).expect("a set with a length has a bit");
+            (word, self.words[word])
+        };
+        let index = word as u32 * 64 + bits.trailing_zeros();
+        self.words[word] &= !(1 << (index % 64));
         self.len -= 1;
+        self.next = index + 1;
         Some(index)
     }
 }
@@ -78,8 +95,8 @@ pub struct Taken {
 /// All frames. See the module for the invariant.
 #[derive(Debug)]
 pub struct FramePool {
-    filled: [Queue; CLASSES],
-    hollow: [Queue; CLASSES],
+    filled: [FrameSet; CLASSES],
+    hollow: [FrameSet; CLASSES],
     filled_pages: u64,
     credit_pages: u64,
     budget_pages: u64,
@@ -90,12 +107,8 @@ impl FramePool {
     pub fn new(budget_pages: u64) -> Self {
         let frames = |class: usize| Self::frames_in_class(budget_pages, class);
         Self {
-            filled: std::array::from_fn(|class| Queue::with_capacity(frames(class) as usize)),
-            hollow: std::array::from_fn(|class| {
-                let mut queue = Queue::with_capacity(frames(class) as usize);
-                (0..frames(class)).for_each(|index| queue.push(index));
-                queue
-            }),
+            filled: std::array::from_fn(|class| FrameSet::new(frames(class))),
+            hollow: std::array::from_fn(|class| FrameSet::full(frames(class))),
             filled_pages: 0,
             credit_pages: budget_pages,
             budget_pages,
@@ -111,32 +124,32 @@ impl FramePool {
     /// of the budget.
     pub fn take_filled(&mut self, order: Order) -> Option<Taken> {
         let pages = u64::from(order.pages());
-        if let Some(index) = self.filled[order.exponent()].pop() {
+        if let Some(index) = self.filled[order.exponent()].take() {
             self.filled_pages -= pages;
             return Some(Taken { frame: FrameIndex::in_class(order, index), fresh: false });
         }
         if self.credit_pages < pages {
             return None;
         }
-        let index = self.hollow[order.exponent()].pop()?;
+        let index = self.hollow[order.exponent()].take()?;
         self.credit_pages -= pages;
         Some(Taken { frame: FrameIndex::in_class(order, index), fresh: true })
     }
 
     /// Gives a frame with its pages back.
     pub fn put_filled(&mut self, frame: FrameIndex) {
-        self.filled[frame.order().exponent()].push(frame.index());
+        self.filled[frame.order().exponent()].insert(frame.index());
         self.filled_pages += u64::from(frame.order().pages());
     }
 
     /// Takes an address range without pages, to move a resident block's pages into.
     pub fn take_hollow(&mut self, order: Order) -> Option<FrameIndex> {
-        self.hollow[order.exponent()].pop().map(|index| FrameIndex::in_class(order, index))
+        self.hollow[order.exponent()].take().map(|index| FrameIndex::in_class(order, index))
     }
 
     /// The pages of `frame` are at the program's address now.
     pub fn put_hollow(&mut self, frame: FrameIndex) {
-        self.hollow[frame.order().exponent()].push(frame.index());
+        self.hollow[frame.order().exponent()].insert(frame.index());
     }
 
     /// A filled frame of another class, to be emptied so that `order` can have its pages.
@@ -145,7 +158,7 @@ impl FramePool {
             let order = Order::new(*class as u8).expect("a class is an order");
             self.filled[*class].len as u64 * u64::from(order.pages())
         })?;
-        let index = self.filled[class].pop()?;
+        let index = self.filled[class].take()?;
         let frame = FrameIndex::in_class(Order::new(class as u8).expect("a class is an order"), index);
         self.filled_pages -= u64::from(frame.order().pages());
         Some(frame)
@@ -153,7 +166,7 @@ impl FramePool {
 
     /// `frame` was emptied: its pages are unspent budget again.
     pub fn emptied(&mut self, frame: FrameIndex) {
-        self.hollow[frame.order().exponent()].push(frame.index());
+        self.hollow[frame.order().exponent()].insert(frame.index());
         self.credit(u64::from(frame.order().pages()));
     }
 
@@ -214,7 +227,12 @@ mod tests {
     #[test]
     fn frames_keep_their_order_so_that_runs_stay_adjacent() {
         let mut pool = FramePool::new(512);
-        let frames: Vec<_> = (0..8).map(|_| pool.take_hollow(Order::DEFAULT).expect("hollow").index()).collect();
-        assert_eq!(frames, (0..8).collect::<Vec<_>>());
+        let frames: Vec<_> = (0..8).map(|_| pool.take_hollow(Order::DEFAULT).expect("hollow")).collect();
+        assert_eq!(frames.iter().map(|frame| frame.index()).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+        for frame in [frames[5], frames[3], frames[4]] {
+            pool.put_hollow(frame);
+        }
+        while pool.take_hollow(Order::DEFAULT).expect("hollow").index() != 3 {}
+        assert_eq!(pool.take_hollow(Order::DEFAULT).map(|frame| frame.index()), Some(4));
     }
 }

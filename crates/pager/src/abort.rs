@@ -3,6 +3,8 @@
 
 //! Ends the program when the pager cannot go on: with a message, at once, never with a parked thread.
 
+use std::fmt::{self, Write};
+
 use aquifer_sys::{raw, signals};
 
 /// The exit code of a program whose pager could not go on. In the manual's table of exit codes.
@@ -21,6 +23,19 @@ pub fn say(parts: &[&str]) {
     parts.iter().for_each(|part| line.push(part));
     line.push("\n");
     raw::write_stderr(line.bytes());
+}
+
+/// From now on a panic on any thread inside this library says where it was, and ends the process at once:
+/// unwinding out of a fault would leave threads waiting for ever.
+pub fn on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        let mut line = Line::new();
+        line.push("aquifer: a bug in the pager; please report it: ");
+        let _ = write!(line, "{info}");
+        line.push("\n");
+        raw::write_stderr(line.bytes());
+        signals::exit_now(EXIT_CODE)
+    }));
 }
 
 /// A line of bounded length on the stack.
@@ -43,6 +58,13 @@ impl Line {
 
     fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
+    }
+}
+
+impl fmt::Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text);
+        Ok(())
     }
 }
 

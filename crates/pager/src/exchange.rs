@@ -25,7 +25,7 @@ use crate::frame_area::FrameArea;
 
 /// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
 /// changed by another thread; each change is short.
-const EAGAIN_MOST: u32 = 10_000;
+pub const EAGAIN_MOST: u32 = 10_000;
 
 /// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
 /// moment longer than the read itself.

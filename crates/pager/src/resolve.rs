@@ -82,14 +82,14 @@ impl Pager {
                     break;
                 }
                 FaultStep::Fill { block, pages, frame, fresh } => {
-                    self.fill(block, pages, frame, fresh, delivery, Arrival::Fresh);
+                    self.zero(pages, frame, fresh);
+                    self.install(block, 1, pages, frame, delivery, Arrival::Fresh);
                     self.counters.add(Counter::FaultsFresh, 1);
                     break;
                 }
-                FaultStep::Rescue { block, pages, frame } => {
-                    let arrival = self.engine().arrival(block, &step);
-                    self.counters.add(Counter::RescuedBlocks, 1);
-                    self.install(block, pages, frame, delivery, arrival);
+                FaultStep::Rescue { block, count, pages, frame, arrival } => {
+                    self.counters.add(Counter::RescuedBlocks, u64::from(arrival == Arrival::Rescued));
+                    self.install(block, count, pages, frame, delivery, arrival);
                     break;
                 }
                 FaultStep::Fetch { block, pages, frame, slot } => {
@@ -97,8 +97,8 @@ impl Pager {
                         Outcome::Resolved => {}
                         outcome => return outcome,
                     }
-                    let arrival = self.engine().arrival(block, &step);
-                    self.install(block, pages, frame, delivery, arrival);
+                    let arrival = self.engine().refault(block);
+                    self.install(block, 1, pages, frame, delivery, arrival);
                     break;
                 }
             }
@@ -178,16 +178,14 @@ impl Pager {
     fn clean_now(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool, stored: &Guards) -> bool {
         let count = pages.count as usize;
         let mut found: Guards = [0; PAGES_MOST];
-        let verdict = if known_clean {
+        let finding = if known_clean {
             found[..count].copy_from_slice(&stored[..count]);
-            CleanVerdict::Stored
+            inspect::known(&stored[..count])
         } else {
-            let finding = {
-                let buffer = self.area.buffer(frame, 0, pages.bytes() as usize);
-                inspect::compare(&buffer, &stored[..count], &mut found[..count])
-            };
-            self.write_back_now(block, frame, finding)
+            let buffer = self.area.buffer(frame, 0, pages.bytes() as usize);
+            inspect::compare(&buffer, &stored[..count], &mut found[..count])
         };
+        let verdict = self.write_back_now(block, frame, finding);
         self.cleaned(block, verdict, &found[..count]);
         verdict != CleanVerdict::Failed
     }
@@ -300,8 +298,8 @@ impl Pager {
         self.progress.signal();
     }
 
-    /// Installs the frame's bytes and reports.
-    pub(crate) fn install(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery, arrival: Arrival) {
+    /// Installs the bytes of `count` blocks, whose frames lie side by side, and reports.
+    fn install(&self, block: BlockIndex, count: u32, pages: Pages, frame: FrameIndex, delivery: Delivery, arrival: Arrival) {
         match exchange::install(self.uffd(delivery), &self.area, self.way, pages, frame) {
             Ok(Installed::Moved) => {}
             Ok(Installed::Copied) => {
@@ -315,20 +313,19 @@ impl Pager {
             }
         }
         let mut engine = self.engine();
-        let wanted = engine.installed(block, arrival);
+        let wanted = engine.installed_run(block, count, arrival);
         self.publish(&engine);
         drop(engine);
         self.report(wanted);
     }
 
-    /// Installs zeros.
-    pub(crate) fn fill(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, fresh: bool, delivery: Delivery, arrival: Arrival) {
+    /// Makes a frame's bytes zeros.
+    pub(crate) fn zero(&self, pages: Pages, frame: FrameIndex, fresh: bool) {
         if fresh {
             self.area.populate(frame, pages.bytes() as usize);
         } else {
             self.area.buffer(frame, 0, pages.bytes() as usize).bytes_mut().fill(0);
         }
-        self.install(block, pages, frame, delivery, arrival);
     }
 
     /// Installs the zero page at one page that a resident block lacks. The kernel replaces it at the first
@@ -336,9 +333,10 @@ impl Pager {
     fn fill_hole(&self, block: BlockIndex, page: u64, delivery: Delivery) {
         let (address, len) = ((page * PAGE_BYTES) as usize, PAGE_BYTES as usize);
         let uffd = self.uffd(delivery);
-        loop {
+        for _ in 0..exchange::EAGAIN_MOST {
             match uffd.zeropage(address, len) {
                 Ok(()) => break,
+                // The address space is being changed; if that never ends, the access simply faults again.
                 Err(partial) if partial.errno == Errno(libc::EAGAIN) => {}
                 // The page has come meanwhile: another thread had the same fault.
                 Err(partial) if partial.errno == Errno(libc::EEXIST) => {

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use aquifer_core::engine::{CleanVerdict, Plan, Task};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
 use aquifer_stats::Counter;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
@@ -40,7 +39,6 @@ pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
         queue,
         jobs: (0..DEPTH).map(|_| Job::new()).collect(),
         free_jobs: (0..DEPTH as usize).collect(),
-        arrived: Vec::with_capacity(DEPTH as usize),
     };
     start_thread("aquifer-worker".to_owned(), move || worker.run())
 }
@@ -50,8 +48,6 @@ struct Job {
     block: BlockIndex,
     pages: Pages,
     frame: FrameIndex,
-    install: bool,
-    delivery: Delivery,
     /// Requests not completed yet.
     pending: usize,
     failed: bool,
@@ -66,8 +62,6 @@ impl Job {
             block: BlockIndex(0),
             pages: Pages { start: 0, count: 0 },
             frame: FrameIndex(0),
-            install: false,
-            delivery: Delivery::Signal,
             pending: 0,
             failed: false,
             operation: Operation::Read,
@@ -102,8 +96,6 @@ struct Worker {
     queue: Box<dyn TierQueue>,
     jobs: Vec<Job>,
     free_jobs: Vec<usize>,
-    /// Blocks that were read ahead and checked, to be installed together.
-    arrived: Vec<Move>,
 }
 
 impl Worker {
@@ -115,7 +107,7 @@ impl Worker {
             if self.queue.kick().is_err() {
                 crate::abort::abort(&["the tier's queue does not start transfers; check the kernel log (dmesg)"]);
             }
-            let reaped = self.reap();
+            let reaped = self.complete(Wait::No);
             if plan.tasks.is_empty() && reaped == 0 {
                 self.sleep();
             }
@@ -151,11 +143,12 @@ impl Worker {
                 Task::Empty { frame } => self.pager.empty(frame),
                 Task::Evict { .. } => {}
                 Task::Fill { block, pages, frame, fresh } => {
-                    let delivery = self.delivery(block);
-                    self.pager.fill(block, pages, frame, fresh, delivery, Arrival::Prefetched);
+                    self.pager.zero(pages, frame, fresh);
+                    let wanted = self.pager.engine().read_ahead_arrived(block);
+                    self.pager.report(wanted);
                 }
                 Task::Clean { block, pages, frame, known_clean } => self.clean(block, pages, frame, known_clean),
-                Task::Fetch { block, pages, frame, slot, install } => self.fetch(block, pages, frame, slot, install),
+                Task::Fetch { block, pages, frame, slot } => self.fetch(block, pages, frame, slot),
             }
         }
     }
@@ -201,11 +194,10 @@ impl Worker {
         let mut stored: Guards = [0; PAGES_MOST];
         stored[..count].copy_from_slice(self.pager.engine().map().guards(block));
         let job = &mut self.jobs[index];
-        if known_clean {
+        let finding = if known_clean {
             job.guards[..count].copy_from_slice(&stored[..count]);
-            return self.finish_clean(index, block, CleanVerdict::Stored, count);
-        }
-        let finding = {
+            inspect::known(&stored[..count])
+        } else {
             let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
             inspect::compare(&buffer, &stored[..count], &mut job.guards[..count])
         };
@@ -243,15 +235,14 @@ impl Worker {
     }
 
     /// Starts one read-ahead.
-    fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, install: bool) {
+    fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64) {
         let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
         let job = &mut self.jobs[index];
         {
             let engine = self.pager.engine();
             job.guards[..pages.count as usize].copy_from_slice(engine.map().guards(block));
-            job.delivery = engine.map().region_of(block).delivery;
         }
-        (job.block, job.pages, job.frame, job.install) = (block, pages, frame, install);
+        (job.block, job.pages, job.frame) = (block, pages, frame);
         (job.pending, job.failed, job.operation) = (1, false, Operation::Read);
         let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
         self.submit(Request { operation: Operation::Read, offset: slot, buffer, tag: index as u64 });
@@ -271,19 +262,8 @@ impl Worker {
         }
     }
 
-    /// Handles what has completed, and installs what has arrived.
-    fn reap(&mut self) -> usize {
-        let reaped = self.complete(Wait::No);
-        let mut arrived = std::mem::take(&mut self.arrived);
-        arrived.sort_unstable_by_key(|item| item.pages.start);
-        for_each_run(&arrived, |pages, members| self.install_run(pages, members));
-        arrived.clear();
-        self.arrived = arrived;
-        reaped
-    }
-
     fn complete(&mut self, wait: Wait) -> usize {
-        let Self { pager, queue, jobs, free_jobs, arrived } = self;
+        let Self { pager, queue, jobs, free_jobs } = self;
         queue.complete(wait, DEPTH as usize, &mut |completion: Completion| {
             let index = completion.tag as usize;
             let job = &mut jobs[index];
@@ -303,37 +283,15 @@ impl Worker {
                     let verdict = if job.failed { CleanVerdict::Failed } else { CleanVerdict::Stored };
                     pager.cleaned(job.block, verdict, &job.guards[..job.pages.count as usize]);
                 }
-                Operation::Read => arrive(pager, job, arrived),
+                Operation::Read => arrive(pager, job),
             }
             free_jobs.push(index);
         })
     }
-
-    /// Installs blocks that arrived together, by one call where they are neighbours.
-    fn install_run(&self, pages: Pages, members: &[Move]) {
-        let first = members[0];
-        let pager = self.pager;
-        if members.len() > 1 {
-            let installed = exchange::install(pager.uffd(first.delivery), &pager.area, pager.way, pages, first.frame);
-            if let Err(partial) = installed {
-                crate::abort::abort(&["the kernel refused to install blocks that were read ahead (", partial.errno.name(), ")"]);
-            }
-            let mut engine = pager.engine();
-            let mut wanted = false;
-            for member in members {
-                wanted |= engine.installed(member.block, Arrival::Prefetched);
-            }
-            pager.publish(&engine);
-            drop(engine);
-            pager.report(wanted);
-        } else {
-            pager.install(first.block, first.pages, first.frame, first.delivery, Arrival::Prefetched);
-        }
-    }
 }
 
-/// A read-ahead has completed: checks it, and decides where it goes.
-fn arrive(pager: &Pager, job: &mut Job, arrived: &mut Vec<Move>) {
+/// A read-ahead has completed: checks it.
+fn arrive(pager: &Pager, job: &mut Job) {
     let good = !job.failed && {
         let mut buffer = pager.area.buffer(job.frame, 0, job.pages.bytes() as usize);
         inspect::arrive(&mut buffer, &job.guards[..job.pages.count as usize]).is_ok()
@@ -347,11 +305,8 @@ fn arrive(pager: &Pager, job: &mut Job, arrived: &mut Vec<Move>) {
     pager.counters.add(Counter::FetchedBytes, job.pages.bytes());
     pager.counters.add(Counter::PrefetchedBytes, job.pages.bytes());
     pager.counters.add(Counter::FetchedBlocks, 1);
-    if pager.engine().read_ahead_arrived(job.block, job.install) {
-        arrived.push(Move { block: job.block, pages: job.pages, frame: job.frame, delivery: job.delivery });
-    } else {
-        pager.progress.signal();
-    }
+    let wanted = pager.engine().read_ahead_arrived(job.block);
+    pager.report(wanted);
 }
 
 /// Calls `each` with every run of neighbours in `moves`.

@@ -54,6 +54,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Ok(config) => config,
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
+    aquifer_pager::abort::on_panic();
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
     describe(counters, &config);
     let tier = open_tier(&config);

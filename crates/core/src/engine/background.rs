@@ -5,14 +5,14 @@
 //!
 //! Pure. The worker asks for a plan with the lock held, carries it out with the lock released, and reports
 //! each task like the faulting threads do. Demand comes first: read-ahead never takes the last frames, and
-//! a plan is short, so that the worker looks again soon.
+//! a plan is short, so that the worker looks again soon. What was read ahead is not installed: it waits in
+//! its frames, and the fault that comes to it installs the whole run by one call (`fault.rs`).
 //!
 //! Next on the path: the driver's `pager/src/worker.rs`.
 
 use super::Engine;
 use crate::block::State;
 use crate::map::Pages;
-use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
 
 /// Tasks in one plan at most. Enough that neighbours can be moved by one kernel call.
@@ -49,7 +49,7 @@ pub enum Task {
         /// A hollow frame.
         frame: FrameIndex,
     },
-    /// Read the slot into the frame; then report `read_ahead_arrived` or `fetch_failed`.
+    /// Read the slot into the frame, check it; then report `read_ahead_arrived` or `fetch_failed`.
     Fetch {
         /// The block.
         block: BlockIndex,
@@ -59,10 +59,8 @@ pub enum Task {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: u64,
-        /// Whether to install it on arrival.
-        install: bool,
     },
-    /// Install zeros ahead of the first touch; then report `installed` as prefetched.
+    /// Zero the frame ahead of the first touch; then report `read_ahead_arrived`.
     Fill {
         /// The block.
         block: BlockIndex,
@@ -104,8 +102,6 @@ struct Run {
     start: u64,
     /// One past the last such page.
     end: u64,
-    /// The page at which the program shall fault, so that the stream is heard of again.
-    marker: u64,
     /// The last page is wanted first.
     descending: bool,
 }
@@ -176,8 +172,7 @@ impl Engine {
             let (start, end) = (run.start + shift, run.start + shift + run.pages);
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
             if start < end {
-                let marker = run.marker.saturating_add(shift);
-                self.ahead.push(Run { start, end, marker, descending: run.descending });
+                self.ahead.push(Run { start, end, descending: run.descending });
             }
         }
     }
@@ -200,11 +195,10 @@ impl Engine {
                 continue;
             };
             let pages = self.map.pages(block);
-            let install = !(pages.start..pages.start + u64::from(pages.count)).contains(&run.marker);
             if self.frames.free_pages() < reserve + u64::from(self.weight(block)) {
                 return;
             }
-            if self.start_ahead(block, pages, install, plan).is_none() {
+            if self.start_ahead(block, pages, plan).is_none() {
                 return;
             }
             if let Some(run) = self.ahead.front() {
@@ -214,9 +208,9 @@ impl Engine {
     }
 
     /// Starts one block of a run; `None` when no frame of its size is to be had now.
-    fn start_ahead(&mut self, block: BlockIndex, pages: Pages, install: bool, plan: &mut Plan) -> Option<()> {
+    fn start_ahead(&mut self, block: BlockIndex, pages: Pages, plan: &mut Plan) -> Option<()> {
         let state = self.map.block(block).state;
-        if !(state == State::Stored || (state == State::Empty && install)) {
+        if !matches!(state, State::Stored | State::Empty) {
             return Some(());
         }
         let order = self.map.region_of(block).order;
@@ -228,12 +222,11 @@ impl Engine {
         let slot = self.map.slot(block);
         let entry = self.map.block_mut(block);
         entry.frame = taken.frame.0;
+        entry.become_state(State::Fetching);
         let frame = taken.frame;
         plan.tasks.push(if state == State::Stored {
-            entry.become_state(State::Fetching);
-            Task::Fetch { block, pages, frame, slot: slot.expect("a stored block has a slot"), install }
+            Task::Fetch { block, pages, frame, slot: slot.expect("a stored block has a slot") }
         } else {
-            entry.become_state(State::Installing);
             Task::Fill { block, pages, frame, fresh: taken.fresh }
         });
         Some(())
@@ -245,10 +238,7 @@ impl Engine {
             && self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_high {
             let Some((block, frame)) = self.start_cleaning() else { return };
             let pages = self.map.pages(block);
-            let entry = self.map.block_mut(block);
-            if std::mem::take(&mut entry.prefetched) {
-                self.tally.prefetch_wasted += 1;
-            }
+            let entry = self.map.block(block);
             plan.tasks.push(Task::Clean { block, pages, frame, known_clean: entry.known_clean });
         }
     }
@@ -265,24 +255,13 @@ impl Engine {
         }
     }
 
-    /// A read-ahead arrived and was checked. True when the driver must install it next and report
-    /// `installed`; false when it waits on standby, perhaps with others waiting for it, who must be woken.
-    pub fn read_ahead_arrived(&mut self, block: BlockIndex, install: bool) -> bool {
+    /// A read-ahead arrived and was checked: it waits for its touch. Returns whether others wait for it.
+    pub fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
         let entry = self.map.block_mut(block);
         entry.known_clean = true;
-        if install && !entry.wanted {
-            entry.become_state(State::Installing);
-            return true;
-        }
         entry.prefetched = true;
-        entry.wanted = false;
-        entry.become_state(State::Standby);
-        self.standby.push(&mut self.map, block);
-        false
-    }
-
-    /// The arrival to report for a block that was installed ahead.
-    pub fn arrival_ahead(&self) -> Arrival {
-        Arrival::Prefetched
+        let wanted = self.settle(block, State::Standby);
+        self.ready.push(&mut self.map, block);
+        wanted
     }
 }

@@ -50,14 +50,19 @@ pub enum FaultStep {
         /// The page.
         page: u64,
     },
-    /// The block waits in a frame with the right bytes: install it. Then report `installed`.
+    /// The block waits in a frame with the right bytes, and so may the blocks that follow it, in the frames
+    /// that follow: install them all. Then report `installed_run`.
     Rescue {
-        /// The block.
+        /// The first block.
         block: BlockIndex,
-        /// Its pages.
+        /// How many blocks.
+        count: u32,
+        /// The pages of all of them.
         pages: Pages,
-        /// The frame that holds it.
+        /// The frame that holds the first.
         frame: FrameIndex,
+        /// How their arrival is to be judged.
+        arrival: Arrival,
     },
     /// No frame is free: move this victim's pages into the frame; report `evicted`; ask again.
     Evict {
@@ -121,12 +126,7 @@ impl Engine {
                 self.map.block_mut(block).become_state(State::Installing);
                 FaultStep::FillHole { block, page }
             }
-            State::Standby => {
-                self.standby.remove(&mut self.map, block);
-                let entry = self.map.block_mut(block);
-                entry.become_state(State::Installing);
-                FaultStep::Rescue { block, pages, frame: FrameIndex(entry.frame) }
-            }
+            State::Standby => self.rescue(block),
             State::Empty => match self.frames.take_filled(order) {
                 None => self.make_room(order),
                 Some(taken) => {
@@ -154,6 +154,47 @@ impl Engine {
         }
     }
 
+    /// Brings a standby block back. One that was read ahead brings its followers in the same frames' row.
+    fn rescue(&mut self, block: BlockIndex) -> FaultStep {
+        let frame = FrameIndex(self.map.block(block).frame);
+        let mut pages = self.map.pages(block);
+        if !self.map.block(block).prefetched {
+            self.standby.remove(&mut self.map, block);
+            self.map.block_mut(block).become_state(State::Installing);
+            return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued };
+        }
+        let mut count = 1;
+        self.start_ready(block);
+        while let Some(next) = self.follower(block, count, pages, frame) {
+            pages.count += self.map.pages(next).count;
+            self.start_ready(next);
+            count += 1;
+        }
+        self.tally.prefetch_hits += u64::from(count);
+        FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched }
+    }
+
+    fn start_ready(&mut self, block: BlockIndex) {
+        self.ready.remove(&mut self.map, block);
+        let entry = self.map.block_mut(block);
+        entry.prefetched = false;
+        entry.become_state(State::Installing);
+    }
+
+    /// The block `count` places behind `first`, if it was read ahead, too, and pages and frames go on
+    /// without a gap.
+    fn follower(&self, first: BlockIndex, count: u32, run: Pages, frame: FrameIndex) -> Option<BlockIndex> {
+        let region = self.map.region_of(first);
+        let next = BlockIndex(first.0 + count);
+        if next.0 >= region.first + (crate::units::REGION_PAGES >> region.order.exponent()) {
+            return None;
+        }
+        let entry = self.map.block(next);
+        let ready = entry.state == State::Standby && entry.prefetched && entry.frame == frame.0 + count;
+        let adjacent = run.count == count * region.order.pages();
+        (ready && adjacent && self.map.pages(next).count > 0).then_some(next)
+    }
+
     /// The cheapest way to one free frame of `order`.
     fn make_room(&mut self, order: crate::units::Order) -> FaultStep {
         if let Some(frame) = self.frames.take_to_empty(order) {
@@ -171,12 +212,28 @@ impl Engine {
 
     /// Takes the oldest standby block to be cleaned.
     pub(super) fn start_cleaning(&mut self) -> Option<(BlockIndex, FrameIndex)> {
-        let block = self.standby.oldest()?;
-        self.standby.remove(&mut self.map, block);
+        let block = match self.standby.oldest() {
+            Some(block) => {
+                self.standby.remove(&mut self.map, block);
+                block
+            }
+            None => self.waste_ready()?,
+        };
         self.cleaning_pages += u64::from(self.weight(block));
         let entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
         Some((block, FrameIndex(entry.frame)))
+    }
+
+    /// Gives up the oldest block that was read ahead and not touched.
+    fn waste_ready(&mut self) -> Option<BlockIndex> {
+        let block = self.ready.oldest()?;
+        self.ready.remove(&mut self.map, block);
+        self.map.block_mut(block).prefetched = false;
+        self.tally.prefetch_wasted += 1;
+        let page = self.map.pages(block).start;
+        self.prefetcher.wasted(page);
+        Some(block)
     }
 
     /// Takes the policy's next victim and a hollow frame for it.
@@ -210,17 +267,14 @@ impl Engine {
         self.settle(block, State::Resident)
     }
 
-    /// How the arrival of a block that this thread fetched or rescued is to be judged.
-    pub fn arrival(&mut self, block: BlockIndex, step: &FaultStep) -> Arrival {
-        match step {
-            FaultStep::Fill { .. } => Arrival::Fresh,
-            FaultStep::Rescue { .. } if self.map.block(block).prefetched => {
-                self.tally.prefetch_hits += 1;
-                Arrival::Refault { distance: self.distance(block) }
-            }
-            FaultStep::Fetch { .. } => Arrival::Refault { distance: self.distance(block) },
-            _ => Arrival::Rescued,
-        }
+    /// The blocks `first..first + count` are at the program's address. Returns whether others wait.
+    pub fn installed_run(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
+        (first.0..first.0 + count).fold(false, |wanted, block| self.installed(BlockIndex(block), arrival) | wanted)
+    }
+
+    /// How the arrival of a block that a fault has fetched is to be judged.
+    pub fn refault(&self, block: BlockIndex) -> Arrival {
+        Arrival::Refault { distance: self.distance(block) }
     }
 
     /// The bytes could not be had. `lost` says that trying again is pointless. Returns whether others wait.

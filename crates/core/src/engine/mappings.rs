@@ -101,7 +101,9 @@ impl Engine {
                 self.frames.credit(weight - paid);
             }
             State::Standby => {
-                self.standby.remove(&mut self.map, block);
+                let prefetched = std::mem::take(&mut self.map.block_mut(block).prefetched);
+                let list = if prefetched { &mut self.ready } else { &mut self.standby };
+                list.remove(&mut self.map, block);
                 let frame = self.map.block_mut(block).take_frame();
                 self.release(frame);
             }

@@ -31,6 +31,9 @@ use crate::standby::Standby;
 use crate::units::{BlockIndex, FrameIndex};
 use crate::watermarks::Watermarks;
 
+/// Read-ahead may take this part of the budget: more would push out what it has just brought.
+const AHEAD_PART: u64 = 16;
+
 /// How the engine is to behave; fixed for its life.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -63,7 +66,10 @@ pub struct Engine {
     pub(crate) frames: FramePool,
     pub(crate) policy: Box<dyn Policy>,
     pub(crate) prefetcher: Prefetcher,
+    /// Victims, in the order in which they left.
     pub(crate) standby: Standby,
+    /// Blocks that were read ahead and wait for their touch.
+    pub(crate) ready: Standby,
     pub(crate) watermarks: Watermarks,
     ahead: background::Ahead,
     pub(crate) settings: Settings,
@@ -82,8 +88,9 @@ impl Engine {
             map: BlockMap::new(settings.tier_slabs),
             frames: FramePool::new(settings.budget_pages),
             policy,
-            prefetcher: Prefetcher::new(settings.budget_pages / 8),
+            prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART),
             standby: Standby::default(),
+            ready: Standby::default(),
             watermarks: Watermarks::for_budget(settings.budget_pages),
             ahead: background::Ahead::default(),
             settings,
@@ -109,9 +116,9 @@ impl Engine {
         self.resident_pages
     }
 
-    /// Pages on the standby list now.
+    /// Pages out of the program's reach and still in DRAM: victims, and what was read ahead.
     pub fn standby_pages(&self) -> u64 {
-        self.standby.pages()
+        self.standby.pages() + self.ready.pages()
     }
 
     /// Pages that a fault could have without evicting.

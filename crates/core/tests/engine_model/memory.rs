@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a kernel and a tier would hold: one small number for each page, wherever the page is.
+//!
+//! Strict where the kernel is: a page moves only to where there is none, and an access meets what is there.
+//! Strict where loss would be silent: bytes that were discarded or half-written read as garbage.
+
+use std::collections::{BTreeMap, HashMap};
+
+use aquifer_core::frames::FramePool;
+use aquifer_core::map::Pages;
+use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+
+/// What a slot holds that was torn or given back.
+pub const GARBAGE: u32 = u32::MAX;
+
+/// One managed page of the program.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Page {
+    /// The last write: what a load must see.
+    pub last: u32,
+    /// What is at the program's address now.
+    pub there: Option<u32>,
+    /// True from a failed fetch until the program discards it: a load must be an error.
+    pub lost: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// The program's pages, by number.
+    pub pages: BTreeMap<u64, Page>,
+    frames: HashMap<FrameIndex, Vec<Option<u32>>>,
+    tier: HashMap<u64, u32>,
+    /// Pages that take DRAM now, at the program's address or in frames.
+    pub physical: u64,
+}
+
+/// The guard of a page with these contents.
+pub fn guard(value: u32) -> u64 {
+    if value == 0 { aquifer_core::guard::ZERO } else { u64::from(value) + 1_000_000 }
+}
+
+impl Memory {
+    fn frame(&mut self, frame: FrameIndex) -> &mut Vec<Option<u32>> {
+        assert!(frame.index() < FramePool::frames_in_class(1 << 30, frame.order().exponent()));
+        self.frames.entry(frame).or_insert_with(|| vec![None; frame.order().pages() as usize])
+    }
+
+    /// Writes one page of a frame, which takes a physical page if it had none.
+    pub fn set_frame(&mut self, frame: FrameIndex, at: usize, value: u32) {
+        let old = self.frame(frame)[at].replace(value);
+        self.physical += u64::from(old.is_none());
+    }
+
+    /// What is in a frame; a page that is not there reads as zeros.
+    pub fn frame_value(&mut self, frame: FrameIndex, at: usize) -> u32 {
+        self.frame(frame)[at].unwrap_or(0)
+    }
+
+    /// Gives a frame's pages back.
+    pub fn empty_frame(&mut self, frame: FrameIndex) {
+        let had = self.frame(frame).iter_mut().filter_map(Option::take).count();
+        self.physical -= had as u64;
+    }
+
+    /// Moves the first pages of a frame to the program's address. What is behind them goes back.
+    pub fn install(&mut self, pages: Pages, frame: FrameIndex) {
+        for at in 0..pages.count as usize {
+            let value = self.frame(frame)[at].take().expect("a frame that is installed has its pages");
+            let number = pages.start + at as u64;
+            let page = self.pages.get_mut(&number).expect("only managed pages are installed");
+            assert_eq!(page.there, None, "EEXIST: page {number} is there already");
+            page.there = Some(value);
+        }
+        self.empty_frame(frame);
+    }
+
+    /// Moves what is at the program's address into a frame, which must have no pages.
+    pub fn take_away(&mut self, pages: Pages, frame: FrameIndex) {
+        assert!(self.frame(frame).iter().all(Option::is_none), "EEXIST: a hollow frame has pages");
+        for at in 0..pages.count as usize {
+            let number = pages.start + at as u64;
+            let value = self.pages.get_mut(&number).expect("only managed pages leave").there.take();
+            self.frame(frame)[at] = value;
+        }
+    }
+
+    /// Puts a page at the program's address.
+    pub fn put(&mut self, page: u64, value: u32) {
+        let entry = self.pages.get_mut(&page).expect("managed");
+        let old = entry.there.replace(value);
+        self.physical += u64::from(old.is_none());
+    }
+
+    /// Drops what is at the program's address: MADV_DONTNEED or munmap(2).
+    pub fn drop_pages(&mut self, start: u64, end: u64) {
+        for (_, page) in self.pages.range_mut(start..end) {
+            self.physical -= u64::from(page.there.take().is_some());
+        }
+    }
+
+    /// One page of the tier.
+    pub fn stored(&self, slot: u64, at: usize) -> u32 {
+        self.tier.get(&(slot / PAGE_BYTES + at as u64)).copied().unwrap_or(GARBAGE)
+    }
+
+    /// Writes one page of the tier.
+    pub fn store(&mut self, slot: u64, at: usize, value: u32) {
+        self.tier.insert(slot / PAGE_BYTES + at as u64, value);
+    }
+
+    /// The tier forgets a range.
+    pub fn trim(&mut self, slot: u64, bytes: u64) {
+        for at in 0..bytes / PAGE_BYTES {
+            self.tier.remove(&(slot / PAGE_BYTES + at));
+        }
+    }
+
+    /// Counts again what is kept as a running number.
+    pub fn recount(&self) {
+        let there = self.pages.values().filter(|page| page.there.is_some()).count();
+        let framed: usize = self.frames.values().map(|frame| frame.iter().flatten().count()).sum();
+        assert_eq!((there + framed) as u64, self.physical);
+    }
+}

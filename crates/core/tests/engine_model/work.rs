@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The steps that an engine asks for, cut where another thread could come in between.
+//!
+//! Each call of [`Work::advance`] does one thing: one effect on memory, or one report to the engine.
+
+use aquifer_core::engine::{CleanVerdict, Engine, FaultStep, Task};
+use aquifer_core::map::Pages;
+use aquifer_core::policy::Arrival;
+use aquifer_core::units::{BlockIndex, FrameIndex};
+
+use crate::memory::{GARBAGE, Memory, guard};
+
+/// What may go wrong, in percent of the times that it could.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trouble {
+    /// A fetch fails.
+    pub fetch: u32,
+    /// A write-back fails, perhaps halfway.
+    pub write: u32,
+    /// The kernel does not let a victim go.
+    pub refuse: u32,
+}
+
+/// How far a piece of work has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// There is more.
+    More,
+    /// It ended.
+    Done,
+    /// It ended, without what it was for: a write-back that failed.
+    Failed,
+    /// It ended: the block's contents are lost.
+    Lost,
+}
+
+/// One step under way. `Install` and what comes before it end with the block at the program's address.
+#[derive(Clone, Debug)]
+pub enum Work {
+    Clean { block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool },
+    Cleaned { block: BlockIndex, verdict: CleanVerdict, guards: Vec<u64> },
+    Empty { frame: FrameIndex },
+    Emptied { frame: FrameIndex },
+    Evict { block: BlockIndex, pages: Pages, frame: FrameIndex },
+    Evicted { block: BlockIndex, refused: bool },
+    Fetch { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, ahead: Option<bool> },
+    FetchFailed { block: BlockIndex, pages: Pages, lost: bool },
+    Fetched { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, ahead: Option<bool> },
+    Fill { block: BlockIndex, pages: Pages, frame: FrameIndex, fresh: bool, arrival: Arrival },
+    FillHole { block: BlockIndex, page: u64 },
+    Install { block: BlockIndex, pages: Pages, frame: FrameIndex, arrival: Arrival },
+    Installed { block: BlockIndex, arrival: Arrival },
+}
+
+impl Work {
+    /// What a faulting thread does next. `None` for answers that are no work.
+    pub fn of_step(step: FaultStep, engine: &mut Engine) -> Option<Work> {
+        Some(match step {
+            FaultStep::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
+            FaultStep::Empty { frame } => Work::Empty { frame },
+            FaultStep::Evict { block, pages, frame } => Work::Evict { block, pages, frame },
+            FaultStep::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, ahead: None },
+            FaultStep::Fill { block, pages, frame, fresh } => {
+                Work::Fill { block, pages, frame, fresh, arrival: Arrival::Fresh }
+            }
+            FaultStep::FillHole { block, page } => Work::FillHole { block, page },
+            FaultStep::Rescue { block, pages, frame } => {
+                Work::Install { block, pages, frame, arrival: engine.arrival(block, &step) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// What the worker does next.
+    pub fn of_task(task: Task) -> Work {
+        match task {
+            Task::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
+            Task::Empty { frame } => Work::Empty { frame },
+            Task::Evict { block, pages, frame } => Work::Evict { block, pages, frame },
+            Task::Fetch { block, pages, frame, slot, install } => {
+                Work::Fetch { block, pages, frame, slot, ahead: Some(install) }
+            }
+            Task::Fill { block, pages, frame, fresh } => {
+                Work::Fill { block, pages, frame, fresh, arrival: Arrival::Prefetched }
+            }
+        }
+    }
+
+    /// Whether the fault that asked for it is over when it is done.
+    pub fn resolves(&self) -> bool {
+        !matches!(
+            self,
+            Work::Clean { .. }
+                | Work::Cleaned { .. }
+                | Work::Empty { .. }
+                | Work::Emptied { .. }
+                | Work::Evict { .. }
+                | Work::Evicted { .. }
+        )
+    }
+
+    /// Does one thing. `luck` decides what goes wrong.
+    pub fn advance(&mut self, engine: &mut Engine, memory: &mut Memory, trouble: Trouble, luck: u32) -> Progress {
+        let unlucky = |percent: u32| luck % 100 < percent;
+        let next = match self.clone() {
+            Work::Clean { block, pages, frame, known_clean } => {
+                let (verdict, guards) = clean(engine, memory, (block, pages, frame, known_clean), trouble, luck);
+                Work::Cleaned { block, verdict, guards }
+            }
+            Work::Cleaned { block, verdict, guards } => {
+                engine.cleaned(block, verdict, &guards);
+                return if verdict == CleanVerdict::Failed { Progress::Failed } else { Progress::Done };
+            }
+            Work::Empty { frame } => {
+                memory.empty_frame(frame);
+                Work::Emptied { frame }
+            }
+            Work::Emptied { frame } => {
+                engine.emptied(frame);
+                return Progress::Done;
+            }
+            Work::Evict { block, pages, frame } => {
+                let refused = unlucky(trouble.refuse);
+                if !refused {
+                    memory.take_away(pages, frame);
+                }
+                Work::Evicted { block, refused }
+            }
+            Work::Evicted { block, refused } => {
+                if refused {
+                    engine.eviction_refused(block);
+                } else {
+                    engine.evicted(block);
+                }
+                return Progress::Done;
+            }
+            Work::Fetch { block, pages, frame, slot, ahead } => {
+                // What was in the frame before is overwritten, or garbage after a failure.
+                for at in 0..pages.count as usize {
+                    memory.set_frame(frame, at, GARBAGE - 1);
+                }
+                if unlucky(trouble.fetch) {
+                    // Read-ahead leaves the verdict to the fault that wants the block.
+                    Work::FetchFailed { block, pages, lost: ahead.is_none() && luck % 2 == 0 }
+                } else {
+                    fetch(engine, memory, (block, pages, frame, slot));
+                    Work::Fetched { block, pages, frame, slot, ahead }
+                }
+            }
+            Work::FetchFailed { block, pages, lost } => {
+                engine.fetch_failed(block, lost);
+                if lost {
+                    for page in pages.start..pages.start + u64::from(pages.count) {
+                        memory.pages.get_mut(&page).expect("managed").lost = true;
+                    }
+                }
+                return if lost { Progress::Lost } else { Progress::Failed };
+            }
+            Work::Fetched { block, pages, frame, slot, ahead: None } => {
+                engine.fetched(block);
+                let arrival = engine.arrival(block, &FaultStep::Fetch { block, pages, frame, slot });
+                Work::Install { block, pages, frame, arrival }
+            }
+            Work::Fetched { block, pages, frame, ahead: Some(install), .. } => {
+                if !engine.read_ahead_arrived(block, install) {
+                    return Progress::Done;
+                }
+                Work::Install { block, pages, frame, arrival: Arrival::Prefetched }
+            }
+            Work::Fill { block, pages, frame, fresh, arrival } => {
+                for at in 0..pages.count as usize {
+                    assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
+                    memory.set_frame(frame, at, 0);
+                }
+                Work::Install { block, pages, frame, arrival }
+            }
+            Work::FillHole { block, page } => {
+                if memory.pages.get(&page).expect("managed").there.is_none() {
+                    memory.put(page, 0);
+                }
+                Work::Installed { block, arrival: Arrival::Rescued }
+            }
+            Work::Install { block, pages, frame, arrival } => {
+                memory.install(pages, frame);
+                Work::Installed { block, arrival }
+            }
+            Work::Installed { block, arrival } => {
+                engine.installed(block, arrival);
+                return Progress::Done;
+            }
+        };
+        *self = next;
+        Progress::More
+    }
+}
+
+/// Reads a block from the tier. What arrives must be what the guards say: nothing here corrupts bytes, so
+/// a mismatch means that the engine took the tier's copy for something that it is not.
+fn fetch(engine: &Engine, memory: &mut Memory, (block, pages, frame, slot): (BlockIndex, Pages, FrameIndex, u64)) {
+    let stored = engine.map().guards(block).to_vec();
+    for (at, expected) in stored.iter().enumerate() {
+        let value = if *expected == aquifer_core::guard::ZERO { 0 } else { memory.stored(slot, at) };
+        let page = pages.start + at as u64;
+        assert_eq!(guard(value), *expected, "guard mismatch: the tier does not hold page {page}");
+        memory.set_frame(frame, at, value);
+    }
+}
+
+/// Compares a frame with the tier's copy and writes what differs, as far as luck lets it.
+fn clean(
+    engine: &mut Engine,
+    memory: &mut Memory,
+    (block, pages, frame, known_clean): (BlockIndex, Pages, FrameIndex, bool),
+    trouble: Trouble,
+    luck: u32,
+) -> (CleanVerdict, Vec<u64>) {
+    let stored = engine.map().guards(block).to_vec();
+    let values: Vec<u32> = (0..pages.count as usize).map(|at| memory.frame_value(frame, at)).collect();
+    let found: Vec<u64> = values.iter().map(|value| guard(*value)).collect();
+    if known_clean {
+        assert_eq!(found, stored, "a block that is known to be clean is not");
+        return (CleanVerdict::Stored, stored);
+    }
+    if values.iter().all(|value| *value == 0) {
+        return (CleanVerdict::Zero, found);
+    }
+    let dirty: Vec<usize> = (0..found.len()).filter(|at| found[*at] != stored[*at] && values[*at] != 0).collect();
+    if dirty.is_empty() {
+        return (CleanVerdict::Stored, found);
+    }
+    let Some(slot) = engine.slot_for(block) else { return (CleanVerdict::Failed, found) };
+    let fails = luck % 100 < trouble.write;
+    let good = if fails { luck as usize / 100 % dirty.len() } else { dirty.len() };
+    for at in &dirty[..good] {
+        memory.store(slot, *at, values[*at]);
+    }
+    if fails && luck % 2 == 0 {
+        memory.store(slot, dirty[good], GARBAGE);
+    }
+    (if fails { CleanVerdict::Failed } else { CleanVerdict::Stored }, found)
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A program with threads, a worker and a tier around one engine, in whatever order the test says.
+
+use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings};
+use aquifer_core::map::Delivery;
+use aquifer_core::policy::{self, PolicyName};
+use aquifer_core::units::{Order, ThreadIndex};
+
+use crate::memory::{Memory, Page};
+use crate::work::{Progress, Trouble, Work};
+
+/// Threads of the program.
+pub const THREADS: usize = 4;
+/// Tier transfers and other tasks that the worker has under way at most.
+const JOBS_MOST: usize = 24;
+/// Failed write-backs after which a fault gives up, as the driver's does.
+const FAILURES_MOST: u32 = 16;
+
+/// What a thread wants from memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Load { page: u64 },
+    Store { page: u64, value: u32 },
+    /// Give back the pages `start..end`: their contents, or also their addresses.
+    Discard { start: u64, end: u64, remove: bool },
+}
+
+#[derive(Clone, Debug, Default)]
+struct Thread {
+    access: Option<Access>,
+    /// The page it faults on, and whether it has asked before.
+    fault: Option<(u64, bool)>,
+    work: Option<Work>,
+    failures: u32,
+    /// Turns since the access began.
+    turns: u32,
+}
+
+/// See the module.
+pub struct World {
+    pub engine: Engine,
+    pub memory: Memory,
+    pub trouble: Trouble,
+    threads: Vec<Thread>,
+    jobs: Vec<Work>,
+    plan: Plan,
+    budget_pages: u64,
+    /// Faults that ended without a frame, because nothing could be written back.
+    pub gave_up: u64,
+}
+
+impl World {
+    pub fn new(policy: PolicyName, budget_pages: u64, tier_slabs: u32, prefetch: bool) -> World {
+        let settings = Settings { budget_pages, tier_slabs, prefetch };
+        World {
+            engine: Engine::new(settings, policy::build(policy)),
+            memory: Memory::default(),
+            trouble: Trouble::default(),
+            threads: vec![Thread::default(); THREADS],
+            jobs: Vec::new(),
+            plan: Plan::new(),
+            budget_pages,
+            gave_up: 0,
+        }
+    }
+
+    /// Adds a mapping; `populated` says what its pages hold already, if anything.
+    pub fn add(&mut self, start: u64, end: u64, order: Order, populated: impl Fn(u64) -> Option<u32>) {
+        if self.engine.map().overlapping(start, end).next().is_some() {
+            return;
+        }
+        for page in start..end {
+            self.memory.pages.insert(page, Page::default());
+            if let Some(value) = populated(page) {
+                self.memory.put(page, value);
+                self.memory.pages.get_mut(&page).expect("just inserted").last = value;
+            }
+        }
+        let pages = &self.memory.pages;
+        self.engine.add(start, end, order, Delivery::Signal, &mut |page, count| {
+            (page..page + u64::from(count)).any(|page| pages[&page].there.is_some())
+        });
+        self.check();
+    }
+
+    /// Whether a thread has nothing to do.
+    pub fn is_idle(&self, thread: usize) -> bool {
+        self.threads[thread].access.is_none()
+    }
+
+    /// Gives an idle thread something to do. Only the first may discard: the driver holds a lock for that.
+    pub fn begin(&mut self, thread: usize, access: Access) {
+        assert!(self.is_idle(thread));
+        self.threads[thread] = Thread { access: Some(access), ..Thread::default() };
+    }
+
+    /// One turn of one thread.
+    pub fn turn(&mut self, index: usize, luck: u32) {
+        let mut thread = std::mem::take(&mut self.threads[index]);
+        thread.turns += 1;
+        if let Some(mut work) = thread.work.take() {
+            match work.advance(&mut self.engine, &mut self.memory, self.trouble, luck) {
+                Progress::More => thread.work = Some(work),
+                Progress::Done if work.resolves() => thread.fault = None,
+                Progress::Done => {}
+                Progress::Failed => {
+                    thread.failures += 1;
+                    if thread.failures > FAILURES_MOST {
+                        self.gave_up += 1;
+                        thread = Thread::default();
+                    }
+                }
+                Progress::Lost => thread = Thread::default(),
+            }
+        } else if let Some((page, asked)) = thread.fault {
+            self.ask(&mut thread, index, page, !asked);
+        } else if let Some(access) = thread.access {
+            self.access(&mut thread, access);
+        }
+        self.threads[index] = thread;
+        self.check();
+    }
+
+    fn ask(&mut self, thread: &mut Thread, index: usize, page: u64, first: bool) {
+        let step = self.engine.fault(page, ThreadIndex(index as u16), first);
+        thread.fault = Some((page, true));
+        match step {
+            FaultStep::Wait => {}
+            FaultStep::Foreign => {
+                assert!(!self.memory.pages.contains_key(&page), "page {page} is ours and called foreign");
+                *thread = Thread::default();
+            }
+            FaultStep::Poisoned => {
+                let entry = self.memory.pages.get(&page).expect("managed");
+                assert!(entry.lost, "page {page} is called lost and is not");
+                *thread = Thread::default();
+            }
+            step => thread.work = Work::of_step(step, &mut self.engine),
+        }
+    }
+
+    fn access(&mut self, thread: &mut Thread, access: Access) {
+        match access {
+            Access::Load { page } | Access::Store { page, .. } => {
+                let Some(entry) = self.memory.pages.get_mut(&page) else {
+                    *thread = Thread::default();
+                    return;
+                };
+                let Some(there) = entry.there.as_mut() else {
+                    thread.fault = Some((page, false));
+                    return;
+                };
+                assert!(!entry.lost, "page {page} was lost, and reads as {there}");
+                assert_eq!(*there, entry.last, "page {page} does not hold its last write");
+                if let Access::Store { value, .. } = access {
+                    (*there, entry.last) = (value, value);
+                }
+                *thread = Thread::default();
+            }
+            Access::Discard { start, end, remove } => self.discard(thread, start, end, remove),
+        }
+    }
+
+    fn discard(&mut self, thread: &mut Thread, start: u64, end: u64, remove: bool) {
+        let (engine, memory) = (&mut self.engine, &mut self.memory);
+        let poisoned: Vec<u64> = memory.pages.range(start..end).filter(|(_, page)| page.lost).map(|(page, _)| *page).collect();
+        // A lost block that is only cut stays lost.
+        let whole: Vec<u64> = poisoned
+            .into_iter()
+            .filter(|page| {
+                let pages = engine.map().pages(engine.map().find(*page).expect("managed"));
+                pages.start >= start && pages.start + u64::from(pages.count) <= end
+            })
+            .collect();
+        let mut freed = |slot: u64, bytes: u64| memory.trim(slot, bytes);
+        let step = if remove { engine.remove(start, end, &mut freed) } else { engine.discard(start, end, &mut freed) };
+        match step {
+            DiscardStep::Wait => {}
+            DiscardStep::MakeResident { page } => thread.fault = Some((page, false)),
+            DiscardStep::Done => {
+                memory.drop_pages(start, end);
+                for page in whole {
+                    memory.pages.get_mut(&page).expect("managed").lost = false;
+                }
+                if remove {
+                    memory.pages.retain(|page, _| !(start..end).contains(page));
+                } else {
+                    memory.pages.range_mut(start..end).for_each(|(_, page)| page.last = 0);
+                }
+                *thread = Thread::default();
+            }
+        }
+    }
+
+    /// The worker asks for a plan and takes it on.
+    pub fn plan(&mut self) -> usize {
+        let room = JOBS_MOST.saturating_sub(self.jobs.len());
+        if room == 0 {
+            return 0;
+        }
+        let mut plan = std::mem::take(&mut self.plan);
+        self.engine.plan(&mut plan, room);
+        let count = plan.tasks.len();
+        self.jobs.extend(plan.tasks.iter().map(|task| Work::of_task(*task)));
+        self.plan = plan;
+        self.check();
+        count
+    }
+
+    /// One of the worker's tasks goes on by one step; which one is a matter of luck.
+    pub fn work(&mut self, luck: u32) -> bool {
+        if self.jobs.is_empty() {
+            return false;
+        }
+        let index = (luck / 7) as usize % self.jobs.len();
+        let progress = self.jobs[index].advance(&mut self.engine, &mut self.memory, self.trouble, luck);
+        if progress != Progress::More {
+            self.jobs.swap_remove(index);
+        }
+        self.check();
+        true
+    }
+
+    fn check(&self) {
+        self.engine.check();
+        let most = self.budget_pages + self.engine.debt_pages();
+        assert!(self.memory.physical <= most, "{} pages in DRAM, allowed are {most}", self.memory.physical);
+    }
+
+    /// Lets everybody finish, with no more trouble. Every access ends within `turns` turns of its thread.
+    pub fn settle(&mut self, turns: u32) {
+        self.trouble = Trouble::default();
+        for round in 0.. {
+            let busy = (0..THREADS).filter(|thread| !self.is_idle(*thread)).count();
+            if busy == 0 && self.jobs.is_empty() {
+                return;
+            }
+            assert!(round < turns, "{busy} accesses and {} tasks do not end: {:?}", self.jobs.len(), self.threads);
+            (0..THREADS).for_each(|thread| self.turn(thread, 99));
+            (0..JOBS_MOST).for_each(|luck| drop(self.work(luck as u32 * 7 + 99 * 700)));
+        }
+    }
+
+    /// One access of one thread, alone.
+    pub fn alone(&mut self, access: Access) {
+        self.begin(1, access);
+        for turn in 0.. {
+            if self.is_idle(1) {
+                return;
+            }
+            assert!(turn < 2_000, "{access:?} does not end: {:?}", self.threads[1]);
+            self.turn(1, 99);
+        }
+    }
+}
