@@ -26,7 +26,7 @@ impl Watermarks {
     /// One sixteenth free and one sixteenth on standby: measured with STREAM at 30 %, where less starves
     /// read-ahead and more takes DRAM from what could be kept.
     pub fn for_budget(budget_pages: u64) -> Self {
-        let free_high = (budget_pages / 16).clamp(64, FREE_HIGH_MOST);
-        Self { free_low: free_high / 2, free_high, standby: (budget_pages / 16).max(64) }
+        let free_high = (budget_pages / 32).clamp(64, FREE_HIGH_MOST);
+        Self { free_low: free_high / 2, free_high, standby: (budget_pages / 32).max(64) }
     }
 }
