@@ -110,8 +110,6 @@ pub struct Block {
     pub prefetched: bool,
     /// True when the bytes in the standby frame are known to equal the tier's.
     pub known_clean: bool,
-    /// Consecutive failed write-backs.
-    pub write_back_failures: u8,
     /// The frame, in the states that have one; otherwise [`NONE`].
     pub frame: u32,
     /// Its region.
@@ -130,7 +128,6 @@ impl Block {
             wanted: false,
             prefetched: false,
             known_clean: false,
-            write_back_failures: 0,
             frame: NONE,
             region,
             evicted_at: 0,

@@ -154,7 +154,17 @@ impl FramePool {
 
     /// A filled frame of another class, to be emptied so that `order` can have its pages.
     pub fn take_to_empty(&mut self, order: Order) -> Option<FrameIndex> {
-        let class = (0..CLASSES).filter(|class| *class != order.exponent()).max_by_key(|class| {
+        self.take_from(|class| class != order.exponent())
+    }
+
+    /// A filled frame of any class, to be emptied.
+    pub fn take_any(&mut self) -> Option<FrameIndex> {
+        self.take_from(|_| true)
+    }
+
+    /// A filled frame from the class, among those wanted, that has the most pages.
+    fn take_from(&mut self, wanted: impl Fn(usize) -> bool) -> Option<FrameIndex> {
+        let class = (0..CLASSES).filter(|class| wanted(*class)).max_by_key(|class| {
             let order = Order::new(*class as u8).expect("a class is an order");
             self.filled[*class].len as u64 * u64::from(order.pages())
         })?;
@@ -162,12 +172,6 @@ impl FramePool {
         let frame = FrameIndex::in_class(Order::new(class as u8).expect("a class is an order"), index);
         self.filled_pages -= u64::from(frame.order().pages());
         Some(frame)
-    }
-
-    /// `frame` was emptied: its pages are unspent budget again.
-    pub fn emptied(&mut self, frame: FrameIndex) {
-        self.hollow[frame.order().exponent()].insert(frame.index());
-        self.credit(u64::from(frame.order().pages()));
     }
 
     /// `pages` of the budget are unspent again, for example because the program unmapped them.
@@ -217,7 +221,8 @@ mod tests {
         pool.put_filled(big.frame);
         assert_eq!(pool.take_filled(Order::MIN), None);
         let frame = pool.take_to_empty(Order::MIN).expect("the big one");
-        pool.emptied(frame);
+        pool.put_hollow(frame);
+        pool.credit(u64::from(frame.order().pages()));
         for _ in 0..32 {
             assert!(pool.take_filled(Order::MIN).is_some());
         }

@@ -20,13 +20,16 @@ use crate::units::PAGE_BYTES;
 /// The guard of a page of zeros. Also of a page that was never written, which reads the same.
 pub const ZERO: u64 = 0;
 
+/// The guard of a slot that may hold anything, after a write-back that failed halfway. No page has it.
+pub const UNKNOWN: u64 = u64::MAX;
+
 /// The guard of one page.
 pub fn of_page(page: &[u8]) -> u64 {
     if is_zero(page) {
         return ZERO;
     }
     let crc = checksum(CrcAlgorithm::Crc64Nvme, page);
-    if crc == ZERO { u64::MAX } else { crc }
+    if crc == ZERO || crc == UNKNOWN { 1 } else { crc }
 }
 
 /// The guards of a block's pages, into `guards`.

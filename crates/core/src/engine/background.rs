@@ -181,9 +181,20 @@ impl Engine {
     /// when there is nothing.
     pub fn plan(&mut self, plan: &mut Plan, transfers: usize) {
         plan.tasks.clear();
+        self.plan_repayment(plan);
         self.plan_read_ahead(plan, transfers);
         self.plan_cleaning(plan, transfers);
         self.plan_eviction(plan);
+    }
+
+    /// What was over the budget at registration goes back to the kernel before anything else may have it.
+    fn plan_repayment(&mut self, plan: &mut Plan) {
+        let mut repaid = 0;
+        while !plan.is_full() && repaid < self.debt_pages {
+            let Some(frame) = self.frames.take_any() else { return };
+            repaid += u64::from(frame.order().pages());
+            plan.tasks.push(Task::Empty { frame });
+        }
     }
 
     fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: usize) {
@@ -235,7 +246,9 @@ impl Engine {
     fn plan_cleaning(&mut self, plan: &mut Plan, transfers: usize) {
         while !plan.is_full()
             && !plan.has_transfers(transfers)
-            && self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_high {
+            && !self.holds_back()
+            && self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_high
+        {
             let Some((block, frame)) = self.start_cleaning() else { return };
             let pages = self.map.pages(block);
             let entry = self.map.block(block);

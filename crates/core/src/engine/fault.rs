@@ -13,6 +13,7 @@
 
 use super::Engine;
 use crate::block::{NONE, State};
+use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
@@ -240,7 +241,11 @@ impl Engine {
     pub(super) fn start_evicting(&mut self) -> Option<(BlockIndex, FrameIndex)> {
         let block = self.policy.victim()?;
         let order = self.map.region_of(block).order;
-        let frame = self.frames.take_hollow(order).expect("a class has frames for the whole budget");
+        let Some(frame) = self.frames.take_hollow(order) else {
+            // Only while debt is open: the class has frames for the whole budget, and all are being cleaned.
+            self.policy.arrived(block, order.pages(), Arrival::Rescued);
+            return None;
+        };
         let entry = self.map.block_mut(block);
         entry.become_state(State::Leaving);
         entry.frame = frame.0;
@@ -313,14 +318,23 @@ impl Engine {
     pub fn cleaned(&mut self, block: BlockIndex, verdict: CleanVerdict, guards: &[u64]) -> bool {
         self.cleaning_pages -= u64::from(self.weight(block));
         let wanted = self.map.block(block).wanted;
+        // Zeros that were prepared ahead of a touch count as clean, and have no bytes in the tier either.
+        let zero = verdict == CleanVerdict::Stored && guards.iter().all(|guard| *guard == guard::ZERO);
+        let verdict = if zero { CleanVerdict::Zero } else { verdict };
         match verdict {
             CleanVerdict::Stored | CleanVerdict::Zero => {
                 self.map.guards_mut(block).copy_from_slice(guards);
-                self.map.block_mut(block).write_back_failures = 0;
+                self.failed_in_a_row = 0;
             }
             CleanVerdict::Failed => {
-                let entry = self.map.block_mut(block);
-                entry.write_back_failures = entry.write_back_failures.saturating_add(1);
+                // Some of the new bytes may be there. Should the program undo its change, the old guards
+                // would call the slot clean.
+                for (stored, found) in self.map.guards_mut(block).iter_mut().zip(guards) {
+                    if stored != found {
+                        *stored = guard::UNKNOWN;
+                    }
+                }
+                self.failed_in_a_row += 1;
             }
         }
         if wanted || verdict == CleanVerdict::Failed {
@@ -336,6 +350,7 @@ impl Engine {
 
     /// A frame's pages went back to the kernel.
     pub fn emptied(&mut self, frame: FrameIndex) {
-        self.frames.emptied(frame);
+        self.frames.put_hollow(frame);
+        self.repay(u64::from(frame.order().pages()));
     }
 }

@@ -96,9 +96,7 @@ impl Engine {
             State::Resident => {
                 self.policy.removed(block);
                 self.resident_pages -= weight;
-                let paid = weight.min(self.debt_pages);
-                self.debt_pages -= paid;
-                self.frames.credit(weight - paid);
+                self.repay(weight);
             }
             State::Standby => {
                 let prefetched = std::mem::take(&mut self.map.block_mut(block).prefetched);
@@ -126,7 +124,7 @@ impl Engine {
             if state.is_busy() {
                 return DiscardStep::Wait;
             }
-            if !matches!(state, State::Empty | State::Resident) {
+            if !matches!(state, State::Empty | State::Poisoned | State::Resident) {
                 return DiscardStep::MakeResident { page: self.map.pages(*block).start };
             }
         }
@@ -134,27 +132,38 @@ impl Engine {
             DiscardStep::Done => {}
             step => return step,
         }
-        let resident: Vec<u64> = beyond
-            .iter()
-            .filter(|block| self.map.block(**block).state == State::Resident)
-            .map(|block| self.map.pages(*block).start.max(end))
-            .collect();
+        // Behind the cut, blocks get new numbers, and lose what is known of them but their state.
+        let carried: Vec<(u64, State)> =
+            beyond.iter().map(|block| (self.map.pages(*block).start.max(end), self.map.block(*block).state)).collect();
         for block in beyond {
-            self.forget(block, freed);
+            // A block around the hole stays with the first piece, and is met again in the second.
+            if self.map.pages(block).start >= start {
+                self.forget(block, freed);
+            }
         }
         self.release_cut(start, end);
         self.map.remove(start, end);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
-        for page in resident {
+        for (page, state) in carried {
             let block = self.map.find(page).expect("the second piece is in the map");
-            let weight = u64::from(self.weight(block));
-            self.debt_pages += self.frames.spend(weight);
-            self.admit(block);
+            match state {
+                State::Resident => {
+                    let weight = u64::from(self.weight(block));
+                    self.debt_pages += self.frames.spend(weight);
+                    self.admit(block);
+                }
+                State::Poisoned => {
+                    self.map.block_mut(block).become_state(State::Fetching);
+                    self.map.block_mut(block).become_state(State::Poisoned);
+                }
+                _ => {}
+            }
         }
         DiscardStep::Done
     }
 
-    /// Blocks behind a hole that is cut into the inside of one region: they get a region of their own.
+    /// Blocks that lie, at least in part, behind a hole that is cut into the inside of one region: they get
+    /// a region of their own.
     fn beyond_cut(&self, start: u64, end: u64) -> Vec<BlockIndex> {
         let Some(mapping) = self.map.mapping_of(end) else { return Vec::new() };
         if mapping.start >= start {
@@ -166,8 +175,7 @@ impl Engine {
             return Vec::new();
         }
         let region_end = (mapping.origin + (grid(end) + 1) * span).min(mapping.end);
-        let straddling = self.map.find(start.saturating_sub(1));
-        self.map.blocks_in(end, region_end).filter(|block| Some(*block) != straddling).collect()
+        self.map.blocks_in(end, region_end).collect()
     }
 
     /// A block that loses all its pages to cuts on both sides would be forgotten with its account open.

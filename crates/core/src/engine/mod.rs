@@ -34,6 +34,10 @@ use crate::watermarks::Watermarks;
 /// Read-ahead may take this part of the budget: more would push out what it has just brought.
 const AHEAD_PART: u64 = 16;
 
+/// Write-backs that fail in a row before cleaning ahead of demand pauses: some may be one block's own
+/// trouble, but a tier that is full or broken must not keep the worker, and the blocks, busy.
+const FAILURES_MOST: u32 = 8;
+
 /// How the engine is to behave; fixed for its life.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -79,6 +83,8 @@ pub struct Engine {
     /// Pages of standby blocks being cleaned: they will be free soon.
     pub(crate) cleaning_pages: u64,
     pub(crate) tally: Tally,
+    /// Write-backs that failed since the last one that did not.
+    pub(crate) failed_in_a_row: u32,
 }
 
 impl Engine {
@@ -98,6 +104,7 @@ impl Engine {
             debt_pages: 0,
             cleaning_pages: 0,
             tally: Tally::default(),
+            failed_in_a_row: 0,
         }
     }
 
@@ -126,9 +133,27 @@ impl Engine {
         self.frames.free_pages()
     }
 
+    /// Pages over the budget that were resident at registration, and are not paid back yet.
+    pub fn debt_pages(&self) -> u64 {
+        self.debt_pages
+    }
+
     /// Whether the worker should look: frames run low, or there is something to read ahead.
     pub fn wants_worker(&self) -> bool {
-        self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_low || !self.ahead.is_empty()
+        self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_low
+            || self.debt_pages > 0
+            || !self.ahead.is_empty()
+    }
+
+    /// Whether write-backs fail, so that nothing is cleaned ahead of demand until `try_again`.
+    pub fn holds_back(&self) -> bool {
+        self.failed_in_a_row >= FAILURES_MOST
+    }
+
+    /// Lets one more cleaning ahead of demand start, to see whether the tier has recovered. Called once in
+    /// a while, by the driver's clock.
+    pub fn try_again(&mut self) {
+        self.failed_in_a_row = self.failed_in_a_row.min(FAILURES_MOST - 1);
     }
 
     fn weight(&self, block: BlockIndex) -> u32 {
@@ -152,7 +177,14 @@ impl Engine {
         self.map.block_mut(block).evicted_at = stamp;
     }
 
-    /// Gives a frame with its pages back, or pays debt with them.
+    /// `weight` pages went back to the kernel: pays debt with them; the rest may be spent again.
+    fn repay(&mut self, weight: u64) {
+        let paid = weight.min(self.debt_pages);
+        self.debt_pages -= paid;
+        self.frames.credit(weight - paid);
+    }
+
+    /// Gives a frame with its pages back.
     fn release(&mut self, frame: FrameIndex) {
         self.frames.put_filled(frame);
     }
@@ -169,24 +201,40 @@ impl Engine {
         std::mem::take(&mut entry.wanted)
     }
 
-    /// Checks the account; for tests.
+    /// Checks the account and the lists; for tests.
     pub fn check(&self) {
-        let mut held = 0;
-        let mut resident = 0;
+        let (mut framed, mut resident, mut leaving) = (0, 0, 0);
+        let (mut waiting, mut cleaning) = (0, 0);
         for mapping in self.map.mappings() {
             for block in self.map.blocks_in(mapping.start, mapping.end) {
                 let entry = self.map.block(block);
                 let weight = u64::from(self.weight(block));
                 match entry.state {
                     State::Resident => resident += weight,
-                    State::Standby | State::Cleaning | State::Fetching => held += weight,
-                    State::Empty | State::Stored | State::Poisoned => assert_eq!(entry.frame, NONE, "{:?}", entry.state),
-                    State::Installing | State::Leaving => {}
+                    State::Leaving => leaving += weight,
+                    State::Standby | State::Cleaning | State::Fetching => framed += weight,
+                    // A hole being filled has no frame: the block's pages are where they were.
+                    State::Installing => framed += weight,
+                    State::Empty | State::Stored | State::Poisoned => {}
                 }
+                match entry.state {
+                    State::Standby | State::Cleaning | State::Fetching | State::Leaving => {
+                        assert_ne!(entry.frame, NONE)
+                    }
+                    State::Installing => {}
+                    _ => assert_eq!(entry.frame, NONE, "{:?}", entry.state),
+                }
+                waiting += if entry.state == State::Standby { weight } else { 0 };
+                cleaning += if entry.state == State::Cleaning { weight } else { 0 };
+                assert!(entry.state != State::Stored || self.map.slot(block).is_some(), "stored, and nowhere");
+                assert!(entry.state.is_busy() || !entry.wanted, "wanted for ever: {:?}", entry.state);
             }
         }
-        assert_eq!(resident, self.resident_pages);
+        assert_eq!(resident + leaving, self.resident_pages);
         assert_eq!(resident, self.policy.resident_pages());
-        assert!(held + resident + self.free_pages() <= self.settings.budget_pages + self.debt_pages);
+        assert_eq!(waiting, self.standby_pages());
+        assert_eq!(cleaning, self.cleaning_pages);
+        let spent = framed + resident + leaving + self.free_pages();
+        assert!(spent <= self.settings.budget_pages + self.debt_pages, "{spent} pages are in somebody's account");
     }
 }

@@ -65,16 +65,21 @@ impl Memory {
         self.physical -= had as u64;
     }
 
-    /// Moves the first pages of a frame to the program's address. What is behind them goes back.
-    pub fn install(&mut self, pages: Pages, frame: FrameIndex) {
+    /// Moves the first pages of a frame, and of those that follow it, to the program's address. What is
+    /// behind them in the last frame goes back.
+    pub fn install(&mut self, pages: Pages, first: FrameIndex) {
+        let span = first.order().pages() as usize;
         for at in 0..pages.count as usize {
-            let value = self.frame(frame)[at].take().expect("a frame that is installed has its pages");
+            let frame = FrameIndex::in_class(first.order(), first.index() + (at / span) as u32);
+            // A block that had holes when it left has them when it comes back.
+            let value = self.frame(frame)[at % span].take();
             let number = pages.start + at as u64;
             let page = self.pages.get_mut(&number).expect("only managed pages are installed");
             assert_eq!(page.there, None, "EEXIST: page {number} is there already");
-            page.there = Some(value);
+            page.there = value;
         }
-        self.empty_frame(frame);
+        let frames = (pages.count as usize).div_ceil(span) as u32;
+        (0..frames).for_each(|at| self.empty_frame(FrameIndex::in_class(first.order(), first.index() + at)));
     }
 
     /// Moves what is at the program's address into a frame, which must have no pages.

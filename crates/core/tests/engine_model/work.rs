@@ -45,29 +45,27 @@ pub enum Work {
     Emptied { frame: FrameIndex },
     Evict { block: BlockIndex, pages: Pages, frame: FrameIndex },
     Evicted { block: BlockIndex, refused: bool },
-    Fetch { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, ahead: Option<bool> },
+    Fetch { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, ahead: bool },
     FetchFailed { block: BlockIndex, pages: Pages, lost: bool },
-    Fetched { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, ahead: Option<bool> },
-    Fill { block: BlockIndex, pages: Pages, frame: FrameIndex, fresh: bool, arrival: Arrival },
+    Fetched { block: BlockIndex, pages: Pages, frame: FrameIndex, ahead: bool },
+    Fill { block: BlockIndex, pages: Pages, frame: FrameIndex, fresh: bool, ahead: bool },
     FillHole { block: BlockIndex, page: u64 },
-    Install { block: BlockIndex, pages: Pages, frame: FrameIndex, arrival: Arrival },
-    Installed { block: BlockIndex, arrival: Arrival },
+    Install { block: BlockIndex, count: u32, pages: Pages, frame: FrameIndex, arrival: Arrival },
+    Installed { block: BlockIndex, count: u32, arrival: Arrival },
 }
 
 impl Work {
     /// What a faulting thread does next. `None` for answers that are no work.
-    pub fn of_step(step: FaultStep, engine: &mut Engine) -> Option<Work> {
+    pub fn of_step(step: FaultStep) -> Option<Work> {
         Some(match step {
             FaultStep::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
             FaultStep::Empty { frame } => Work::Empty { frame },
             FaultStep::Evict { block, pages, frame } => Work::Evict { block, pages, frame },
-            FaultStep::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, ahead: None },
-            FaultStep::Fill { block, pages, frame, fresh } => {
-                Work::Fill { block, pages, frame, fresh, arrival: Arrival::Fresh }
-            }
+            FaultStep::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, ahead: false },
+            FaultStep::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, ahead: false },
             FaultStep::FillHole { block, page } => Work::FillHole { block, page },
-            FaultStep::Rescue { block, pages, frame } => {
-                Work::Install { block, pages, frame, arrival: engine.arrival(block, &step) }
+            FaultStep::Rescue { block, count, pages, frame, arrival } => {
+                Work::Install { block, count, pages, frame, arrival }
             }
             _ => return None,
         })
@@ -79,12 +77,8 @@ impl Work {
             Task::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
             Task::Empty { frame } => Work::Empty { frame },
             Task::Evict { block, pages, frame } => Work::Evict { block, pages, frame },
-            Task::Fetch { block, pages, frame, slot, install } => {
-                Work::Fetch { block, pages, frame, slot, ahead: Some(install) }
-            }
-            Task::Fill { block, pages, frame, fresh } => {
-                Work::Fill { block, pages, frame, fresh, arrival: Arrival::Prefetched }
-            }
+            Task::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, ahead: true },
+            Task::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, ahead: true },
         }
     }
 
@@ -143,10 +137,10 @@ impl Work {
                 }
                 if unlucky(trouble.fetch) {
                     // Read-ahead leaves the verdict to the fault that wants the block.
-                    Work::FetchFailed { block, pages, lost: ahead.is_none() && luck % 2 == 0 }
+                    Work::FetchFailed { block, pages, lost: !ahead && luck % 2 == 0 }
                 } else {
                     fetch(engine, memory, (block, pages, frame, slot));
-                    Work::Fetched { block, pages, frame, slot, ahead }
+                    Work::Fetched { block, pages, frame, ahead }
                 }
             }
             Work::FetchFailed { block, pages, lost } => {
@@ -158,36 +152,37 @@ impl Work {
                 }
                 return if lost { Progress::Lost } else { Progress::Failed };
             }
-            Work::Fetched { block, pages, frame, slot, ahead: None } => {
+            Work::Fetched { block, ahead: true, .. } => {
+                engine.read_ahead_arrived(block);
+                return Progress::Done;
+            }
+            Work::Fetched { block, pages, frame, ahead: false } => {
                 engine.fetched(block);
-                let arrival = engine.arrival(block, &FaultStep::Fetch { block, pages, frame, slot });
-                Work::Install { block, pages, frame, arrival }
+                Work::Install { block, count: 1, pages, frame, arrival: engine.refault(block) }
             }
-            Work::Fetched { block, pages, frame, ahead: Some(install), .. } => {
-                if !engine.read_ahead_arrived(block, install) {
-                    return Progress::Done;
-                }
-                Work::Install { block, pages, frame, arrival: Arrival::Prefetched }
-            }
-            Work::Fill { block, pages, frame, fresh, arrival } => {
+            Work::Fill { block, pages, frame, fresh, ahead } => {
                 for at in 0..pages.count as usize {
                     assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
                     memory.set_frame(frame, at, 0);
                 }
-                Work::Install { block, pages, frame, arrival }
+                if ahead {
+                    Work::Fetched { block, pages, frame, ahead }
+                } else {
+                    Work::Install { block, count: 1, pages, frame, arrival: Arrival::Fresh }
+                }
             }
             Work::FillHole { block, page } => {
                 if memory.pages.get(&page).expect("managed").there.is_none() {
                     memory.put(page, 0);
                 }
-                Work::Installed { block, arrival: Arrival::Rescued }
+                Work::Installed { block, count: 1, arrival: Arrival::Rescued }
             }
-            Work::Install { block, pages, frame, arrival } => {
+            Work::Install { block, count, pages, frame, arrival } => {
                 memory.install(pages, frame);
-                Work::Installed { block, arrival }
+                Work::Installed { block, count, arrival }
             }
-            Work::Installed { block, arrival } => {
-                engine.installed(block, arrival);
+            Work::Installed { block, count, arrival } => {
+                engine.installed_run(block, count, arrival);
                 return Progress::Done;
             }
         };
