@@ -68,6 +68,11 @@ pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: Fra
                 drop_rest(frame, source, len);
                 return Ok(Installed::Moved);
             }
+            // A block all of whose pages the program had given back, one part after the other, when it left.
+            Err(Errno(libc::ENOENT)) => {
+                drop_rest(frame, source, len);
+                return Ok(Installed::Moved);
+            }
             Err(Errno(libc::EBUSY | libc::EINVAL)) => {}
             Err(errno) => return Err(Partial { done, errno }),
         }

@@ -28,6 +28,10 @@ const DEPTH: u32 = 32;
 const SLEEP_BUSY: Duration = Duration::from_millis(100);
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
+/// How long the worker leaves a tier alone that takes nothing: soon enough for a disk that comes back, too
+/// seldom to be seen in the CPU's account.
+const SLEEP_FAILING: Duration = Duration::from_millis(500);
+
 /// Neighbours that are moved by one call at most: 2 MiB, where a call's fixed cost is a tenth of it.
 const NEIGHBOURS_BYTES_MOST: u64 = 2 << 20;
 
@@ -128,7 +132,11 @@ impl Worker {
 
     fn sleep(&mut self) {
         if self.queue.in_flight() == 0 {
-            self.pager.worker_bell.sleep(None, SLEEP_IDLE);
+            let holds_back = self.pager.engine().holds_back();
+            self.pager.worker_bell.sleep(None, if holds_back { SLEEP_FAILING } else { SLEEP_IDLE });
+            if holds_back {
+                self.pager.engine().try_again();
+            }
         } else if let Some(descriptor) = self.queue.descriptor() {
             self.pager.worker_bell.sleep(Some(descriptor), SLEEP_BUSY);
         } else {
