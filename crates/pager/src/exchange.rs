@@ -22,6 +22,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
 use crate::frame_area::FrameArea;
+use crate::own_memory::OwnMemory;
 
 /// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
 /// changed by another thread; each change is short.
@@ -153,9 +154,8 @@ pub struct Uffds<'a> {
 fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Errno> {
     uffd.write_protect(source, len, true)?;
     // SAFETY: the block is Leaving: only the program can write to the source, and is kept from it by the
-    // write-protection; the target frame is ours. Pages that are missing at the source would fault, so
-    // they are found first: the kernel copies, and stops at the first one.
-    let copied = unsafe { copy_present(source, target, len) };
+    // write-protection; the target frame is ours.
+    let copied = unsafe { OwnMemory::open().and_then(|memory| memory.read_out(source, target, len)) };
     if let Err(errno) = copied {
         let _ = uffd.write_protect(source, len, false);
         return Err(errno);
@@ -166,31 +166,6 @@ fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<()
         let _ = uffd.write_protect(source, len, false);
     }
     dropped
-}
-
-/// Copies page by page through the kernel (process_vm_readv on ourselves), which reports a missing page as
-/// EFAULT where a load would fault. A missing page is a page of zeros.
-///
-/// # Safety
-/// The target is ours; the source is not written meanwhile.
-unsafe fn copy_present(source: usize, target: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: getpid(2) takes nothing.
-    let pid = unsafe { aquifer_sys::raw::syscall(libc::SYS_getpid, [0; 6]) }?;
-    for offset in (0..len).step_by(4096) {
-        let local = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(target + offset), iov_len: 4096 };
-        let remote = libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(source + offset), iov_len: 4096 };
-        let args = [pid, &raw const local as usize, 1, &raw const remote as usize, 1, 0];
-        // SAFETY: writes one page of the target, which is ours.
-        match unsafe { aquifer_sys::raw::syscall(libc::SYS_process_vm_readv, args) } {
-            Ok(4096) => {}
-            Ok(_) | Err(Errno(libc::EFAULT)) => {
-                // SAFETY: as above.
-                unsafe { std::ptr::write_bytes(std::ptr::with_exposed_provenance_mut::<u8>(target + offset), 0, 4096) };
-            }
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 /// Returns the part of a block that had been moved before the kernel refused the rest.

@@ -14,6 +14,7 @@ pub mod exchange;
 pub mod frame_area;
 pub mod inspect;
 pub mod listener;
+mod own_memory;
 pub mod pager;
 pub mod resolve;
 pub mod signal;

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads the program's memory without touching it: for blocks that cannot be moved away.
+//!
+//! A load would fault where a page is missing, and where the program has taken the right to read away
+//! (mprotect(2)). Both happen, and they must not be mistaken for each other: a missing page holds zeros, a
+//! page that may not be read holds whatever it holds. So /proc/self/pagemap says which pages are there, and
+//! only those are read, through /proc/self/mem, which asks for no right. See proc_pid_mem(5).
+//!
+//! May run in a signal handler: does not allocate, and takes no lock. The files are opened anew each time:
+//! a descriptor that is kept may be closed by the program, and its number reused.
+
+#![allow(unsafe_code, reason = "system calls on raw addresses")]
+
+use std::ffi::CStr;
+
+use aquifer_core::units::PAGE_BYTES;
+use aquifer_sys::raw::{Errno, syscall};
+
+const PAGE: usize = PAGE_BYTES as usize;
+/// Bits of a page's entry: it has contents, in DRAM or in swap.
+const HAS_CONTENTS: u64 = 1 << 63 | 1 << 62;
+/// Entries that are read at once: 512 bytes of a stack that may be small.
+const AT_ONCE: usize = 64;
+
+struct OwnFile(usize);
+
+impl OwnFile {
+    fn open(path: &CStr) -> Result<Self, Errno> {
+        let args =
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
+        // SAFETY: openat(2) with a path that ends in NUL.
+        unsafe { syscall(libc::SYS_openat, args) }.map(Self)
+    }
+
+    /// Reads exactly `len` bytes at `offset` into `target`.
+    ///
+    /// # Safety
+    /// `target..target + len` is ours to write.
+    unsafe fn read(&self, target: usize, len: usize, offset: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        match unsafe { syscall(libc::SYS_pread64, [self.0, target, len, offset, 0, 0]) } {
+            Ok(done) if done == len => Ok(()),
+            Ok(_) => Err(Errno(libc::EIO)),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        // SAFETY: close(2) of a descriptor that only this value has.
+        let _ = unsafe { syscall(libc::SYS_close, [self.0, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// See the module.
+pub struct OwnMemory {
+    pagemap: OwnFile,
+    memory: OwnFile,
+}
+
+impl OwnMemory {
+    /// Opens both files.
+    pub fn open() -> Result<Self, Errno> {
+        Ok(Self { pagemap: OwnFile::open(c"/proc/self/pagemap")?, memory: OwnFile::open(c"/proc/self/mem")? })
+    }
+
+    /// Copies `source..source + len`, in whole pages, to `target`.
+    ///
+    /// # Safety
+    /// The target is ours. Nobody writes to the source, or takes pages from it, meanwhile.
+    pub unsafe fn read_out(&self, source: usize, target: usize, len: usize) -> Result<(), Errno> {
+        let pages = len / PAGE;
+        for first in (0..pages).step_by(AT_ONCE) {
+            let mut entries = [0u64; AT_ONCE];
+            let count = AT_ONCE.min(pages - first);
+            // SAFETY: the entries have room for `count`.
+            unsafe { self.pagemap.read(entries.as_mut_ptr() as usize, count * 8, (source / PAGE + first) * 8) }?;
+            for (index, entry) in entries[..count].iter().enumerate() {
+                let offset = (first + index) * PAGE;
+                if entry & HAS_CONTENTS != 0 {
+                    // SAFETY: the target is ours: the caller's promise.
+                    unsafe { self.memory.read(target + offset, PAGE, source + offset) }?;
+                } else {
+                    let page = std::ptr::with_exposed_provenance_mut::<u8>(target + offset);
+                    // SAFETY: as above.
+                    unsafe { std::ptr::write_bytes(page, 0, PAGE) };
+                }
+            }
+        }
+        Ok(())
+    }
+}
