@@ -33,6 +33,18 @@ fn can_manage(len: usize, protection: c_int, flags: c_int) -> bool {
 pub unsafe extern "C" fn mmap(
     address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
 ) -> *mut c_void {
+    // SAFETY: as mmap(2).
+    unsafe { map(address, len, protection, flags, descriptor, offset) }
+}
+
+/// The program's mmap(2). Under a name of its own, since `mmap` means the kernel's inside this library: see
+/// `build.rs`.
+///
+/// # Safety
+/// As mmap(2).
+unsafe fn map(
+    address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
+) -> *mut c_void {
     let args = [address as usize, len, protection as usize, flags as usize, descriptor as usize, offset as usize];
     // SAFETY: as mmap(2).
     let map = || unsafe { call(libc::SYS_mmap, args) };
@@ -54,7 +66,7 @@ pub unsafe extern "C" fn mmap64(
     address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
 ) -> *mut c_void {
     // SAFETY: as mmap(2).
-    unsafe { mmap(address, len, protection, flags, descriptor, offset) }
+    unsafe { map(address, len, protection, flags, descriptor, offset) }
 }
 
 /// munmap(2).
@@ -63,6 +75,15 @@ pub unsafe extern "C" fn mmap64(
 /// As munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
+    // SAFETY: as munmap(2).
+    unsafe { unmap(address, len) }
+}
+
+/// The program's munmap(2), under a name of its own: see `map`.
+///
+/// # Safety
+/// As munmap(2).
+unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
     let unmap = || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
     match instance() {
@@ -121,7 +142,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Re
     if new_len <= old_len {
         if new_len < old_len {
             // SAFETY: the program gives its own tail back.
-            unsafe { munmap(std::ptr::with_exposed_provenance_mut(old + new_len), old_len - new_len) };
+            unsafe { unmap(std::ptr::with_exposed_provenance_mut(old + new_len), old_len - new_len) };
         }
         return Ok(old);
     }
@@ -130,7 +151,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Re
     }
     // SAFETY: a new mapping; nothing that exists is touched.
     let new = unsafe {
-        mmap(
+        map(
             std::ptr::null_mut(), new_len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0,
         )
     };
@@ -141,7 +162,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Re
     // access of the program.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(old), new.cast(), old_len);
-        munmap(std::ptr::with_exposed_provenance_mut(old), old_len);
+        unmap(std::ptr::with_exposed_provenance_mut(old), old_len);
     }
     Ok(new as usize)
 }
