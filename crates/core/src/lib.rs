@@ -15,6 +15,7 @@ pub mod guard;
 pub mod map;
 pub mod policy;
 pub mod prefetch;
+pub mod second_chance;
 pub mod standby;
 pub mod temperature;
 pub mod units;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How many frames are kept free, and how many blocks on standby, ahead of demand.
+//! How many frames are kept free ahead of demand.
 //!
 //! Pure. All levels are pages and follow from the budget alone.
 
@@ -12,8 +12,6 @@ pub struct Watermarks {
     pub free_low: u64,
     /// Up to this many free pages it cleans standby blocks.
     pub free_high: u64,
-    /// Pages that victims spend on standby before their frames are wanted: the second chance.
-    pub standby: u64,
 }
 
 /// Free pages never need to exceed this, however large the budget: 64 MiB is half a second of a 1 Gb/s
@@ -23,10 +21,10 @@ const FREE_HIGH_MOST: u64 = 16_384;
 impl Watermarks {
     /// The levels for a budget of `budget_pages`.
     ///
-    /// One sixteenth free and one sixteenth on standby: measured with STREAM at 30 %, where less starves
-    /// read-ahead and more takes DRAM from what could be kept.
+    /// One thirty-second: measured with STREAM at 30 %, where less starves read-ahead and more takes DRAM from
+    /// what could be kept.
     pub fn for_budget(budget_pages: u64) -> Self {
         let free_high = (budget_pages / 32).clamp(64, FREE_HIGH_MOST);
-        Self { free_low: free_high / 2, free_high, standby: (budget_pages / 32).max(64) }
+        Self { free_low: free_high / 2, free_high }
     }
 }

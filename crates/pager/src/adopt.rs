@@ -11,8 +11,8 @@
 //! so that no handler of the program can come back here on the same thread.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aquifer_core::engine::DiscardStep;
@@ -122,7 +122,13 @@ impl Adopter {
             if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
                 drop(engine);
                 let size = Number::new(len as u64 >> 10);
-                say(&["a mapping of ", size.text(), " KiB stays outside the budget: the kernel refuses to register it (", errno.name(), ")"]);
+                say(&[
+                    "a mapping of ",
+                    size.text(),
+                    " KiB stays outside the budget: the kernel refuses to register it (",
+                    errno.name(),
+                    ")",
+                ]);
                 engine = pager.engine();
                 continue;
             }
@@ -183,11 +189,8 @@ impl Adopter {
                 discarded += len;
                 let _ = pager.tier.discard(slot, len);
             };
-            let step = if remove {
-                engine.remove(first, last, &mut freed)
-            } else {
-                engine.discard(first, last, &mut freed)
-            };
+            let step =
+                if remove { engine.remove(first, last, &mut freed) } else { engine.discard(first, last, &mut freed) };
             match step {
                 DiscardStep::Done => {
                     let result = act();
@@ -205,7 +208,9 @@ impl Adopter {
                     drop(engine);
                     let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0));
                     if !matches!(outcome, Outcome::Resolved) {
-                        abort(&["a block that the program partly gives back cannot be fetched; its other part would be lost"]);
+                        abort(&[
+                            "a block that the program partly gives back cannot be fetched; its other part would be lost",
+                        ]);
                     }
                 }
                 DiscardStep::Wait => {

@@ -119,8 +119,8 @@ fn retry(len: usize, done: &mut usize, mut step: impl FnMut(usize) -> Result<(),
     Ok(())
 }
 
-/// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused, the block is whole at
-/// the program's address as before.
+/// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused,
+/// the block is whole at the program's address as before.
 pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;

@@ -50,7 +50,10 @@ impl FrameArea {
     ///
     /// The engine hands each frame to one thread at a time: from the step that names it until that
     /// thread's report. Only the holder may call this, and drops the buffer before it reports.
-    #[allow(unsafe_code, reason = "the one place where a frame becomes bytes; exclusivity is the engine's state machine")]
+    #[allow(
+        unsafe_code,
+        reason = "the one place where a frame becomes bytes; exclusivity is the engine's state machine"
+    )]
     pub fn buffer(&self, frame: FrameIndex, start: usize, len: usize) -> FrameBuffer {
         assert!((start + len) as u64 <= frame.order().bytes(), "a buffer lies within its frame");
         // SAFETY: frames do not overlap, since classes and indices do not (`new`). The engine names a frame

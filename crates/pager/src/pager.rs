@@ -105,15 +105,15 @@ impl fmt::Display for StartFailure {
                 f,
                 "userfaultfd is refused ({errno}); allow it with 'sysctl vm.unprivileged_userfaultfd=1', or grant access to /dev/userfaultfd"
             ),
-            Self::Feature(name) => write!(
-                f,
-                "this kernel's userfaultfd has no {name}; use a newer kernel, or leave the choice to 'auto'"
-            ),
-            Self::Frames(errno) => write!(
-                f,
-                "no address space for frames ({errno}); raise the limit on address space (ulimit -v)"
-            ),
-            Self::Thread(error) => write!(f, "cannot start a pager thread ({error}); raise the limit on processes (ulimit -u)"),
+            Self::Feature(name) => {
+                write!(f, "this kernel's userfaultfd has no {name}; use a newer kernel, or leave the choice to 'auto'")
+            }
+            Self::Frames(errno) => {
+                write!(f, "no address space for frames ({errno}); raise the limit on address space (ulimit -v)")
+            }
+            Self::Thread(error) => {
+                write!(f, "cannot start a pager thread ({error}); raise the limit on processes (ulimit -u)")
+            }
             Self::Queue(failure) => write!(f, "{failure}"),
         }
     }

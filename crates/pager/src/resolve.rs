@@ -138,7 +138,9 @@ impl Pager {
     fn wait(&self, ticket: u32, started: u64) {
         self.counters.add(Counter::Waits, 1);
         if now_ns().saturating_sub(started) > WAIT_MOST.as_nanos() as u64 {
-            abort(&["a fault could not be resolved within 120 s: the tier does not answer; check the medium and the kernel log (dmesg)"]);
+            abort(&[
+                "a fault could not be resolved within 120 s: the tier does not answer; check the medium and the kernel log (dmesg)",
+            ]);
         }
         self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, WAIT_ONCE);
     }
@@ -175,7 +177,14 @@ impl Pager {
     }
 
     /// Cleans one standby block on this thread. False when its bytes could not be written.
-    fn clean_now(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool, stored: &Guards) -> bool {
+    fn clean_now(
+        &self,
+        block: BlockIndex,
+        pages: Pages,
+        frame: FrameIndex,
+        known_clean: bool,
+        stored: &Guards,
+    ) -> bool {
         let count = pages.count as usize;
         let mut found: Guards = [0; PAGES_MOST];
         let finding = if known_clean {
@@ -235,7 +244,11 @@ impl Pager {
         self.count_failure(Counter::WriteBackFailures);
         if !SAID.swap(true, Ordering::Relaxed) {
             let capacity = Number::new(self.tier.capacity_bytes() >> 20);
-            say(&["the tier is full at ", capacity.text(), " MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)"]);
+            say(&[
+                "the tier is full at ",
+                capacity.text(),
+                " MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)",
+            ]);
         }
     }
 
@@ -247,7 +260,10 @@ impl Pager {
         if !SAID.swap(true, Ordering::Relaxed) {
             let errno = Number::new(failure.errno().unwrap_or(0).unsigned_abs().into());
             say(&[
-                "cannot write to the ", failure.tier, " tier (errno ", errno.text(),
+                "cannot write to the ",
+                failure.tier,
+                " tier (errno ",
+                errno.text(),
                 "); blocks stay in DRAM and are tried again; free space where the tier lives, or check the medium",
             ]);
         }
@@ -291,7 +307,11 @@ impl Pager {
             "a fetch from the tier failed"
         };
         say(&[
-            why, ": ", bytes.text(), " bytes at address ", address.text(),
+            why,
+            ": ",
+            bytes.text(),
+            " bytes at address ",
+            address.text(),
             " are lost and poisoned; an access to them is a SIGBUS; check the medium and the kernel log (dmesg)",
         ]);
         self.engine().fetch_failed(block, true);
@@ -299,7 +319,15 @@ impl Pager {
     }
 
     /// Installs the bytes of `count` blocks, whose frames lie side by side, and reports.
-    fn install(&self, block: BlockIndex, count: u32, pages: Pages, frame: FrameIndex, delivery: Delivery, arrival: Arrival) {
+    fn install(
+        &self,
+        block: BlockIndex,
+        count: u32,
+        pages: Pages,
+        frame: FrameIndex,
+        delivery: Delivery,
+        arrival: Arrival,
+    ) {
         match exchange::install(self.uffd(delivery), &self.area, self.way, pages, frame) {
             Ok(Installed::Moved) => {}
             Ok(Installed::Copied) => {
@@ -309,7 +337,13 @@ impl Pager {
             }
             Err(partial) => {
                 let errno = Number::new(partial.errno.0.unsigned_abs().into());
-                abort(&["the kernel refused to install a block (", partial.errno.name(), ", errno ", errno.text(), ")"]);
+                abort(&[
+                    "the kernel refused to install a block (",
+                    partial.errno.name(),
+                    ", errno ",
+                    errno.text(),
+                    ")",
+                ]);
             }
         }
         let mut engine = self.engine();

@@ -179,7 +179,8 @@ impl Worker {
     fn evict_run(&self, pages: Pages, members: &[Move]) {
         let first = members[0];
         let uffds = self.pager.uffds(first.delivery);
-        if members.len() > 1 && exchange::take_away(uffds, &self.pager.area, self.pager.way, pages, first.frame).is_ok() {
+        if members.len() > 1 && exchange::take_away(uffds, &self.pager.area, self.pager.way, pages, first.frame).is_ok()
+        {
             self.pager.counters.add(Counter::EvictedBlocks, members.len() as u64);
             let mut engine = self.pager.engine();
             let mut wanted = false;
@@ -232,7 +233,12 @@ impl Worker {
             let buffer = self.pager.area.buffer(frame, start, len);
             self.jobs[index].pending += 1;
             self.pager.counters.add(Counter::WrittenBackBytes, len as u64);
-            self.submit(Request { operation: Operation::Write, offset: slot + start as u64, buffer, tag: index as u64 });
+            self.submit(Request {
+                operation: Operation::Write,
+                offset: slot + start as u64,
+                buffer,
+                tag: index as u64,
+            });
         }
         self.pager.counters.add(Counter::WrittenBackBlocks, 1);
     }
@@ -282,7 +288,6 @@ impl Worker {
                     pager.write_back_failed(failure);
                 }
             }
-            drop(completion.buffer);
             if job.pending > 0 {
                 return;
             }

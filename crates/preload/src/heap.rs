@@ -94,7 +94,8 @@ fn create(hooks: &'static Hooks) -> c_uint {
 /// mallctl(3): reads into `old`, writes `new`. Whether it was done.
 fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool {
     let mut len = size_of::<A>();
-    let (old, old_len) = old.map_or((std::ptr::null_mut(), std::ptr::null_mut()), |old| (std::ptr::from_mut(old), &raw mut len));
+    let (old, old_len) =
+        old.map_or((std::ptr::null_mut(), std::ptr::null_mut()), |old| (std::ptr::from_mut(old), &raw mut len));
     let (new, new_len) = new.map_or((std::ptr::null_mut(), 0), |new| (std::ptr::from_mut(new), size_of::<B>()));
     // SAFETY: the types fit the names used in this file: see jemalloc's manual, MALLCTL NAMESPACE.
     unsafe { je::mallctl(name.as_ptr(), old.cast(), old_len, new.cast(), new_len) == 0 }
@@ -111,7 +112,9 @@ fn extent(size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, ori
     let Some(start) = map_aligned(size, alignment.max(4096)) else { return std::ptr::null_mut() };
     // SAFETY: jemalloc passes valid pointers; fresh pages are zero and usable.
     unsafe { (*zero, *commit) = (true, true) };
-    if alignment < BOOKKEEPING_ALIGNMENT && let Some(instance) = instance_inside() {
+    if alignment < BOOKKEEPING_ALIGNMENT
+        && let Some(instance) = instance_inside()
+    {
         instance.adopter.adopt(start, size, delivery(origin, instance.delivery));
     }
     std::ptr::with_exposed_provenance_mut(start)
@@ -132,13 +135,25 @@ fn map_aligned(size: usize, alignment: usize) -> Option<usize> {
 }
 
 extern "C" fn extent_for_small(
-    _: *mut je::extent_hooks_t, new: *mut c_void, size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, _: c_uint,
+    _: *mut je::extent_hooks_t,
+    new: *mut c_void,
+    size: usize,
+    alignment: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _: c_uint,
 ) -> *mut c_void {
     if new.is_null() { extent(size, alignment, zero, commit, Origin::SmallObjects) } else { std::ptr::null_mut() }
 }
 
 extern "C" fn extent_for_big(
-    _: *mut je::extent_hooks_t, new: *mut c_void, size: usize, alignment: usize, zero: *mut bool, commit: *mut bool, _: c_uint,
+    _: *mut je::extent_hooks_t,
+    new: *mut c_void,
+    size: usize,
+    alignment: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _: c_uint,
 ) -> *mut c_void {
     if new.is_null() { extent(size, alignment, zero, commit, Origin::BigAllocation) } else { std::ptr::null_mut() }
 }
@@ -148,7 +163,14 @@ extern "C" fn keep(_: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: bool
     true
 }
 
-extern "C" fn purge(_: *mut je::extent_hooks_t, start: *mut c_void, _: usize, offset: usize, len: usize, _: c_uint) -> bool {
+extern "C" fn purge(
+    _: *mut je::extent_hooks_t,
+    start: *mut c_void,
+    _: usize,
+    offset: usize,
+    len: usize,
+    _: c_uint,
+) -> bool {
     let start = start as usize + offset;
     // SAFETY: jemalloc says that nothing of value is in the range.
     let empty = || unsafe { drop_pages(start, len) }.is_err();
@@ -158,12 +180,26 @@ extern "C" fn purge(_: *mut je::extent_hooks_t, start: *mut c_void, _: usize, of
     }
 }
 
-extern "C" fn allow_split(_: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: usize, _: usize, _: bool, _: c_uint) -> bool {
+extern "C" fn allow_split(
+    _: *mut je::extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: usize,
+    _: usize,
+    _: bool,
+    _: c_uint,
+) -> bool {
     false
 }
 
 extern "C" fn allow_merge(
-    _: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: *mut c_void, _: usize, _: bool, _: c_uint,
+    _: *mut je::extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: *mut c_void,
+    _: usize,
+    _: bool,
+    _: c_uint,
 ) -> bool {
     false
 }

@@ -70,7 +70,11 @@ straight_through! {
 /// # Safety
 /// As for sigaction(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __wrap_sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+pub unsafe extern "C" fn __wrap_sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
     // SAFETY: the caller's promise; the symbol is libc's.
     match unsafe { crate::next::sigaction() } {
         // SAFETY: the caller's promise.

@@ -31,7 +31,12 @@ fn can_manage(len: usize, protection: c_int, flags: c_int) -> bool {
 /// As mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
-    address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
+    address: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: libc::off_t,
 ) -> *mut c_void {
     // SAFETY: as mmap(2).
     unsafe { map(address, len, protection, flags, descriptor, offset) }
@@ -43,7 +48,12 @@ pub unsafe extern "C" fn mmap(
 /// # Safety
 /// As mmap(2).
 unsafe fn map(
-    address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
+    address: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: libc::off_t,
 ) -> *mut c_void {
     let args = [address as usize, len, protection as usize, flags as usize, descriptor as usize, offset as usize];
     // SAFETY: as mmap(2).
@@ -63,7 +73,12 @@ unsafe fn map(
 /// As mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
-    address: *mut c_void, len: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: libc::off_t,
+    address: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: libc::off_t,
 ) -> *mut c_void {
     // SAFETY: as mmap(2).
     unsafe { map(address, len, protection, flags, descriptor, offset) }
@@ -101,7 +116,8 @@ unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
-    let advise = |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
+    let advise =
+        |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
     let Some(instance) = instance() else { return advise(advice) };
     let active = instance.adopter.is_active() && instance.adopter.manages(address as usize, len);
     match advice {
@@ -120,7 +136,11 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
 /// As mremap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
-    address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: *mut c_void,
+    address: *mut c_void,
+    old_len: usize,
+    new_len: usize,
+    flags: c_int,
+    target: *mut c_void,
 ) -> *mut c_void {
     let args = [address as usize, old_len, new_len, flags as usize, target as usize, 0];
     // SAFETY: as mremap(2).
@@ -152,7 +172,12 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Re
     // SAFETY: a new mapping; nothing that exists is touched.
     let new = unsafe {
         map(
-            std::ptr::null_mut(), new_len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0,
+            std::ptr::null_mut(),
+            new_len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
         )
     };
     if new == FAILED {

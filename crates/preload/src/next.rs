@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "function pointers from the dynamic linker")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The address of the next definition of `name` after ours.
@@ -47,8 +47,6 @@ pub type Fork = unsafe extern "C" fn() -> libc::pid_t;
 pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
-/// `fgets(3)`.
-pub type Fgets = unsafe extern "C" fn(*mut c_char, c_int, *mut libc::FILE) -> *mut c_char;
 
 next! {
     /// The C library's `fread`.
@@ -65,6 +63,4 @@ next! {
     sigaction: Sigaction = c"sigaction";
     /// The C library's `signal`.
     signal: Signal = c"signal";
-    /// The C library's `fgets`.
-    fgets: Fgets = c"fgets";
 }

@@ -71,8 +71,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Ok(name) => aquifer_core::policy::build(name),
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
-    let settings =
-        Settings { dram_bytes: config.dram_bytes, order, policy, tier, way, prefetch: config.prefetch };
+    let settings = Settings { dram_bytes: config.dram_bytes, order, policy, tier, way, prefetch: config.prefetch };
     let adopter = Adopter::new(settings, counters);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         abort(&["cannot start: the library was started twice"]);
@@ -131,7 +130,10 @@ fn adopt_static_arrays() {
         for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
             let start = (base + header.p_vaddr as usize + header.p_filesz as usize).next_multiple_of(4096);
             let end = base + header.p_vaddr as usize + header.p_memsz as usize;
-            if end > start && end - start >= choice::SMALLEST_MAPPING_BYTES && let Some(instance) = instance() {
+            if end > start
+                && end - start >= choice::SMALLEST_MAPPING_BYTES
+                && let Some(instance) = instance()
+            {
                 instance.adopter.adopt(start, end - start, choice::delivery(Origin::Bss, instance.delivery));
             }
         }

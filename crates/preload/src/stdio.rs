@@ -20,7 +20,13 @@ fn bounce() -> Vec<u8> {
 ///
 /// # Safety
 /// As fread(3).
-unsafe fn read_items(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE, fread: next::Fread) -> usize {
+unsafe fn read_items(
+    buffer: *mut c_void,
+    size: usize,
+    count: usize,
+    file: *mut libc::FILE,
+    fread: next::Fread,
+) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
     if !needs_bounce(buffer, total) {
         // SAFETY: the caller's promise.
@@ -46,7 +52,13 @@ unsafe fn read_items(buffer: *mut c_void, size: usize, count: usize, file: *mut 
 ///
 /// # Safety
 /// As fwrite(3).
-unsafe fn write_items(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE, fwrite: next::Fwrite) -> usize {
+unsafe fn write_items(
+    buffer: *const c_void,
+    size: usize,
+    count: usize,
+    file: *mut libc::FILE,
+    fwrite: next::Fwrite,
+) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
     if !needs_bounce(buffer, total) {
         // SAFETY: the caller's promise.
@@ -83,7 +95,12 @@ pub unsafe extern "C" fn fread(buffer: *mut c_void, size: usize, count: usize, f
 /// # Safety
 /// As fread(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fread_unlocked(buffer: *mut c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+pub unsafe extern "C" fn fread_unlocked(
+    buffer: *mut c_void,
+    size: usize,
+    count: usize,
+    file: *mut libc::FILE,
+) -> usize {
     // SAFETY: the caller's promise.
     unsafe { next::fread_unlocked().map_or(0, |fread| read_items(buffer, size, count, file, fread)) }
 }
@@ -103,7 +120,12 @@ pub unsafe extern "C" fn fwrite(buffer: *const c_void, size: usize, count: usize
 /// # Safety
 /// As fwrite(3).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fwrite_unlocked(buffer: *const c_void, size: usize, count: usize, file: *mut libc::FILE) -> usize {
+pub unsafe extern "C" fn fwrite_unlocked(
+    buffer: *const c_void,
+    size: usize,
+    count: usize,
+    file: *mut libc::FILE,
+) -> usize {
     // SAFETY: the caller's promise.
     unsafe { next::fwrite_unlocked().map_or(0, |fwrite| write_items(buffer, size, count, file, fwrite)) }
 }

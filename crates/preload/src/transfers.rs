@@ -65,7 +65,11 @@ unsafe fn read_bounced(buffer: *mut c_void, len: usize, mut read: impl FnMut(usi
 ///
 /// # Safety
 /// `buffer..buffer + len` is the program's to read.
-unsafe fn write_bounced(buffer: *const c_void, len: usize, mut write: impl FnMut(usize, usize, usize) -> isize) -> isize {
+unsafe fn write_bounced(
+    buffer: *const c_void,
+    len: usize,
+    mut write: impl FnMut(usize, usize, usize) -> isize,
+) -> isize {
     in_pieces(len, |done, want, bounce| {
         // SAFETY: the source is the program's and has `want` more bytes.
         unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>().add(done), bounce.as_mut_ptr(), want) };

@@ -264,7 +264,8 @@ mod tests {
         for workload in [Workload::Cyclic, Workload::Triad] {
             let trace = workload.trace(4096, 1);
             let outcome = replay(&trace, PolicyName::S3Fifo, machine(&trace, 30, true));
-            assert!(outcome.ready_ratio() > 0.97, "{workload}: {outcome:?}");
+            // One visit in 64 pages of a 2 MiB window is the marker, and some streams are found anew.
+            assert!(outcome.ready_ratio() > 0.95, "{workload}: {outcome:?}");
             assert!(outcome.hit_ratio() > 0.2, "{workload}: {outcome:?}");
         }
     }

@@ -257,7 +257,7 @@ impl Engine {
     }
 
     fn plan_eviction(&mut self, plan: &mut Plan) {
-        let target = self.watermarks.free_high + self.watermarks.standby;
+        let target = self.watermarks.free_high + self.second_chance.target();
         let mut leaving = 0;
         while !plan.is_full()
             && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target

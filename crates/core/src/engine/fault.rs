@@ -141,6 +141,8 @@ impl Engine {
                 None => self.make_room(order),
                 Some(taken) => {
                     let slot = self.map.slot(block).expect("a stored block has a slot");
+                    let distance = self.distance(block);
+                    self.second_chance.refaulted(u64::from(order.pages()), distance);
                     let entry = self.map.block_mut(block);
                     entry.become_state(State::Fetching);
                     entry.frame = taken.frame.0;
@@ -162,6 +164,7 @@ impl Engine {
         if !self.map.block(block).prefetched {
             self.standby.remove(&mut self.map, block);
             self.map.block_mut(block).become_state(State::Installing);
+            self.second_chance.rescued(u64::from(self.weight(block)));
             return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued };
         }
         let mut count = 1;

@@ -190,7 +190,8 @@ impl Engine {
         }
     }
 
-    fn keep_pages(&self) -> u64 {
-        self.settings.budget_pages - self.watermarks.free_high - self.watermarks.standby
+    /// Pages that can stay resident for long.
+    pub(super) fn keep_pages(&self) -> u64 {
+        self.settings.budget_pages - self.watermarks.free_high - self.second_chance.target()
     }
 }

@@ -27,6 +27,7 @@ use crate::frames::FramePool;
 use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
+use crate::second_chance::SecondChance;
 use crate::standby::Standby;
 use crate::units::{BlockIndex, FrameIndex};
 use crate::watermarks::Watermarks;
@@ -75,6 +76,7 @@ pub struct Engine {
     /// Blocks that were read ahead and wait for their touch.
     pub(crate) ready: Standby,
     pub(crate) watermarks: Watermarks,
+    pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
     pub(crate) settings: Settings,
     pub(crate) resident_pages: u64,
@@ -98,6 +100,7 @@ impl Engine {
             standby: Standby::default(),
             ready: Standby::default(),
             watermarks: Watermarks::for_budget(settings.budget_pages),
+            second_chance: SecondChance::new(settings.budget_pages),
             ahead: background::Ahead::default(),
             settings,
             resident_pages: 0,
@@ -175,6 +178,9 @@ impl Engine {
         self.tally.evicted_blocks += 1;
         let stamp = self.tally.evicted_pages as u32;
         self.map.block_mut(block).evicted_at = stamp;
+        if self.second_chance.evicted(weight) {
+            self.policy.grow(self.map.blocks_len(), self.keep_pages());
+        }
     }
 
     /// `weight` pages went back to the kernel: pays debt with them; the rest may be spent again.

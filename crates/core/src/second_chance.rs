@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How long victims wait on standby: long where they come back, briefly where they never do.
+//!
+//! Pure. Hits on resident blocks are invisible, so every policy evicts hot blocks now and then. The standby
+//! list makes that cheap, if it is long enough for a hot block to be touched while it waits. In a cyclic
+//! scan nothing comes back in time, and DRAM on standby is DRAM that could keep a part of the scan.
+//!
+//! So the length follows the evidence: blocks that were rescued, and blocks that came back so soon after
+//! they had left that a longer list would have caught them. A graph kernel whose vertices are hot (BC at
+//! 30 %) went from fetching 1.5 GB/s of them to rescuing them; STREAM stays at the shortest list.
+
+/// The longest list, as a part of the budget. Beyond a third, what is kept resident suffers.
+const LONGEST_PART: u64 = 3;
+/// The shortest one. One thirty-second still sees a block that is touched all the time.
+const SHORTEST_PART: u64 = 32;
+/// A refault within this part of the budget would have been caught by a list of about that length.
+const NEAR_PART: u64 = 4;
+/// The length is reconsidered after this part of the budget was evicted.
+const EPOCH_PART: u64 = 8;
+/// Share of evicted pages, in 1/64, that must come back for the list to grow, and below which it shrinks.
+const GROW_AT: u64 = 4;
+const SHRINK_BELOW: u64 = 1;
+
+/// See the module. All quantities are pages.
+#[derive(Clone, Copy, Debug)]
+pub struct SecondChance {
+    budget: u64,
+    target: u64,
+    evicted: u64,
+    came_back: u64,
+}
+
+impl SecondChance {
+    /// Starts with the shortest list.
+    pub fn new(budget: u64) -> Self {
+        Self { budget, target: (budget / SHORTEST_PART).max(64), evicted: 0, came_back: 0 }
+    }
+
+    /// How many pages should wait on standby.
+    pub fn target(&self) -> u64 {
+        self.target
+    }
+
+    /// A block of `pages` was touched on standby.
+    pub fn rescued(&mut self, pages: u64) {
+        self.came_back += pages;
+    }
+
+    /// A block of `pages` had to be fetched again after `distance` other pages had left.
+    pub fn refaulted(&mut self, pages: u64, distance: u64) {
+        if distance <= self.budget / NEAR_PART {
+            self.came_back += pages;
+        }
+    }
+
+    /// `pages` more were evicted. True when the target has changed.
+    pub fn evicted(&mut self, pages: u64) -> bool {
+        self.evicted += pages;
+        if self.evicted < self.budget / EPOCH_PART {
+            return false;
+        }
+        let before = self.target;
+        if self.came_back * 64 >= self.evicted * GROW_AT {
+            self.target = (self.target * 3 / 2).min(self.budget / LONGEST_PART);
+        } else if self.came_back * 64 < self.evicted * SHRINK_BELOW {
+            self.target = (self.target * 7 / 8).max((self.budget / SHORTEST_PART).max(64));
+        }
+        (self.evicted, self.came_back) = (0, 0);
+        self.target != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: u64 = 100_000;
+
+    fn after(epochs: u64, came_back: impl Fn(&mut SecondChance)) -> u64 {
+        let mut chance = SecondChance::new(BUDGET);
+        for _ in 0..epochs {
+            came_back(&mut chance);
+            chance.evicted(BUDGET / EPOCH_PART);
+        }
+        chance.target()
+    }
+
+    #[test]
+    fn a_scan_keeps_the_list_short() {
+        assert_eq!(after(100, |chance| chance.refaulted(10_000, 2 * BUDGET)), BUDGET / SHORTEST_PART);
+    }
+
+    #[test]
+    fn blocks_that_come_back_make_it_long() {
+        assert_eq!(after(20, |chance| chance.rescued(2_000)), BUDGET / LONGEST_PART);
+        assert_eq!(after(20, |chance| chance.refaulted(2_000, BUDGET / 10)), BUDGET / LONGEST_PART);
+    }
+
+    #[test]
+    fn it_shrinks_again_when_they_stop() {
+        let mut chance = SecondChance::new(BUDGET);
+        for _ in 0..20 {
+            chance.rescued(2_000);
+            chance.evicted(BUDGET / EPOCH_PART);
+        }
+        for _ in 0..60 {
+            chance.evicted(BUDGET / EPOCH_PART);
+        }
+        assert_eq!(chance.target(), BUDGET / SHORTEST_PART);
+    }
+}
