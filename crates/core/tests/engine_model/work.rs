@@ -137,7 +137,7 @@ impl Work {
                 }
                 if unlucky(trouble.fetch) {
                     // Read-ahead leaves the verdict to the fault that wants the block.
-                    Work::FetchFailed { block, pages, lost: !ahead && luck % 2 == 0 }
+                    Work::FetchFailed { block, pages, lost: !ahead && luck.is_multiple_of(2) }
                 } else {
                     fetch(engine, memory, (block, pages, frame, slot));
                     Work::Fetched { block, pages, frame, ahead }
@@ -231,7 +231,7 @@ fn clean(
     for at in &dirty[..good] {
         memory.store(slot, *at, values[*at]);
     }
-    if fails && luck % 2 == 0 {
+    if fails && luck.is_multiple_of(2) {
         memory.store(slot, dirty[good], GARBAGE);
     }
     (if fails { CleanVerdict::Failed } else { CleanVerdict::Stored }, found)

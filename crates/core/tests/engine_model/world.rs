@@ -263,7 +263,9 @@ impl World {
             if busy > 0 {
                 self.plan();
             }
-            (0..JOBS_MOST).for_each(|luck| drop(self.work(luck as u32 * 7 + 99 * 700)));
+            for luck in 0..JOBS_MOST {
+                self.work(luck as u32 * 7 + 99 * 700);
+            }
         }
     }
 
