@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The binaries under test, and programs to run under them.
+//!
+//! `AQUIFER_E2E_BIN=DIR` names a directory that holds `aquifer` and `libaquifer_preload.so`, to test what was
+//! built elsewhere. Otherwise they are built here, in release: what ships is what is tested.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Names the directory with the binaries.
+pub const BIN_VARIABLE: &str = "AQUIFER_E2E_BIN";
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The directory with `aquifer` and `libaquifer_preload.so`, built once for each process.
+pub fn binaries() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        if let Some(directory) = std::env::var_os(BIN_VARIABLE) {
+            return directory.into();
+        }
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let status = Command::new(cargo)
+            .current_dir(workspace())
+            .args(["build", "--quiet", "--release", "-p", "aquifer-cli", "-p", "aquifer-preload", "--target-dir"])
+            .arg(&target)
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");
+        target.join("release")
+    })
+}
+
+/// A directory of one test's own, on the disk of the target directory. Empty.
+pub fn scratch(test: &str) -> PathBuf {
+    let name = format!("aquifer-e2e-{test}-{}", std::process::id());
+    let path = binaries().join("e2e").join(name);
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("the target directory can be written");
+    path
+}
+
+/// Compiles C. `None`, and says why, where there is no C compiler.
+pub fn compile(name: &str, sources: &[PathBuf]) -> Option<PathBuf> {
+    let built = scratch(&format!("cc-{name}")).join(name);
+    let warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"];
+    let flags = ["-O1", "-g", "-std=gnu11", "-pthread", "-o"];
+    match Command::new("cc").args(warnings).args(flags).arg(&built).args(sources).output() {
+        Ok(output) if output.status.success() => Some(built),
+        Ok(output) => panic!("{name} does not compile: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            eprintln!("skipped, because cc cannot be started: {error}");
+            None
+        }
+    }
+}
+
+/// Compiles C from text.
+pub fn compile_text(name: &str, source: &str) -> Option<PathBuf> {
+    let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
+    std::fs::write(&path, source).expect("the scratch directory can be written");
+    compile(name, &[path])
+}
+
+/// The torture program, compiled once for each process.
+pub fn torture() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("torture");
+            let sources = ["main.c", "memory.c", "model.c", "threads.c", "transfers.c"].map(|file| folder.join(file));
+            compile("torture", &sources)
+        })
+        .as_deref()
+}

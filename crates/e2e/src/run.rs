@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Starts a program under `aquifer run`, with a limit of time, and says how it ended.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::build::binaries;
+
+/// How a program ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its exit status, 128 + n after signal n; `None` when it was killed because it did not end.
+    pub status: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it and the pager wrote to standard error.
+    pub stderr: String,
+}
+
+impl Ended {
+    /// The lines that the pager or the command wrote.
+    pub fn said(&self) -> Vec<&str> {
+        self.stderr.lines().filter(|line| line.starts_with("aquifer: ")).collect()
+    }
+
+    /// Panics unless the status is `status`, with everything that was said.
+    #[track_caller]
+    pub fn expect(&self, status: i32) -> &Self {
+        match self.status {
+            None => panic!("it hangs, and was killed; standard error:\n{}", self.stderr),
+            Some(found) => assert_eq!(found, status, "standard error:\n{}", self.stderr),
+        }
+        self
+    }
+
+    /// Panics unless one line of the pager's is this one.
+    #[track_caller]
+    pub fn expect_line(&self, line: &str) -> &Self {
+        assert!(self.said().contains(&line), "'{line}' was not said, but:\n{}", self.stderr);
+        self
+    }
+}
+
+/// `aquifer` with nothing of the caller's settings.
+pub fn aquifer() -> Command {
+    let mut command = Command::new(binaries().join("aquifer"));
+    for variable in ["AQUIFER_CONFIG", "LD_PRELOAD", "COLUMNS"] {
+        command.env_remove(variable);
+    }
+    command.env("AQUIFER_PRELOAD", binaries().join("libaquifer_preload.so"));
+    command
+}
+
+/// `aquifer run` with these words before `--` and the program and its arguments behind it.
+pub fn managed(settings: &[&str], program: &Path, arguments: &[&str]) -> Command {
+    let mut command = aquifer();
+    command.arg("run").args(settings).arg("--").arg(program).args(arguments);
+    command
+}
+
+/// A child whose output is being read.
+#[derive(Debug)]
+pub struct Running {
+    /// The process.
+    pub child: Child,
+    stdout: JoinHandle<String>,
+    stderr: JoinHandle<String>,
+}
+
+fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Starts `command` and reads what it writes.
+pub fn start(mut command: Command) -> Running {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command can be started");
+    let stdout = read_all(child.stdout.take().expect("piped"));
+    let stderr = read_all(child.stderr.take().expect("piped"));
+    Running { child, stdout, stderr }
+}
+
+impl Running {
+    /// Waits for the end, `limit` at most; then kills it, which kills the program under it, too.
+    pub fn wait(mut self, limit: Duration) -> Ended {
+        let started = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        let status = loop {
+            match self.child.try_wait().expect("it is our child") {
+                Some(status) => break Some(status),
+                None if started.elapsed() > limit => {
+                    let _ = self.child.kill();
+                    let _ = self.child.wait();
+                    break None;
+                }
+                None => std::thread::sleep(pause),
+            }
+            pause = (pause * 2).min(Duration::from_millis(50));
+        };
+        use std::os::unix::process::ExitStatusExt;
+        let status = status.map(|status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
+        let text = |reader: JoinHandle<String>| reader.join().expect("reading does not panic");
+        Ended { status, stdout: text(self.stdout), stderr: text(self.stderr) }
+    }
+}
+
+/// Starts and waits.
+pub fn run(command: Command, limit: Duration) -> Ended {
+    start(command).wait(limit)
+}
+
+/// The statistics that `--stats-json` wrote.
+pub fn stats(file: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(file).expect("the statistics were written");
+    serde_json::from_str(&text).expect("the statistics are JSON")
+}

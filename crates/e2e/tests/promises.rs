@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the system calls on memory promise, one small program for each promise that was once broken.
+//!
+//! Each program fills 96 MiB, most of which leaves, does one thing, and looks at every byte.
+
+use std::time::Duration;
+
+use aquifer_e2e::build::compile_text;
+use aquifer_e2e::run::{managed, run};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What every program starts with: `fill` makes each page different, `right` says whether a page is as it was.
+const PROLOGUE: &str = r#"
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+enum { PAGE = 4096, LEN = 96 << 20 };
+static unsigned char *map(size_t len) {
+    unsigned char *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) { perror("mmap"); exit(3); }
+    return start;
+}
+static void fill(unsigned char *start, size_t len, uint64_t salt) {
+    for (size_t at = 0; at < len; at += 512) *(uint64_t *)(start + at) = salt + at + 1;
+}
+static void right(unsigned char *start, size_t len, uint64_t salt, const char *what) {
+    for (size_t at = 0; at < len; at += 512)
+        if (*(uint64_t *)(start + at) != salt + at + 1) {
+            fprintf(stderr, "%s: byte %zu holds %llu\n", what, at, (unsigned long long)*(uint64_t *)(start + at));
+            exit(1);
+        }
+}
+static void zero(unsigned char *start, size_t len, const char *what) {
+    for (size_t at = 0; at < len; at += 512)
+        if (*(uint64_t *)(start + at) != 0) { fprintf(stderr, "%s: byte %zu is not zero\n", what, at); exit(1); }
+}
+/* Makes everything else leave. */
+static void press(void) {
+    unsigned char *other = map(LEN);
+    fill(other, LEN, 77);
+    right(other, LEN, 77, "pressure");
+    munmap(other, LEN);
+}
+"#;
+
+/// Runs `body` as `main` under every delivery and exchange.
+fn keeps(name: &str, body: &str) {
+    let source = format!("{PROLOGUE}\nint main(void) {{\n{body}\nreturn 0;\n}}\n");
+    let Some(program) = compile_text(name, &source) else { return };
+    for delivery in ["signal", "listener"] {
+        for exchange in ["move", "copy"] {
+            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+            let ended = run(managed(&words, &program, &[]), LIMIT);
+            assert_eq!(ended.status, Some(0), "{name} with {delivery}, {exchange}: {}", ended.stderr);
+        }
+    }
+}
+
+/// The kernel does not move pages between mappings of different rights, so such blocks are copied. Memory
+/// that may not be read was taken for memory that is not there, and came back as zeros.
+#[test]
+fn memory_that_may_not_be_touched_for_a_while_keeps_its_contents() {
+    for (name, rights) in [("none", "PROT_NONE"), ("read-only", "PROT_READ")] {
+        let body = format!(
+            "unsigned char *start = map(16 << 20);
+            fill(start, 16 << 20, 5);
+            if (mprotect(start, 16 << 20, {rights})) return 3;
+            press();
+            if (mprotect(start, 16 << 20, PROT_READ | PROT_WRITE)) return 3;
+            right(start, 16 << 20, 5, \"{name}\");"
+        );
+        keeps(&format!("protected-{name}"), &body);
+    }
+}
+
+/// The preload library's own calls of mmap and munmap went past the pager, so the pages of the old place
+/// stayed in its books.
+#[test]
+fn a_mapping_that_grows_elsewhere_keeps_its_contents() {
+    keeps(
+        "mremap",
+        "unsigned char *start = map(32 << 20);
+        fill(start, 32 << 20, 5);
+        for (size_t len = 32 << 20; len < (size_t)LEN; len += 16 << 20) {
+            start = mremap(start, len, len + (16 << 20), MREMAP_MAYMOVE);
+            if (start == MAP_FAILED) return 3;
+            right(start, 32 << 20, 5, \"mremap\");
+            zero(start + (32 << 20), len - (16 << 20), \"what mremap added\");
+            press();
+        }
+        start = mremap(start, LEN, 8 << 20, 0);
+        if (start == MAP_FAILED) return 3;
+        right(start, 8 << 20, 5, \"shrunk\");",
+    );
+}
+
+/// A block loses its pages part by part while it is resident; when it leaves there is nothing to take, and
+/// when it comes back there is nothing to install.
+#[test]
+fn a_block_given_back_in_parts_reads_as_zeros() {
+    keeps(
+        "parts",
+        "unsigned char *start = map(LEN);
+        for (size_t at = 0; at < LEN; at += 128 << 10) {
+            fill(start + at, 128 << 10, 9);
+            if (madvise(start + at, 64 << 10, MADV_DONTNEED)) return 3;
+            if (at % (256 << 10) && madvise(start + at + (64 << 10), 64 << 10, MADV_DONTNEED)) return 3;
+        }
+        press();
+        for (size_t at = 0; at < LEN; at += 128 << 10) {
+            zero(start + at, 64 << 10, \"first half\");
+            if (at % (256 << 10)) zero(start + at + (64 << 10), 64 << 10, \"second half\");
+            else for (size_t word = 64 << 10; word < 128 << 10; word += 512)
+                if (*(uint64_t *)(start + at + word) != 9 + word + 1) return 1;
+        }",
+    );
+}
+
+/// The end of a block behind a hole within it was forgotten: its pages were there and the map called it empty.
+#[test]
+fn both_sides_of_a_hole_within_a_block_keep_their_contents() {
+    keeps(
+        "holes",
+        "unsigned char *start = map(LEN);
+        fill(start, LEN, 3);
+        for (size_t at = 40 << 10; at < LEN; at += 1 << 20)
+            if (munmap(start + at, 16 << 10)) return 3;
+        press();
+        for (size_t at = 0; at < LEN; at += 512) {
+            size_t within = at % (1 << 20);
+            if (within >= 40 << 10 && within < 56 << 10) continue;
+            if (*(uint64_t *)(start + at) != 3 + at + 1) { fprintf(stderr, \"byte %zu\\n\", at); return 1; }
+        }",
+    );
+}
+
+/// Memory that was populated before it was registered, and is more than the budget, shrinks to the budget.
+#[test]
+fn memory_populated_at_once_comes_down_to_the_budget() {
+    keeps(
+        "populate",
+        "unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (start == MAP_FAILED) return 3;
+        fill(start, LEN, 1);
+        right(start, LEN, 1, \"populated\");
+        for (int turn = 0; turn < 50; turn++) {
+            long resident = 0, all;
+            FILE *file = fopen(\"/proc/self/statm\", \"r\");
+            if (!file || fscanf(file, \"%ld %ld\", &all, &resident) != 2) return 3;
+            fclose(file);
+            if (resident * PAGE < (24 + 32 + 8) << 20) return 0;
+            usleep(100000);
+        }
+        fprintf(stderr, \"never came down to the budget\\n\");
+        return 1;",
+    );
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copyright the Aquifer authors */
+
+/* What malloc and mmap promise: contents that survive growing, zeros where zeros are promised, holes. */
+
+#include "torture.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static void zeros(const unsigned char *start, size_t len, const char *what) {
+    for (size_t at = 0; at < len; at += below(&(struct luck){at}, 61) + 1)
+        if (start[at] != 0)
+            wrong("%s: byte %zu of %zu is 0x%02x, must be zero", what, at, len, start[at]);
+}
+
+void allocations(struct luck *luck, size_t largest) {
+    static __thread struct area area;
+    size_t len = LINE + below(luck, below(luck, 4) ? 20000 : largest) / LINE * LINE;
+    unsigned char *start;
+    int zeroed = 0;
+    switch (below(luck, 4)) {
+    case 0:
+        start = calloc(len / LINE, LINE);
+        zeroed = 1;
+        break;
+    case 1: {
+        void *aligned = NULL;
+        if (posix_memalign(&aligned, (size_t)64 << below(luck, 10), len) != 0)
+            broken("posix_memalign");
+        start = aligned;
+        break;
+    }
+    default:
+        start = malloc(len);
+    }
+    if (!start)
+        broken("malloc");
+    if (zeroed)
+        zeros(start, len, "calloc");
+    area_model(&area, start, len);
+    write_lines(&area, 0, len / LINE, luck);
+    for (int turn = 0; turn < 3; turn++) {
+        size_t before = len;
+        len = below(luck, 2) ? len + below(luck, len) / LINE * LINE : LINE + below(luck, len) / LINE * LINE;
+        start = realloc(start, len);
+        if (!start)
+            broken("realloc");
+        /* The model's lines do not move with the memory: only the start does. */
+        if (len / LINE > area.stamps_most) {
+            uint32_t *stamps = unmanaged(len / LINE * sizeof *stamps);
+            memcpy(stamps, area.stamps, before / LINE * sizeof *stamps);
+            munmap(area.stamps, area.stamps_most * sizeof *stamps);
+            area.stamps = stamps;
+            area.stamps_most = len / LINE;
+        }
+        area.start = start;
+        area.len = len < before ? len : before;
+        check_area(&area, "realloc");
+        area.len = len;
+        if (len > before)
+            write_lines(&area, before / LINE, (len - before) / LINE, luck);
+    }
+    check_area(&area, "before free");
+    free(start);
+}
+
+void mappings(struct luck *luck) {
+    static __thread struct area area;
+    const size_t page = 4096;
+    size_t pages = 20 + below(luck, below(luck, 3) ? 300 : 3000), len = pages * page;
+    unsigned char *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
+        broken("mmap");
+    area_model(&area, start, len);
+    zeros(start, len, "fresh mapping");
+    write_lines(&area, 0, len / LINE, luck);
+    size_t from = below(luck, pages - 2) * page, to = from + (1 + below(luck, pages - 1 - from / page)) * page;
+    switch (below(luck, 5)) {
+    case 0: /* Holes at several places, each of which reads as zeros. */
+        for (int turn = 0; turn < 3; turn++) {
+            if (madvise(start + from, to - from, MADV_DONTNEED) != 0)
+                broken("madvise");
+            area_zero(&area, from, to);
+            check_area(&area, "MADV_DONTNEED");
+            from = below(luck, pages - 2) * page;
+            to = from + (1 + below(luck, 3)) * page;
+            to = to > len ? len : to;
+        }
+        break;
+    case 1: /* A hole in the address space. What is around it stays. */
+        if (munmap(start + from, to - from) != 0)
+            broken("munmap");
+        check_lines(&area, 0, from / LINE, "before a hole");
+        check_lines(&area, to / LINE, (len - to) / LINE, "behind a hole");
+        write_lines(&area, to / LINE, (len - to) / LINE, luck);
+        check_lines(&area, to / LINE, (len - to) / LINE, "behind a hole, written again");
+        munmap(start, from);
+        munmap(start + to, len - to);
+        return;
+    case 2: /* Protected, left alone for a while, and read again. */
+        if (mprotect(start + from, to - from, below(luck, 2) ? PROT_NONE : PROT_READ) != 0)
+            broken("mprotect");
+        for (int turn = 0; turn < 3; turn++)
+            allocations(luck, (size_t)8 << 20);
+        if (mprotect(start + from, to - from, PROT_READ | PROT_WRITE) != 0)
+            broken("mprotect back");
+        check_area(&area, "after mprotect");
+        break;
+    case 3: { /* Grown by moving. */
+        size_t longer = len + (1 + below(luck, 200)) * page;
+        unsigned char *moved = mremap(start, len, longer, MREMAP_MAYMOVE);
+        if (moved == MAP_FAILED)
+            wrong("mremap fails: %s", strerror(errno));
+        area.start = start = moved;
+        check_area(&area, "mremap");
+        zeros(start + len, longer - len, "what mremap added");
+        len = longer;
+        break;
+    }
+    default: /* A new mapping in the middle of the old one. */
+        if (mmap(start + from, to - from, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+            start + from)
+            broken("mmap MAP_FIXED");
+        area_zero(&area, from, to);
+        check_area(&area, "MAP_FIXED");
+        write_lines(&area, 0, area.len / LINE, luck);
+        check_area(&area, "MAP_FIXED, written again");
+    }
+    if (munmap(start, len) != 0)
+        broken("munmap");
+}
