@@ -9,7 +9,19 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    for name in ["mmap", "mmap64", "munmap", "madvise", "mremap", "read", "pread64", "pwrite64", "write", "sigaction"] {
+    for name in [
+        "mmap",
+        "mmap64",
+        "munmap",
+        "madvise",
+        "mremap",
+        "read",
+        "pread64",
+        "pwrite64",
+        "write",
+        "sigaction",
+        "pthread_create",
+    ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,now,-z,nodelete");

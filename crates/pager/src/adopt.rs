@@ -11,7 +11,7 @@
 //! so that no handler of the program can come back here on the same thread.
 
 use std::io;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,6 +43,9 @@ pub struct Adopter {
     pager: AtomicPtr<Pager>,
     counters: &'static Counters,
     budget_bytes: u64,
+    /// The addresses between which every mapping with signal delivery lies; only ever grows.
+    signal_low: AtomicUsize,
+    signal_high: AtomicUsize,
 }
 
 struct State {
@@ -61,6 +64,8 @@ impl Adopter {
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
             budget_bytes,
+            signal_low: AtomicUsize::new(usize::MAX),
+            signal_high: AtomicUsize::new(0),
         }
     }
 
@@ -141,6 +146,11 @@ impl Adopter {
                 let index = (page - first) as usize;
                 present[index..index + count as usize].iter().any(|present| *present)
             });
+            if delivery == Delivery::Signal {
+                // Release pairs with the Acquire in `needs_bounce`: the program may use the range from now on.
+                self.signal_low.fetch_min(start, Ordering::Release);
+                self.signal_high.fetch_max(range.end, Ordering::Release);
+            }
             self.counters.increase(registered(delivery), 1);
         }
         pager.publish(&engine);
@@ -224,7 +234,9 @@ impl Adopter {
     /// Whether a system call on `start..start + len` would meet pages that only a signal can bring.
     pub fn needs_bounce(&self, start: usize, len: usize) -> bool {
         let Some(pager) = self.pager() else { return false };
-        if len == 0 || thread_is_inside() {
+        let outside = start >= self.signal_high.load(Ordering::Acquire)
+            || start.saturating_add(len) <= self.signal_low.load(Ordering::Acquire);
+        if len == 0 || outside || thread_is_inside() {
             return false;
         }
         let _blocked = Blocked::all();

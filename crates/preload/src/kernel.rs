@@ -82,3 +82,22 @@ pub unsafe extern "C" fn __wrap_sigaction(
         None => -1,
     }
 }
+
+/// libc's own pthread_create, for this library's own use of the name.
+///
+/// # Safety
+/// As for pthread_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __wrap_pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: crate::next::StartRoutine,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: the symbol is libc's.
+    match unsafe { crate::next::pthread_create() } {
+        // SAFETY: the caller's promise.
+        Some(create) => unsafe { create(thread, attributes, start, argument) },
+        None => libc::EAGAIN,
+    }
+}

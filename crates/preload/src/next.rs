@@ -48,7 +48,15 @@ pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut li
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
+/// What a thread runs. It may end by unwinding: pthread_exit(3) and cancellation do.
+pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+/// `pthread_create(3)`.
+pub type PthreadCreate =
+    unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
+
 next! {
+    /// The C library's `pthread_create`.
+    pthread_create: PthreadCreate = c"pthread_create";
     /// The C library's `fread`.
     fread: Fread = c"fread";
     /// The C library's `fread_unlocked`.

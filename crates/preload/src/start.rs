@@ -55,6 +55,9 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
     aquifer_pager::abort::on_panic();
+    if config.record.is_some() {
+        abort(&["cannot start: recording is not in this build yet; leave --record out"]);
+    }
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
     describe(counters, &config);
     let tier = open_tier(&config);
@@ -77,6 +80,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         abort(&["cannot start: the library was started twice"]);
     }
     drop(_inside);
+    crate::threads::give_stack();
     heap::manage();
     adopt_static_arrays();
 }

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Gives every thread an alternate signal stack, on which the fault handler runs.
+//!
+//! A thread's own stack may be too small for a signal frame and the handler, or may itself lie in managed
+//! memory (coroutines). A program that sets an alternate stack of its own keeps it.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library, and a stack for the kernel")]
+
+use std::ffi::{c_int, c_void};
+
+use aquifer_sys::memory::map_anonymous;
+use aquifer_sys::raw::syscall;
+use aquifer_sys::thread_slot::Inside;
+
+use crate::next::{self, StartRoutine};
+
+/// Room for the largest signal frame of x86-64 (about 12 KiB with AMX) and the handler (about 20 KiB).
+const STACK_BYTES: usize = 64 << 10;
+
+/// What a new thread is to run.
+struct Job {
+    run: StartRoutine,
+    argument: *mut c_void,
+}
+
+/// Makes `start..start + STACK_BYTES` this thread's alternate stack, or takes it away again.
+fn use_stack(start: usize, enable: bool) {
+    let stack = libc::stack_t {
+        ss_sp: std::ptr::with_exposed_provenance_mut(start),
+        ss_flags: if enable { 0 } else { libc::SS_DISABLE },
+        ss_size: STACK_BYTES,
+    };
+    // SAFETY: sigaltstack(2) reads one `stack_t`; the range is mapped for as long as it is in use.
+    let _ = unsafe { syscall(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Gives the calling thread an alternate stack for the rest of its life.
+pub fn give_stack() -> Option<usize> {
+    let start = map_anonymous(STACK_BYTES).ok()?;
+    use_stack(start, true);
+    Some(start)
+}
+
+/// Takes a thread's alternate stack away when the thread ends, by whatever way.
+struct StackOfThread(usize);
+
+impl Drop for StackOfThread {
+    fn drop(&mut self) {
+        use_stack(self.0, false);
+        // SAFETY: the stack was mapped by `give_stack` and is not in use any more.
+        let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACK_BYTES, 0, 0, 0, 0]) };
+    }
+}
+
+unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
+    let job = {
+        let _inside = Inside::enter();
+        // SAFETY: `pthread_create` below made this pointer from a `Box<Job>`, and hands it over once.
+        let job = unsafe { Box::from_raw(job.cast::<Job>()) };
+        Job { run: job.run, argument: job.argument }
+    };
+    let _stack = give_stack().map(StackOfThread);
+    // SAFETY: the program asked for this function to be run with this argument.
+    unsafe { (job.run)(job.argument) }
+}
+
+/// pthread_create(3).
+///
+/// # Safety
+/// As pthread_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: StartRoutine,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: the symbol is libc's.
+    let Some(create) = (unsafe { next::pthread_create() }) else { return libc::EAGAIN };
+    if crate::start::instance().is_none() {
+        // SAFETY: the caller's promise.
+        return unsafe { create(thread, attributes, start, argument) };
+    }
+    let job = {
+        let _inside = Inside::enter();
+        Box::into_raw(Box::new(Job { run: start, argument }))
+    };
+    // SAFETY: as the caller's, with our own function around the program's.
+    let result = unsafe { create(thread, attributes, run, job.cast()) };
+    if result != 0 {
+        let _inside = Inside::enter();
+        // SAFETY: the thread was not made, so the box is still ours.
+        drop(unsafe { Box::from_raw(job) });
+    }
+    result
+}
