@@ -6,7 +6,7 @@
 //! A pager is made once, when the budget comes near, and lives until the process ends: its userfaultfds
 //! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
@@ -135,6 +135,9 @@ pub struct Pager {
     /// Signalled after every report for which somebody waits.
     pub(crate) progress: EventCount,
     pub(crate) worker_bell: Wakeup,
+    /// How much of the engine's tally the counters have.
+    published_hits: AtomicU64,
+    published_wasted: AtomicU64,
 }
 
 impl Pager {
@@ -174,6 +177,8 @@ impl Pager {
             order: settings.order,
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
+            published_hits: AtomicU64::new(0),
+            published_wasted: AtomicU64::new(0),
         }));
         counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
         crate::worker::start(pager)?;
@@ -212,6 +217,17 @@ impl Pager {
         self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
         self.counters.set(Gauge::StandbyBytes, standby);
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
+        let tally = engine.tally();
+        self.catch_up(Counter::PrefetchHits, &self.published_hits, tally.prefetch_hits);
+        self.catch_up(Counter::PrefetchWasted, &self.published_wasted, tally.prefetch_wasted);
+    }
+
+    /// Adds to a counter what the engine has counted since the last time. Called with the engine's lock held.
+    fn catch_up(&self, counter: Counter, published: &AtomicU64, now: u64) {
+        let before = published.swap(now, Ordering::Relaxed);
+        if now > before {
+            self.counters.add(counter, now - before);
+        }
     }
 
     /// Counts a failure.
