@@ -12,6 +12,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use aquifer_sys::raw::syscall;
+
 use crate::kernel::call;
 use crate::start::instance;
 
@@ -28,8 +30,24 @@ fn bounce() -> Vec<u8> {
     vec![0; BOUNCE_BYTES]
 }
 
-/// Repeats `transfer(done, want, bounce)` until `len` bytes are through or one comes back short.
-fn in_pieces(len: usize, mut transfer: impl FnMut(usize, usize, &mut [u8]) -> isize) -> isize {
+/// Whether reading on cannot wait: what is not in a file yet never comes.
+fn is_file(descriptor: usize) -> bool {
+    // SAFETY: fstat(2) fills the structure, or fails and leaves it as it is: all zeros, no kind of file.
+    let mode = unsafe {
+        let mut found: libc::stat = std::mem::zeroed();
+        let _ = syscall(libc::SYS_fstat, [descriptor, &raw mut found as usize, 0, 0, 0, 0]);
+        found.st_mode
+    };
+    matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK)
+}
+
+/// Repeats `transfer(done, want, bounce)` until `len` bytes are through, one comes back short, or going on is
+/// not allowed by `goes_on`.
+fn in_pieces(
+    len: usize,
+    mut transfer: impl FnMut(usize, usize, &mut [u8]) -> isize,
+    goes_on: impl Fn() -> bool,
+) -> isize {
     let mut bounce = bounce();
     let mut done = 0;
     loop {
@@ -39,18 +57,24 @@ fn in_pieces(len: usize, mut transfer: impl FnMut(usize, usize, &mut [u8]) -> is
             return if done > 0 { done as isize } else { moved };
         }
         done += moved as usize;
-        if done == len || (moved as usize) < want {
+        if done == len || (moved as usize) < want || !goes_on() {
             return done as isize;
         }
     }
 }
 
-/// Reads through the bounce buffer with the system call `read(at, len, target)`.
+/// Reads through the bounce buffer with the system call `read(at, len, target)`. From a pipe, a socket or a
+/// terminal only once: the kernel returns what there is, and asking again could wait for ever.
 ///
 /// # Safety
 /// `buffer..buffer + len` is the program's to write.
-unsafe fn read_bounced(buffer: *mut c_void, len: usize, mut read: impl FnMut(usize, usize, usize) -> isize) -> isize {
-    in_pieces(len, |done, want, bounce| {
+unsafe fn read_bounced(
+    descriptor: usize,
+    buffer: *mut c_void,
+    len: usize,
+    mut read: impl FnMut(usize, usize, usize) -> isize,
+) -> isize {
+    let piece = |done: usize, want: usize, bounce: &mut [u8]| {
         let moved = read(done, want, bounce.as_mut_ptr() as usize);
         if moved > 0 {
             // SAFETY: the kernel wrote `moved` bytes, no more than the bounce buffer has; the target is the
@@ -58,7 +82,8 @@ unsafe fn read_bounced(buffer: *mut c_void, len: usize, mut read: impl FnMut(usi
             unsafe { std::ptr::copy_nonoverlapping(bounce.as_ptr(), buffer.cast::<u8>().add(done), moved as usize) };
         }
         moved
-    })
+    };
+    in_pieces(len, piece, || is_file(descriptor))
 }
 
 /// Writes through the bounce buffer with the system call `write(at, len, source)`.
@@ -66,15 +91,17 @@ unsafe fn read_bounced(buffer: *mut c_void, len: usize, mut read: impl FnMut(usi
 /// # Safety
 /// `buffer..buffer + len` is the program's to read.
 unsafe fn write_bounced(
+    _: usize,
     buffer: *const c_void,
     len: usize,
     mut write: impl FnMut(usize, usize, usize) -> isize,
 ) -> isize {
-    in_pieces(len, |done, want, bounce| {
+    let piece = |done: usize, want: usize, bounce: &mut [u8]| {
         // SAFETY: the source is the program's and has `want` more bytes.
         unsafe { std::ptr::copy_nonoverlapping(buffer.cast::<u8>().add(done), bounce.as_mut_ptr(), want) };
         write(done, want, bounce.as_ptr() as usize)
-    })
+    };
+    in_pieces(len, piece, || true)
 }
 
 /// Declares one read-like or write-like function of libc.
@@ -93,7 +120,7 @@ macro_rules! transfer {
             };
             if needs_bounce(buffer, len) {
                 // SAFETY: the caller's promise.
-                return unsafe { $way(buffer, len, one) };
+                return unsafe { $way(descriptor, buffer, len, one) };
             }
             one(0, len, buffer as usize)
         }
@@ -115,7 +142,7 @@ macro_rules! transfer {
             };
             if needs_bounce(buffer, len) {
                 // SAFETY: the caller's promise.
-                return unsafe { $way(buffer, len, one) };
+                return unsafe { $way(descriptor, buffer, len, one) };
             }
             one(0, len, buffer as usize)
         }
