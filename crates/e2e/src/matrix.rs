@@ -9,11 +9,16 @@ use std::time::Duration;
 use crate::build::{scratch, torture};
 use crate::run::{Ended, managed, run};
 
-/// Parts of the torture program whose system calls are served under each delivery. With `signal`, the
-/// kernel's own accesses to small objects cannot be: locks are left out, and said so in the manual.
+/// All parts of the torture program.
 pub const PARTS_ALL: &str = "llltkvmapfs";
-/// What forced signal delivery serves.
-pub const PARTS_SIGNAL: &str = "llltaps";
+/// The parts for runs in which signals serve big allocations: without kernel structures (raw system calls
+/// cannot be caught) and vectors (which come back short).
+pub const PARTS_SIGNAL: &str = "llltmapfs";
+
+/// The parts that must be right under a delivery.
+pub fn parts(delivery: &str) -> &'static str {
+    if delivery == "listener" { PARTS_ALL } else { PARTS_SIGNAL }
+}
 
 /// One way to run.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What every program starts with: `fill` makes each page different, `right` says whether a page is as it was.
 const PROLOGUE: &str = r#"
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,5 +162,27 @@ fn memory_populated_at_once_comes_down_to_the_budget() {
         }
         fprintf(stderr, \"never came down to the budget\\n\");
         return 1;",
+    );
+}
+
+/// A read from a pipe returns what there is. Read in pieces, it waited for more when a piece came full.
+#[test]
+fn a_read_from_a_pipe_does_not_wait_for_more_than_there_is() {
+    keeps(
+        "pipe",
+        "int ends[2];
+        unsigned char *start = malloc(LEN);
+        fill(start, LEN, 4);
+        if (pipe(ends) || fcntl(ends[1], F_SETPIPE_SZ, 1 << 20) < 1 << 20) return 3;
+        alarm(20);
+        for (size_t len = 4096; len <= 512 << 10; len *= 2) {
+            if (write(ends[1], start + (8 << 20), len) != (ssize_t)len) return 1;
+            for (size_t done = 0; done < len;) {
+                ssize_t came = read(ends[0], start + (40 << 20) + done, (1 << 20) - done);
+                if (came <= 0) return 1;
+                done += came;
+            }
+            right(start + (40 << 20), len, 4 + (8 << 20), \"what came through the pipe\");
+        }",
     );
 }

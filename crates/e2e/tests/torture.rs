@@ -8,7 +8,7 @@
 //! that does everything runs under every value of every setting; combinations beyond these are
 //! `torture-sweep`'s. Each run is short; all of them together take some two minutes on two CPUs.
 
-use aquifer_e2e::matrix::{PARTS_ALL, PARTS_SIGNAL, Setting};
+use aquifer_e2e::matrix::{PARTS_ALL, PARTS_SIGNAL, Setting, parts};
 
 /// Seconds of torture in each run.
 const SECONDS: u64 = 2;
@@ -18,11 +18,6 @@ fn all_right(setting: &Setting, seed: u64, parts: &str) {
     if let Some(ended) = setting.torture(seed, SECONDS, parts) {
         assert_eq!(ended.status, Some(0), "seed {seed}, {setting:?}:\n{}", ended.stderr);
     }
-}
-
-/// Which calls are safe in big allocations: see `transfers.rs` in the preload library.
-fn parts(delivery: &str) -> &'static str {
-    if delivery == "listener" { PARTS_ALL } else { PARTS_SIGNAL }
 }
 
 #[test]
