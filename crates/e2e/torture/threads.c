@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /* Locks and condition variables in managed memory, which the kernel touches as futexes, and signal handlers
  * that touch memory of their own. */

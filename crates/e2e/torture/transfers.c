@@ -1,5 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* Copyright the Aquifer authors */
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
 
 /* System calls and stdio whose buffers lie in managed memory: whatever the sizes, what was sent must be what
  * arrives, and no call may fail because its buffer is away. */

@@ -91,8 +91,9 @@ macro_rules! vectored {
                         // SAFETY: the caller's promise.
                         unsafe { gather(&entries, &mut bounce) };
                     }
+                    let args = [descriptor, bounce.as_mut_ptr() as usize, bounce.len(), offset, 0, 0];
                     // SAFETY: the bounce buffer is ours.
-                    let moved = unsafe { call($one, [descriptor, bounce.as_mut_ptr() as usize, bounce.len(), offset, 0, 0]) };
+                    let moved = unsafe { call($one, args) };
                     if $reads && moved > 0 {
                         // SAFETY: the caller's promise.
                         unsafe { scatter(&entries, &bounce[..moved as usize]) };

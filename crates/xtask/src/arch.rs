@@ -31,7 +31,7 @@ const RINGS: &[Ring] = &[
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
     },
-    Ring { name: "workshops", crates: &[("bench", &[]), ("sim", &["core"]), ("xtask", &[])] },
+    Ring { name: "workshops", crates: &[("bench", &[]), ("e2e", &[]), ("sim", &["core"]), ("xtask", &[])] },
 ];
 
 /// The edge that leads outwards, and why it may.
