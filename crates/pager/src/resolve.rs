@@ -33,6 +33,9 @@ const WAIT_ONCE: Duration = Duration::from_millis(200);
 const SPIN_ROUNDS: u32 = 400;
 /// Failed write-backs in one fault's search for room before it gives up.
 const FAILURES_MOST: u32 = 16;
+/// Victims that the kernel does not let go in one fault's search for room before it gives up: locked or pinned
+/// memory. Many, since each costs microseconds only, and others may go.
+const REFUSALS_MOST: u32 = 1024;
 /// Tries of one read that fails for want of something that comes back.
 const READ_TRIES: u32 = 5;
 
@@ -55,7 +58,7 @@ impl Pager {
         let started = now_ns();
         let page = address as u64 / PAGE_BYTES;
         let mut kind = None;
-        let mut failures = 0;
+        let (mut failures, mut refusals) = (0, 0);
         let mut first = true;
         loop {
             let ticket = self.progress.ticket();
@@ -68,7 +71,14 @@ impl Pager {
                 FaultStep::Poisoned => return Outcome::Lost,
                 FaultStep::Wait => self.wait(ticket, started),
                 FaultStep::Empty { frame } => self.empty(frame),
-                FaultStep::Evict { block, pages, frame } => self.evict(block, pages, frame, delivery),
+                FaultStep::Evict { block, pages, frame } => {
+                    if !self.evict(block, pages, frame, delivery) {
+                        refusals += 1;
+                        if refusals > REFUSALS_MOST {
+                            return Outcome::NoRoom;
+                        }
+                    }
+                }
                 FaultStep::Clean { block, pages, frame, known_clean } => {
                     if !self.clean_now(block, pages, frame, known_clean, &guards) {
                         failures += 1;
@@ -159,9 +169,10 @@ impl Pager {
         self.progress.signal();
     }
 
-    /// Takes one victim out of the program's reach.
-    pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) {
+    /// Takes one victim out of the program's reach. False when the kernel does not let it go.
+    pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) -> bool {
         let taken = exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame);
+        let gone = taken.is_ok();
         let wanted = match taken {
             Ok(()) => {
                 self.counters.add(Counter::EvictedBlocks, 1);
@@ -174,6 +185,7 @@ impl Pager {
             }
         };
         self.report(wanted);
+        gone
     }
 
     /// Cleans one standby block on this thread. False when its bytes could not be written.
