@@ -268,3 +268,17 @@ fn an_idle_program_uses_no_cpu() {
         assert!(used < most_us, "{tier} {used} us of CPU in 2 s of sleep");
     }
 }
+
+/// The kernel does not let go of locked memory. The fault that needed room tried victim after victim for ever.
+#[test]
+fn locked_memory_ends_loudly_and_never_hangs() {
+    let body = "char *start = malloc((size_t)80 << 20); mlock(start, (size_t)80 << 20);\
+                memset(start, 1, (size_t)80 << 20); return 0;";
+    let Some(program) = small("locked", &format!("int mlock(const void *, size_t); {body}")) else { return };
+    for delivery in ["signal", "listener"] {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        let loud = matches!(ended.status, Some(113 | 135)) && !ended.said().is_empty();
+        assert!(ended.status == Some(0) || loud, "{delivery}: {:?}\n{}", ended.status, ended.stderr);
+    }
+}
