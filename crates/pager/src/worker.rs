@@ -107,13 +107,16 @@ impl Worker {
         let mut plan = Plan::new();
         loop {
             self.plan(&mut plan);
-            self.carry_out(&plan);
+            let progress = self.carry_out(&plan);
             if self.queue.kick().is_err() {
                 crate::abort::abort(&["the tier's queue does not start transfers; check the kernel log (dmesg)"]);
             }
             let reaped = self.complete(Wait::No);
             if plan.tasks.is_empty() && reaped == 0 {
                 self.sleep();
+            } else if !progress && reaped == 0 {
+                // Every victim was refused: they are locked or pinned. Faults go on looking by themselves.
+                self.pager.worker_bell.sleep(None, SLEEP_BUSY);
             }
         }
     }
@@ -144,8 +147,9 @@ impl Worker {
         }
     }
 
-    fn carry_out(&mut self, plan: &Plan) {
-        self.evict(plan);
+    /// Returns whether anything of the plan could be done.
+    fn carry_out(&mut self, plan: &Plan) -> bool {
+        let progress = self.evict(plan);
         for task in &plan.tasks {
             match *task {
                 Task::Empty { frame } => self.pager.empty(frame),
@@ -159,24 +163,28 @@ impl Worker {
                 Task::Fetch { block, pages, frame, slot } => self.fetch(block, pages, frame, slot),
             }
         }
+        progress
     }
 
     fn delivery(&self, block: BlockIndex) -> Delivery {
         self.pager.engine().map().region_of(block).delivery
     }
 
-    /// Carries out the plan's evictions, neighbours together.
-    fn evict(&mut self, plan: &Plan) {
+    /// Carries out the plan's evictions, neighbours together. False when there was nothing else in the plan
+    /// and the kernel let no victim go.
+    fn evict(&mut self, plan: &Plan) -> bool {
         let mut run: Vec<Move> = Vec::with_capacity(plan.tasks.len());
         for task in &plan.tasks {
             if let Task::Evict { block, pages, frame } = *task {
                 run.push(Move { block, pages, frame, delivery: self.delivery(block) });
             }
         }
-        for_each_run(&run, |pages, members| self.evict_run(pages, members));
+        let mut progress = run.len() < plan.tasks.len() || run.is_empty();
+        for_each_run(&run, |pages, members| progress |= self.evict_run(pages, members));
+        progress
     }
 
-    fn evict_run(&self, pages: Pages, members: &[Move]) {
+    fn evict_run(&self, pages: Pages, members: &[Move]) -> bool {
         let first = members[0];
         let uffds = self.pager.uffds(first.delivery);
         if members.len() > 1 && exchange::take_away(uffds, &self.pager.area, self.pager.way, pages, first.frame).is_ok()
@@ -189,11 +197,11 @@ impl Worker {
             }
             drop(engine);
             self.pager.report(wanted);
-            return;
+            return true;
         }
-        for member in members {
-            self.pager.evict(member.block, member.pages, member.frame, member.delivery);
-        }
+        members.iter().fold(false, |progress, member| {
+            self.pager.evict(member.block, member.pages, member.frame, member.delivery) | progress
+        })
     }
 
     /// Compares a standby block with the tier's copy; writes what differs.
