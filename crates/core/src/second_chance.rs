@@ -8,8 +8,8 @@
 //! scan nothing comes back in time, and DRAM on standby is DRAM that could keep a part of the scan.
 //!
 //! So the length follows the evidence: blocks that were rescued, and blocks that came back so soon after
-//! they had left that a longer list would have caught them. A graph kernel whose vertices are hot (BC at
-//! 30 %) went from fetching 1.5 GB/s of them to rescuing them; STREAM stays at the shortest list.
+//! they had left that a longer list would have caught them. What it gained so far, and what it did not, is in
+//! `docs/decisions/0005-standby-follows-the-evidence.md`.
 
 /// The longest list, as a part of the budget. Beyond a third, what is kept resident suffers.
 const LONGEST_PART: u64 = 3;

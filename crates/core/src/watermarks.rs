@@ -21,8 +21,8 @@ const FREE_HIGH_MOST: u64 = 16_384;
 impl Watermarks {
     /// The levels for a budget of `budget_pages`.
     ///
-    /// One thirty-second: measured with STREAM at 30 %, where less starves read-ahead and more takes DRAM from
-    /// what could be kept.
+    /// One thirty-second: a choice, tried only against one sixteenth. More takes DRAM from what could be kept;
+    /// less was not measured.
     pub fn for_budget(budget_pages: u64) -> Self {
         let free_high = (budget_pages / 32).clamp(64, FREE_HIGH_MOST);
         Self { free_low: free_high / 2, free_high }

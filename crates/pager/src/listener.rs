@@ -18,7 +18,7 @@ use crate::abort::{abort, say};
 use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
 use crate::resolve::Outcome;
 
-/// Listener threads. Two more than the CPUs of the machine where this was measured: those wait on the medium.
+/// Listener threads: a choice, so that some can wait on the medium while others serve. Not measured.
 const LISTENERS: usize = 4;
 
 /// How long one wait for a fault lasts. Nothing happens when it ends; it only bounds it.

@@ -29,7 +29,7 @@ use crate::pager::Pager;
 const WAIT_MOST: Duration = Duration::from_secs(120);
 /// One sleep of a waiting fault. Only a lost wake-up would last as long.
 const WAIT_ONCE: Duration = Duration::from_millis(200);
-/// Turns of spinning before a waiting fault sleeps: about 20 us, less than waking another CPU costs.
+/// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
 /// Failed write-backs in one fault's search for room before it gives up.
 const FAILURES_MOST: u32 = 16;
