@@ -11,13 +11,18 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
+//! Linux 6.18 may report EEXIST for pages that the same call has just moved, when it met a page that was
+//! being migrated (compaction, NUMA balancing): its loop comes back to them with the old EAGAIN in hand.
+//! Both ends belong to this thread, so a page that is at the target and not at the source has been moved
+//! ([`moved_already`]). Taking such an error for a refusal would lose the page.
+//!
 //! Next on the path: `resolve.rs`, which decides nothing and calls this.
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
 
 use aquifer_core::map::Pages;
-use aquifer_core::units::FrameIndex;
-use aquifer_sys::memory::drop_pages;
+use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_sys::memory::{RESIDENT_PAGES_MOST, drop_pages, resident_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
@@ -60,7 +65,7 @@ pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: Fra
     let (target, source, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
-        match retry(len, &mut done, |done| {
+        match move_all(target, source, len, &mut done, |done| {
             // SAFETY: the frame is ours (the engine named it to this thread) and the block is Installing, so
             // nobody else works on its pages.
             unsafe { uffd.move_pages(target + done, source + done, len - done, true) }
@@ -119,13 +124,52 @@ fn retry(len: usize, done: &mut usize, mut step: impl FnMut(usize) -> Result<(),
     Ok(())
 }
 
+/// Repeats a move from `source` to `target` that may end early.
+fn move_all(
+    target: usize,
+    source: usize,
+    len: usize,
+    done: &mut usize,
+    mut step: impl FnMut(usize) -> Result<(), Partial>,
+) -> Result<(), Errno> {
+    loop {
+        match retry(len, done, &mut step) {
+            Err(Errno(libc::EEXIST)) => match moved_already(target + *done, source + *done, len - *done) {
+                0 => return Err(Errno(libc::EEXIST)),
+                moved => *done += moved,
+            },
+            outcome => return outcome,
+        }
+        if *done == len {
+            return Ok(());
+        }
+    }
+}
+
+/// How many bytes from `target` on are there and are not at `source` any more: see the module.
+fn moved_already(target: usize, source: usize, len: usize) -> usize {
+    let page_bytes = PAGE_BYTES as usize;
+    let (pages, mut moved) = (len / page_bytes, 0);
+    while moved < pages {
+        let count = (pages - moved).min(RESIDENT_PAGES_MOST);
+        let at = |start: usize| resident_pages(start + moved * page_bytes, count);
+        let (Ok(there), Ok(left)) = (at(target), at(source)) else { break };
+        let run = (!(there & !left)).trailing_zeros() as usize;
+        moved += run.min(count);
+        if run < count {
+            break;
+        }
+    }
+    moved * page_bytes
+}
+
 /// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused,
 /// the block is whole at the program's address as before.
 pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
-        match retry(len, &mut done, |done| {
+        match move_all(target, source, len, &mut done, |done| {
             // SAFETY: the block is Leaving and the frame is hollow and ours.
             unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
         }) {
@@ -139,6 +183,17 @@ pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, fra
         put_back(uffds.program, source, target, done);
         Refused(errno)
     })
+}
+
+/// Makes sure that a refused eviction has left nothing in its frame: the bytes there would be the only ones.
+pub fn check_empty(area: &FrameArea, frame: FrameIndex) {
+    let (start, pages) = (area.address(frame), frame.order().pages() as usize);
+    for first in (0..pages).step_by(RESIDENT_PAGES_MOST) {
+        let count = (pages - first).min(RESIDENT_PAGES_MOST);
+        if resident_pages(start + first * PAGE_BYTES as usize, count) != Ok(0) {
+            crate::abort::abort(&["a block that could not be evicted is in part in its frame; it would be lost"]);
+        }
+    }
 }
 
 /// The userfaultfds of one exchange: the frames', and the one at which the program's range is registered.
@@ -156,14 +211,12 @@ fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<()
     // SAFETY: the block is Leaving: only the program can write to the source, and is kept from it by the
     // write-protection; the target frame is ours.
     let copied = unsafe { OwnMemory::open().and_then(|memory| memory.read_out(source, target, len)) };
-    if let Err(errno) = copied {
-        let _ = uffd.write_protect(source, len, false);
-        return Err(errno);
-    }
     // SAFETY: the bytes have been copied, and no store can have come since.
-    let dropped = unsafe { drop_pages(source, len) };
+    let dropped = copied.and_then(|()| unsafe { drop_pages(source, len) });
     if dropped.is_err() {
         let _ = uffd.write_protect(source, len, false);
+        // SAFETY: the frame is ours; what was copied into it is still at the source.
+        let _ = unsafe { drop_pages(target, len) };
     }
     dropped
 }
@@ -171,7 +224,7 @@ fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<()
 /// Returns the part of a block that had been moved before the kernel refused the rest.
 fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
     let mut back = 0;
-    let moved = retry(done, &mut back, |back| {
+    let moved = move_all(source, target, done, &mut back, |back| {
         // SAFETY: these pages were taken from there a moment ago, and the block is still Leaving.
         unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
     });

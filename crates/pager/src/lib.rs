@@ -4,8 +4,8 @@
 //! The pager: resolves faults on managed memory.
 //!
 //! One fault's way, file by file: `signal.rs` or `listener.rs` (intake) → `resolve.rs` → the engine in
-//! `aquifer_core::engine` (decide, make room) → the tier (fetch) → `inspect.rs` (arrive, checked) →
-//! `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
+//! `aquifer_core::engine` (decide, make room) → `transfers.rs` (the tier fetches) → `inspect.rs` (arrive,
+//! checked) → `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
 //! evicts. `adopt.rs` is where mappings come in, and where nothing happens until the budget comes near.
 
 pub mod abort;
@@ -18,6 +18,7 @@ mod own_memory;
 pub mod pager;
 pub mod resolve;
 pub mod signal;
+mod transfers;
 pub mod worker;
 
 pub use adopt::Adopter;

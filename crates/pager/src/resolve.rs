@@ -6,22 +6,20 @@
 //! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches
 //! managed memory. Every wait is bounded; when a bound is passed the program ends with a message.
 //!
-//! Next on the path: `exchange.rs`, which installs.
+//! Next on the path: `transfers.rs`, which fetches, and `exchange.rs`, which installs.
 
 use std::time::Duration;
 
-use aquifer_core::engine::{CleanVerdict, FaultStep};
-use aquifer_core::guard;
+use aquifer_core::engine::FaultStep;
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES, ThreadIndex};
 use aquifer_stats::{Counter, FaultKind};
 use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_tiers::Disposition;
 
-use crate::abort::{Number, abort, say};
+use crate::abort::{Number, abort};
 use crate::exchange::{self, Installed, Refused, Way};
-use crate::inspect::{self, Finding, Guards, PAGES_MOST};
+use crate::inspect::{Guards, PAGES_MOST};
 use crate::pager::Pager;
 
 /// How long a fault may wait for others in all before the program ends: longer than any disk's or
@@ -36,9 +34,6 @@ const FAILURES_MOST: u32 = 16;
 /// Victims that the kernel does not let go in one fault's search for room before it gives up: locked or pinned
 /// memory. Many, since each costs microseconds only, and others may go.
 const REFUSALS_MOST: u32 = 1024;
-/// Tries of one read that fails for want of something that comes back.
-const READ_TRIES: u32 = 5;
-
 /// How a fault ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -80,7 +75,7 @@ impl Pager {
                     }
                 }
                 FaultStep::Clean { block, pages, frame, known_clean } => {
-                    if !self.clean_now(block, pages, frame, known_clean, &guards) {
+                    if !self.clean(block, pages, frame, known_clean, &guards) {
                         failures += 1;
                         if failures > FAILURES_MOST {
                             return Outcome::NoRoom;
@@ -103,10 +98,11 @@ impl Pager {
                     break;
                 }
                 FaultStep::Fetch { block, pages, frame, slot } => {
-                    match self.fetch(block, pages, frame, slot, &guards[..pages.count as usize]) {
-                        Outcome::Resolved => {}
-                        outcome => return outcome,
+                    if let Err(counter) = self.fetch(pages, frame, slot, &guards[..pages.count as usize]) {
+                        self.fetch_lost(block, pages, counter);
+                        return Outcome::Lost;
                     }
+                    self.engine().fetched(block);
                     let arrival = self.engine().refault(block);
                     self.install(block, 1, pages, frame, delivery, arrival);
                     break;
@@ -180,154 +176,12 @@ impl Pager {
             }
             Err(Refused(_)) => {
                 self.counters.add(Counter::ExchangeFallbacks, 1);
-                self.area.drop_pages(frame);
+                exchange::check_empty(&self.area, frame);
                 self.engine().eviction_refused(block)
             }
         };
         self.report(wanted);
         gone
-    }
-
-    /// Cleans one standby block on this thread. False when its bytes could not be written.
-    fn clean_now(
-        &self,
-        block: BlockIndex,
-        pages: Pages,
-        frame: FrameIndex,
-        known_clean: bool,
-        stored: &Guards,
-    ) -> bool {
-        let count = pages.count as usize;
-        let mut found: Guards = [0; PAGES_MOST];
-        let finding = if known_clean {
-            found[..count].copy_from_slice(&stored[..count]);
-            inspect::known(&stored[..count])
-        } else {
-            let buffer = self.area.buffer(frame, 0, pages.bytes() as usize);
-            inspect::compare(&buffer, &stored[..count], &mut found[..count])
-        };
-        let verdict = self.write_back_now(block, frame, finding);
-        self.cleaned(block, verdict, &found[..count]);
-        verdict != CleanVerdict::Failed
-    }
-
-    fn write_back_now(&self, block: BlockIndex, frame: FrameIndex, finding: Finding) -> CleanVerdict {
-        let runs = match finding {
-            Finding::Zero => return CleanVerdict::Zero,
-            Finding::Clean => return CleanVerdict::Stored,
-            Finding::Dirty(runs) => runs,
-        };
-        let Some(slot) = self.engine().slot_for(block) else {
-            self.tier_full();
-            return CleanVerdict::Failed;
-        };
-        for (first, count) in runs.iter() {
-            let (start, len) = (first * PAGE_BYTES as usize, count * PAGE_BYTES as usize);
-            let buffer = self.area.buffer(frame, start, len);
-            if let Err(failure) = self.tier.write(slot + start as u64, &buffer) {
-                self.write_back_failed(&failure);
-                return CleanVerdict::Failed;
-            }
-            self.counters.add(Counter::WrittenBackBytes, len as u64);
-        }
-        self.counters.add(Counter::WrittenBackBlocks, 1);
-        CleanVerdict::Stored
-    }
-
-    /// Reports the end of a cleaning, and counts what it was.
-    pub(crate) fn cleaned(&self, block: BlockIndex, verdict: CleanVerdict, found: &[u64]) {
-        if verdict != CleanVerdict::Failed {
-            let zeros = found.iter().filter(|guard| **guard == guard::ZERO).count();
-            self.counters.add(Counter::ZeroPagesElided, zeros as u64);
-        }
-        let mut engine = self.engine();
-        let wanted = engine.cleaned(block, verdict, found);
-        self.publish(&engine);
-        drop(engine);
-        // A frame came free: whoever waits for any frame looks again.
-        self.progress.signal();
-        let _ = wanted;
-    }
-
-    /// Says once that the tier is full.
-    pub(crate) fn tier_full(&self) {
-        use std::sync::atomic::{AtomicBool, Ordering};
-        static SAID: AtomicBool = AtomicBool::new(false);
-        self.count_failure(Counter::WriteBackFailures);
-        if !SAID.swap(true, Ordering::Relaxed) {
-            let capacity = Number::new(self.tier.capacity_bytes() >> 20);
-            say(&[
-                "the tier is full at ",
-                capacity.text(),
-                " MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)",
-            ]);
-        }
-    }
-
-    /// Says once that the tier cannot be written.
-    pub(crate) fn write_back_failed(&self, failure: &aquifer_tiers::TierFailure) {
-        use std::sync::atomic::{AtomicBool, Ordering};
-        static SAID: AtomicBool = AtomicBool::new(false);
-        self.count_failure(Counter::WriteBackFailures);
-        if !SAID.swap(true, Ordering::Relaxed) {
-            let errno = Number::new(failure.errno().unwrap_or(0).unsigned_abs().into());
-            say(&[
-                "cannot write to the ",
-                failure.tier,
-                " tier (errno ",
-                errno.text(),
-                "); blocks stay in DRAM and are tried again; free space where the tier lives, or check the medium",
-            ]);
-        }
-    }
-
-    /// Reads a block's slot and checks what came.
-    fn fetch(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, stored: &[u64]) -> Outcome {
-        let arrived = {
-            let mut buffer = self.area.buffer(frame, 0, pages.bytes() as usize);
-            let mut tries = 0;
-            loop {
-                match self.tier.read(slot, &mut buffer) {
-                    Ok(()) => break inspect::arrive(&mut buffer, stored).map_err(|_| Counter::GuardMismatches),
-                    Err(failure) if failure.disposition() == Disposition::Retry && tries < READ_TRIES => tries += 1,
-                    Err(_) => break Err(Counter::FetchFailures),
-                }
-            }
-        };
-        match arrived {
-            Ok(()) => {
-                self.counters.add(Counter::FetchedBytes, pages.bytes());
-                self.counters.add(Counter::FetchedBlocks, 1);
-                self.engine().fetched(block);
-                Outcome::Resolved
-            }
-            Err(counter) => {
-                self.fetch_lost(block, pages, counter);
-                Outcome::Lost
-            }
-        }
-    }
-
-    /// A block is lost. Poisons it, says so, and lets everybody who waits find out.
-    pub(crate) fn fetch_lost(&self, block: BlockIndex, pages: Pages, counter: Counter) {
-        self.count_failure(counter);
-        self.counters.add(Counter::PoisonedBlocks, 1);
-        let (address, bytes) = (Number::new(pages.address()), Number::new(pages.bytes()));
-        let why = if counter == Counter::GuardMismatches {
-            "fetched bytes are not what was written back (guard mismatch)"
-        } else {
-            "a fetch from the tier failed"
-        };
-        say(&[
-            why,
-            ": ",
-            bytes.text(),
-            " bytes at address ",
-            address.text(),
-            " are lost and poisoned; an access to them is a SIGBUS; check the medium and the kernel log (dmesg)",
-        ]);
-        self.engine().fetch_failed(block, true);
-        self.progress.signal();
     }
 
     /// Installs the bytes of `count` blocks, whose frames lie side by side, and reports.

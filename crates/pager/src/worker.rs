@@ -24,6 +24,9 @@ use crate::pager::{Pager, StartFailure, start_thread};
 /// gaps between plans.
 const DEPTH: u32 = 32;
 
+/// Transfers in one plan where they do not overlap: what the worker has not begun, a fault can do itself.
+const TRANSFERS_AT_ONCE: usize = 1;
+
 /// How long the worker sleeps at most when transfers are in flight, and when none is: only bounds.
 const SLEEP_BUSY: Duration = Duration::from_millis(100);
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
@@ -108,9 +111,7 @@ impl Worker {
         loop {
             self.plan(&mut plan);
             let progress = self.carry_out(&plan);
-            if self.queue.kick().is_err() {
-                crate::abort::abort(&["the tier's queue does not start transfers; check the kernel log (dmesg)"]);
-            }
+            self.kick();
             let reaped = self.complete(Wait::No);
             if plan.tasks.is_empty() && reaped == 0 {
                 self.sleep();
@@ -124,7 +125,7 @@ impl Worker {
     /// Asks the engine, unless no job is free to carry the answer out.
     fn plan(&mut self, plan: &mut Plan) {
         plan.tasks.clear();
-        let room = self.free_jobs.len();
+        let room = if self.pager.tier.overlaps() { self.free_jobs.len() } else { TRANSFERS_AT_ONCE };
         if room == 0 {
             return;
         }
@@ -147,23 +148,35 @@ impl Worker {
         }
     }
 
-    /// Returns whether anything of the plan could be done.
+    /// Returns whether anything of the plan could be done. Reads start first, and are under way while the
+    /// rest is done.
     fn carry_out(&mut self, plan: &Plan) -> bool {
+        for task in &plan.tasks {
+            if let Task::Fetch { block, pages, frame, slot } = *task {
+                self.fetch(block, pages, frame, slot);
+            }
+        }
+        self.kick();
         let progress = self.evict(plan);
         for task in &plan.tasks {
             match *task {
                 Task::Empty { frame } => self.pager.empty(frame),
-                Task::Evict { .. } => {}
+                Task::Evict { .. } | Task::Fetch { .. } => {}
                 Task::Fill { block, pages, frame, fresh } => {
                     self.pager.zero(pages, frame, fresh);
                     let wanted = self.pager.engine().read_ahead_arrived(block);
                     self.pager.report(wanted);
                 }
                 Task::Clean { block, pages, frame, known_clean } => self.clean(block, pages, frame, known_clean),
-                Task::Fetch { block, pages, frame, slot } => self.fetch(block, pages, frame, slot),
             }
         }
         progress
+    }
+
+    fn kick(&mut self) {
+        if self.queue.kick().is_err() {
+            crate::abort::abort(&["the tier's queue does not start transfers; check the kernel log (dmesg)"]);
+        }
     }
 
     fn delivery(&self, block: BlockIndex) -> Delivery {
@@ -207,9 +220,13 @@ impl Worker {
     /// Compares a standby block with the tier's copy; writes what differs.
     fn clean(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool) {
         let count = pages.count as usize;
-        let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
         let mut stored: Guards = [0; PAGES_MOST];
         stored[..count].copy_from_slice(self.pager.engine().map().guards(block));
+        if !self.pager.tier.overlaps() {
+            self.pager.clean(block, pages, frame, known_clean, &stored);
+            return;
+        }
+        let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
         let job = &mut self.jobs[index];
         let finding = if known_clean {
             job.guards[..count].copy_from_slice(&stored[..count]);
@@ -218,13 +235,9 @@ impl Worker {
             let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
             inspect::compare(&buffer, &stored[..count], &mut job.guards[..count])
         };
-        let runs = match finding {
-            Finding::Zero => return self.finish_clean(index, block, CleanVerdict::Zero, count),
-            Finding::Clean => {
-                self.pager.counters.add(Counter::EvictedCleanBlocks, 1);
-                return self.finish_clean(index, block, CleanVerdict::Stored, count);
-            }
-            Finding::Dirty(runs) => runs,
+        let Finding::Dirty(runs) = finding else {
+            let verdict = self.pager.kept(&finding);
+            return self.finish_clean(index, block, verdict, count);
         };
         let Some(slot) = self.pager.engine().slot_for(block) else {
             self.pager.tier_full();
@@ -258,12 +271,16 @@ impl Worker {
 
     /// Starts one read-ahead.
     fn fetch(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64) {
+        let mut stored: Guards = [0; PAGES_MOST];
+        let stored = &mut stored[..pages.count as usize];
+        stored.copy_from_slice(self.pager.engine().map().guards(block));
+        if !self.pager.tier.overlaps() {
+            let good = self.pager.fetch(pages, frame, slot, stored).is_ok();
+            return arrived(self.pager, block, pages, good);
+        }
         let index = self.free_jobs.pop().expect("a plan has no more transfers than free jobs");
         let job = &mut self.jobs[index];
-        {
-            let engine = self.pager.engine();
-            job.guards[..pages.count as usize].copy_from_slice(engine.map().guards(block));
-        }
+        job.guards[..stored.len()].copy_from_slice(stored);
         (job.block, job.pages, job.frame) = (block, pages, frame);
         (job.pending, job.failed, job.operation) = (1, false, Operation::Read);
         let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
@@ -317,16 +334,23 @@ fn arrive(pager: &Pager, job: &mut Job) {
         let mut buffer = pager.area.buffer(job.frame, 0, job.pages.bytes() as usize);
         inspect::arrive(&mut buffer, &job.guards[..job.pages.count as usize]).is_ok()
     };
+    if good {
+        pager.counters.add(Counter::FetchedBytes, job.pages.bytes());
+        pager.counters.add(Counter::FetchedBlocks, 1);
+    }
+    arrived(pager, job.block, job.pages, good);
+}
+
+/// Reports the end of a read-ahead.
+fn arrived(pager: &Pager, block: BlockIndex, pages: Pages, good: bool) {
     if !good {
         // The fault that wants it fetches again, and finds out for itself whether it is lost.
-        pager.engine().fetch_failed(job.block, false);
+        pager.engine().fetch_failed(block, false);
         pager.progress.signal();
         return;
     }
-    pager.counters.add(Counter::FetchedBytes, job.pages.bytes());
-    pager.counters.add(Counter::PrefetchedBytes, job.pages.bytes());
-    pager.counters.add(Counter::FetchedBlocks, 1);
-    let wanted = pager.engine().read_ahead_arrived(job.block);
+    pager.counters.add(Counter::PrefetchedBytes, pages.bytes());
+    let wanted = pager.engine().read_ahead_arrived(block);
     pager.report(wanted);
 }
 

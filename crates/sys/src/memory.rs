@@ -88,3 +88,18 @@ pub unsafe fn drop_pages(start: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the caller has promised that the contents are not needed.
     unsafe { syscall(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) }.map(|_| ())
 }
+
+/// Pages that [`resident_pages`] can look at in one call.
+pub const RESIDENT_PAGES_MOST: usize = 64;
+
+/// Which pages of private anonymous memory are there, from `start` on, one bit a page: mincore(2). At most
+/// [`RESIDENT_PAGES_MOST`] pages. A page that the kernel is migrating counts as there.
+pub fn resident_pages(start: usize, pages: usize) -> Result<u64, Errno> {
+    const PAGE_BYTES: usize = 4096;
+    assert!(pages <= RESIDENT_PAGES_MOST, "a call looks at {RESIDENT_PAGES_MOST} pages at most");
+    let mut bytes = [0u8; RESIDENT_PAGES_MOST];
+    let args = [start, pages * PAGE_BYTES, bytes.as_mut_ptr() as usize, 0, 0, 0];
+    // SAFETY: mincore(2) writes one byte for each page, for which there is room.
+    unsafe { syscall(libc::SYS_mincore, args) }?;
+    Ok((0..pages).fold(0, |bits, page| bits | u64::from(bytes[page] & 1) << page))
+}

@@ -20,6 +20,8 @@ use crate::tier::{PAGE, Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 const NAME: &str = "dram";
+/// Fits the second-level cache of current processors several times over.
+const REQUEST_BYTES_MOST: usize = 256 << 10;
 /// Below this a tier is of no use; a size like `4` is most likely a forgotten unit.
 pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
 
@@ -76,6 +78,14 @@ impl Dram {
 impl Tier for Dram {
     fn name(&self) -> &'static str {
         self.memory.name
+    }
+
+    fn overlaps(&self) -> bool {
+        false
+    }
+
+    fn request_bytes_most(&self) -> usize {
+        REQUEST_BYTES_MOST
     }
 
     fn notices(&self) -> &[String] {

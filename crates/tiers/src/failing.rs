@@ -64,6 +64,14 @@ impl Tier for Failing {
         }
     }
 
+    fn overlaps(&self) -> bool {
+        self.inner.overlaps()
+    }
+
+    fn request_bytes_most(&self) -> usize {
+        self.inner.request_bytes_most()
+    }
+
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         match self.verdicts.judge(Activity::Discard, offset, len) {
             Verdict::Fail(errno) => Err(failure(Activity::Discard, offset, errno)),

@@ -35,6 +35,18 @@ pub trait Tier: Send + Sync {
     /// How many bytes it can hold.
     fn capacity_bytes(&self) -> u64;
 
+    /// Whether requests in flight together end sooner than one after the other. When not, the worker uses
+    /// [`read`](Self::read) and [`write`](Self::write) instead of a queue.
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    /// The longest request that is worth making, in bytes: a multiple of [`PAGE`]. Where a request costs
+    /// little, short ones are better: their bytes are still in the processor's cache when they are checked.
+    fn request_bytes_most(&self) -> usize {
+        usize::MAX - usize::MAX % PAGE
+    }
+
     /// Fills `buffer` from `offset`. Runs on the faulting thread.
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure>;
 

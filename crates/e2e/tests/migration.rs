@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Every byte is right while the kernel migrates pages under the program.
+//!
+//! The trouble it guards against was seen: UFFDIO_MOVE of Linux 6.18 reports EEXIST for pages that it has just
+//! moved when it met one that was being migrated. Taken for a refusal, that lost the pages: zeros, or the end of
+//! the program. Compaction is asked for all the time here; without that it took an hour of runs to see it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aquifer_e2e::matrix::{Setting, parts};
+
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
+
+/// Calls `body` while the kernel compacts memory again and again. False where it may not be asked to.
+fn while_pages_migrate(body: impl FnOnce()) -> bool {
+    if let Err(error) = std::fs::write(COMPACT, "1") {
+        println!("skipped: {COMPACT} cannot be written ({error}); run it as root");
+        return false;
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let _ = std::fs::write(COMPACT, "1");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        // Ends the thread also when the body panics, for the scope waits for it.
+        let _end = End(&over);
+        body();
+    });
+    true
+}
+
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn every_byte_is_right_while_pages_migrate() {
+    while_pages_migrate(|| {
+        for (seed, delivery) in ["auto", "listener", "auto"].into_iter().enumerate() {
+            let tier = if seed == 2 { "flash:" } else { "dram:" };
+            let setting = Setting { delivery, tier, exchange: "move", ..Setting::PLAIN };
+            if let Some(ended) = setting.torture(70 + seed as u64, 8, parts(delivery)) {
+                assert_eq!(ended.status, Some(0), "{setting:?}:\n{}", ended.stderr);
+            }
+        }
+    });
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Moves bytes between frames and the tier on this thread: fetches and checks, compares and writes back.
+//!
+//! May run in a signal handler: does not allocate, and takes no lock but the engine's. The worker does the
+//! same by its queue where the tier's requests overlap (`worker.rs`).
+//!
+//! Next on the path: `inspect.rs`, which looks at the bytes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_core::engine::CleanVerdict;
+use aquifer_core::guard;
+use aquifer_core::map::Pages;
+use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
+use aquifer_stats::Counter;
+use aquifer_tiers::{Disposition, TierFailure};
+
+use crate::abort::{Number, say};
+use crate::inspect::{self, Finding, Guards, PAGES_MOST};
+use crate::pager::Pager;
+
+/// Tries of one read that fails for want of something that comes back.
+const READ_TRIES: u32 = 5;
+
+impl Pager {
+    /// Reads a block's slot into its frame and checks what came. The error is what to count.
+    pub(crate) fn fetch(&self, pages: Pages, frame: FrameIndex, slot: u64, stored: &[u64]) -> Result<(), Counter> {
+        let piece = self.request_pages();
+        for (index, stored) in stored.chunks(piece).enumerate() {
+            let start = index * piece * PAGE_BYTES as usize;
+            let mut buffer = self.area.buffer(frame, start, stored.len() * PAGE_BYTES as usize);
+            let mut tries = 0;
+            while let Err(failure) = self.tier.read(slot + start as u64, &mut buffer) {
+                tries += 1;
+                if failure.disposition() != Disposition::Retry || tries > READ_TRIES {
+                    return Err(Counter::FetchFailures);
+                }
+            }
+            inspect::arrive(&mut buffer, stored).map_err(|_| Counter::GuardMismatches)?;
+        }
+        self.counters.add(Counter::FetchedBytes, pages.bytes());
+        self.counters.add(Counter::FetchedBlocks, 1);
+        Ok(())
+    }
+
+    /// Pages of one request to the tier.
+    fn request_pages(&self) -> usize {
+        (self.tier.request_bytes_most() / PAGE_BYTES as usize).max(1)
+    }
+
+    /// Cleans one standby block, and reports. False when its bytes could not be written.
+    pub(crate) fn clean(
+        &self,
+        block: BlockIndex,
+        pages: Pages,
+        frame: FrameIndex,
+        known_clean: bool,
+        stored: &Guards,
+    ) -> bool {
+        let stored = &stored[..pages.count as usize];
+        let mut found: Guards = [0; PAGES_MOST];
+        let found = &mut found[..stored.len()];
+        let verdict = if known_clean {
+            found.copy_from_slice(stored);
+            self.kept(&inspect::known(stored))
+        } else {
+            self.write_back(block, frame, stored, found)
+        };
+        self.cleaned(block, verdict, found);
+        verdict != CleanVerdict::Failed
+    }
+
+    /// The verdict on a block of which nothing has to be written.
+    pub(crate) fn kept(&self, finding: &Finding) -> CleanVerdict {
+        if *finding == Finding::Zero {
+            return CleanVerdict::Zero;
+        }
+        self.counters.add(Counter::EvictedCleanBlocks, 1);
+        CleanVerdict::Stored
+    }
+
+    /// Compares a frame with its slot, piece by piece, and writes what differs. `found` receives the frame's
+    /// guards.
+    fn write_back(&self, block: BlockIndex, frame: FrameIndex, stored: &[u64], found: &mut [u64]) -> CleanVerdict {
+        let piece = self.request_pages();
+        let mut slot = None;
+        for (index, (stored, found)) in stored.chunks(piece).zip(found.chunks_mut(piece)).enumerate() {
+            let start = index * piece * PAGE_BYTES as usize;
+            let finding = {
+                let buffer = self.area.buffer(frame, start, stored.len() * PAGE_BYTES as usize);
+                inspect::compare(&buffer, stored, found)
+            };
+            let Finding::Dirty(runs) = finding else { continue };
+            if slot.is_none() {
+                slot = self.engine().slot_for(block);
+            }
+            let Some(slot) = slot else {
+                self.tier_full();
+                return CleanVerdict::Failed;
+            };
+            for (first, count) in runs.iter() {
+                let (start, len) = (start + first * PAGE_BYTES as usize, count * PAGE_BYTES as usize);
+                let buffer = self.area.buffer(frame, start, len);
+                if let Err(failure) = self.tier.write(slot + start as u64, &buffer) {
+                    self.write_back_failed(&failure);
+                    return CleanVerdict::Failed;
+                }
+                self.counters.add(Counter::WrittenBackBytes, len as u64);
+            }
+        }
+        if found.iter().all(|guard| *guard == guard::ZERO) {
+            return self.kept(&Finding::Zero);
+        }
+        if slot.is_none() {
+            return self.kept(&Finding::Clean);
+        }
+        self.counters.add(Counter::WrittenBackBlocks, 1);
+        CleanVerdict::Stored
+    }
+
+    /// Reports the end of a cleaning, and counts what it was.
+    pub(crate) fn cleaned(&self, block: BlockIndex, verdict: CleanVerdict, found: &[u64]) {
+        if verdict != CleanVerdict::Failed {
+            let zeros = found.iter().filter(|guard| **guard == guard::ZERO).count();
+            self.counters.add(Counter::ZeroPagesElided, zeros as u64);
+        }
+        let mut engine = self.engine();
+        engine.cleaned(block, verdict, found);
+        self.publish(&engine);
+        drop(engine);
+        // A frame came free: whoever waits for any frame looks again.
+        self.progress.signal();
+    }
+
+    /// Says once that the tier is full.
+    pub(crate) fn tier_full(&self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        self.count_failure(Counter::WriteBackFailures);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            let capacity = Number::new(self.tier.capacity_bytes() >> 20);
+            say(&[
+                "the tier is full at ",
+                capacity.text(),
+                " MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)",
+            ]);
+        }
+    }
+
+    /// Says once that the tier cannot be written.
+    pub(crate) fn write_back_failed(&self, failure: &TierFailure) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        self.count_failure(Counter::WriteBackFailures);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            let errno = Number::new(failure.errno().unwrap_or(0).unsigned_abs().into());
+            say(&[
+                "cannot write to the ",
+                failure.tier,
+                " tier (errno ",
+                errno.text(),
+                "); blocks stay in DRAM and are tried again; free space where the tier lives, or check the medium",
+            ]);
+        }
+    }
+
+    /// A block is lost. Poisons it, says so, and lets everybody who waits find out.
+    pub(crate) fn fetch_lost(&self, block: BlockIndex, pages: Pages, counter: Counter) {
+        self.count_failure(counter);
+        self.counters.add(Counter::PoisonedBlocks, 1);
+        let (address, bytes) = (Number::new(pages.address()), Number::new(pages.bytes()));
+        let why = if counter == Counter::GuardMismatches {
+            "fetched bytes are not what was written back (guard mismatch)"
+        } else {
+            "a fetch from the tier failed"
+        };
+        say(&[
+            why,
+            ": ",
+            bytes.text(),
+            " bytes at address ",
+            address.text(),
+            " are lost and poisoned; an access to them is a SIGBUS; check the medium and the kernel log (dmesg)",
+        ]);
+        self.engine().fetch_failed(block, true);
+        self.progress.signal();
+    }
+}
