@@ -5,7 +5,8 @@
 //
 // The file variant is the rival "mmap a file on the same disk". The file must not exist; it is unlinked as
 // soon as it is open, so nothing stays behind whatever ends the program. With UMap (-DWITH_UMAP) the file is
-// paged by UMap instead of by the kernel's page cache.
+// paged by UMap instead of by the kernel's page cache, and every array has a file of its own: UMap 2.1 does
+// not look at the offset that it is given, so arrays of one file would lie on top of each other.
 
 #pragma once
 
@@ -32,16 +33,7 @@
 class Memory {
   public:
     // An empty path means the heap.
-    explicit Memory(const std::string &path) {
-        if (path.empty()) return;
-        int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
-#ifdef WITH_UMAP
-        flags |= O_DIRECT;
-#endif
-        file_ = ::open(path.c_str(), flags, 0600);
-        if (file_ < 0) trouble("cannot create " + path + ": " + std::strerror(errno) + " (it must not exist, in a directory that can be written)");
-        ::unlink(path.c_str());
-    }
+    explicit Memory(const std::string &path) : path_(path) {}
 
     Memory(const Memory &) = delete;
     Memory &operator=(const Memory &) = delete;
@@ -56,7 +48,7 @@ class Memory {
   private:
     void *bytes(uint64_t size) {
         footprint_ += size;
-        if (file_ < 0) {
+        if (path_.empty()) {
             void *memory = std::malloc(size == 0 ? 1 : size);
             if (memory == nullptr) trouble("out of memory: malloc of " + std::to_string(size) + " bytes failed");
             return memory;
@@ -64,6 +56,7 @@ class Memory {
         // Every array starts on its own 2 MiB boundary of the file, which every pager's page size divides.
         const uint64_t grain = 2ull << 20;
         const uint64_t rounded = (size + grain - 1) / grain * grain;
+        open_file();
         const int failed = ::posix_fallocate(file_, static_cast<off_t>(file_end_), static_cast<off_t>(rounded));
         if (failed != 0) trouble(std::string("no room for the file of --file: ") + std::strerror(failed));
 #ifdef WITH_UMAP
@@ -77,6 +70,21 @@ class Memory {
         return memory;
     }
 
+    // Opens the file that the next array goes into: with UMap a new one, otherwise one for all.
+    void open_file() {
+        int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+#ifdef WITH_UMAP
+        flags |= O_DIRECT;
+        file_end_ = 0;
+#else
+        if (file_ >= 0) return;
+#endif
+        file_ = ::open(path_.c_str(), flags, 0600);
+        if (file_ < 0) trouble("cannot create " + path_ + ": " + std::strerror(errno) + " (it must not exist, in a directory that can be written)");
+        ::unlink(path_.c_str());
+    }
+
+    const std::string path_;
     int file_ = -1;
     uint64_t file_end_ = 0;
     uint64_t footprint_ = 0;
