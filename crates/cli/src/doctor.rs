@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer doctor`: what this machine can do, what it costs to be without it, and which setting changes it.
+//! `aquifer doctor`: what this machine can do, what it costs to be without it, and which setting changes it; and
+//! how long a tier takes to read.
 
 mod abilities;
+mod tier_time;
 
 use std::process;
 
+use aquifer_tiers::TierSpec;
 use serde::Serialize;
 
 use crate::exit::{ExitCode, Failure};
@@ -20,16 +23,26 @@ use abilities::Ability;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  aquifer doctor           a table, then what to change
-  aquifer doctor --json    one object per line and ability")]
+  aquifer doctor                         a table, then what to change
+  aquifer doctor --json                  one object per line and ability
+  aquifer doctor --tier flash:/mnt/nvme  how long this tier takes to read")]
 pub struct DoctorArgs {
-    /// One JSON object per line and ability
+    /// One JSON object per line and ability, or per line and size of a read
     #[arg(long)]
     json: bool,
+
+    /// Measure how long reads of this tier take, instead
+    #[arg(long, value_name = "SPEC")]
+    tier: Option<TierSpec>,
 }
 
 /// Probes and prints. Finding something missing is no failure.
 pub fn doctor(args: &DoctorArgs) -> Result<process::ExitCode, Failure> {
+    if let Some(spec) = &args.tier {
+        let times = tier_time::measure(spec)?;
+        output::print(&if args.json { tier_time::json_lines(&times) } else { tier_time::page(&times) })?;
+        return Ok(ExitCode::Success.into());
+    }
     let abilities = abilities::all();
     output::print(&if args.json { json_lines(&abilities) } else { page(&abilities) })?;
     Ok(ExitCode::Success.into())
