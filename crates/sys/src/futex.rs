@@ -2,17 +2,19 @@
 // Copyright the Aquifer authors
 
 //! Sleeping and waking on a word: futex(2), private to the process, never without a time limit.
+//!
+//! `tests/interleavings.rs` compiles this file against a kernel and atomics of its own.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::atomic::{AtomicU32, Ordering};
 use crate::raw::syscall;
 
 /// Sleeps while `word` holds `expected`, until woken, or until `limit` has passed. May return early.
 pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
     let timeout = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
     let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
-    let args = [word.as_ptr() as usize, operation, expected as usize, &raw const timeout as usize, 0, 0];
+    let args = [std::ptr::from_ref(word) as usize, operation, expected as usize, &raw const timeout as usize, 0, 0];
     // SAFETY: the kernel reads the word and the timeout, both valid for the call.
     let _ = unsafe { syscall(libc::SYS_futex, args) };
 }
@@ -21,7 +23,8 @@ pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
 pub fn wake_all(word: &AtomicU32) {
     let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
     // SAFETY: FUTEX_WAKE only uses the address as a key.
-    let _ = unsafe { syscall(libc::SYS_futex, [word.as_ptr() as usize, operation, i32::MAX as usize, 0, 0, 0]) };
+    let _ =
+        unsafe { syscall(libc::SYS_futex, [std::ptr::from_ref(word) as usize, operation, i32::MAX as usize, 0, 0, 0]) };
 }
 
 /// A count of events on which threads can sleep. Signalling costs one atomic add while nobody sleeps.

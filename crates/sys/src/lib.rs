@@ -23,3 +23,8 @@ pub mod uring;
 pub mod wakeup;
 
 pub use frame_buffer::FrameBuffer;
+
+/// Where `futex.rs` and `wakeup.rs` find their atomics, so that a test can put its own there.
+mod atomic {
+    pub use std::sync::atomic::{AtomicU32, Ordering};
+}

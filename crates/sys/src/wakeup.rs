@@ -3,11 +3,12 @@
 
 //! Wakes one thread that may also be waiting for an I/O queue: eventfd(2) and poll(2).
 //!
-//! Ringing costs one atomic operation while the thread is awake.
+//! Ringing costs one atomic operation while the thread is awake. `tests/interleavings.rs` compiles this file
+//! against a kernel and atomics of its own.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::atomic::{AtomicU32, Ordering};
 use crate::raw::{Errno, syscall};
 
 const AWAKE: u32 = 0;
