@@ -10,8 +10,12 @@ use clap::Args;
 
 use crate::contender::{Contender, STANDARD, SwapKind};
 use crate::failure::BenchFailure;
+use crate::overhead::Overhead;
 use crate::size::{parse_duration, parse_size};
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
+
+/// A bar of one per cent, on a machine that wavers by a few from run to run, takes many.
+const ROUNDS_BELOW_BUDGET: u32 = 15;
 
 /// The command line of `aquifer bench`.
 #[derive(Args, Debug, Clone)]
@@ -20,7 +24,7 @@ Examples:
   aquifer bench --quick                                   STREAM at 30 %, ours against swap on disk
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours: disk swap is slow)
-  aquifer bench --workload stream --local 150 --contender dram,aquifer-flash    the cost below the budget
+  aquifer bench --overhead all                            what a fault, a run below the budget, and rest cost
   aquifer bench --plan --workload all                     what would run, and what cannot and why
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
@@ -30,6 +34,9 @@ pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
+    /// What Aquifer itself costs: fault, below-budget, idle, or `all`; without --workload, nothing else
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
@@ -96,9 +103,12 @@ pub struct BenchArgs {
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub workloads: Vec<&'static Workload>,
+    pub overheads: Vec<Overhead>,
     pub contenders: Vec<Contender>,
     pub locals: Vec<u32>,
     pub rounds: u32,
+    /// True when `rounds` was not chosen by the user.
+    pub rounds_by_default: bool,
     pub sizing: Sizing,
     pub scale: u32,
     pub graph: Option<PathBuf>,
@@ -144,10 +154,16 @@ impl Settings {
         }
         let timeout = if args.quick { args.timeout.min(Duration::from_secs(240)) } else { args.timeout };
         Ok(Self {
-            workloads: workloads_named(&args.workload)?,
+            workloads: if args.workload.is_empty() && !args.overhead.is_empty() {
+                Vec::new()
+            } else {
+                workloads_named(&args.workload)?
+            },
+            overheads: overheads_named(&args.overhead)?,
             contenders,
             locals,
             rounds,
+            rounds_by_default: args.rounds.is_none(),
             sizing: Sizing {
                 bytes: args.bytes,
                 iterations: args.iterations.or(args.quick.then_some(2)),
@@ -167,6 +183,14 @@ impl Settings {
             check: args.check,
             plan_only: args.plan,
         })
+    }
+
+    /// How often each case of an overhead is measured.
+    pub fn overhead_rounds(&self, overhead: Overhead) -> u32 {
+        match overhead {
+            Overhead::BelowBudget if self.rounds_by_default => ROUNDS_BELOW_BUDGET,
+            _ => self.rounds,
+        }
     }
 
     /// True when stdout carries JSON alone.
@@ -206,6 +230,14 @@ fn workloads_named(names: &[String]) -> Result<Vec<&'static Workload>, BenchFail
         })?);
     }
     Ok(without_repeats(&found))
+}
+
+fn overheads_named(names: &[String]) -> Result<Vec<Overhead>, BenchFailure> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(Overhead::ALL.to_vec());
+    }
+    let parsed: Result<Vec<Overhead>, String> = names.iter().map(|name| name.parse()).collect();
+    Ok(without_repeats(&parsed.map_err(|cause| BenchFailure::usage(cause, ""))?))
 }
 
 fn contenders_named(names: &[String]) -> Result<Vec<Contender>, BenchFailure> {
@@ -253,6 +285,7 @@ mod tests {
         for words in [
             &["--workload", "quake"][..],
             &["--contender", "swap"],
+            &["--overhead", "none"],
             &["--local", "0"],
             &["--rounds", "0"],
             &["--iterations", "1"],
@@ -263,6 +296,16 @@ mod tests {
             assert!(matches!(failure, BenchFailure::Usage { .. }), "{words:?}");
             assert!(failure.to_string().contains("choose") || failure.to_string().contains("use"), "{failure}");
         }
+    }
+
+    #[test]
+    fn overheads_run_alone_unless_a_workload_is_named() {
+        let alone = settings(&["--overhead", "idle,fault,idle"]).unwrap();
+        assert_eq!((alone.workloads.len(), alone.overheads.as_slice()), (0, &[Overhead::Idle, Overhead::Fault][..]));
+        assert_eq!((alone.overhead_rounds(Overhead::BelowBudget), alone.overhead_rounds(Overhead::Idle)), (15, 3));
+        let both = settings(&["--overhead", "all", "--workload", "bfs", "--rounds", "2"]).unwrap();
+        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 3));
+        assert_eq!(both.overhead_rounds(Overhead::BelowBudget), 2);
     }
 
     #[test]

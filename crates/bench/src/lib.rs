@@ -24,6 +24,8 @@ mod interrupt;
 mod leftovers;
 mod machine;
 mod measure;
+mod overhead;
+mod overhead_run;
 mod plan;
 mod plot;
 mod process;

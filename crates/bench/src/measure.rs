@@ -202,7 +202,7 @@ fn judge_end(step: &Step, settings: &Settings, finished: &Finished, account: &Ac
 }
 
 /// The last line that looks like an object: a wrapper may print lines of its own.
-fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
+pub fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
     let line = stdout
         .lines()
         .rev()

@@ -13,12 +13,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 
-/// How often the end of a child is looked for. Short against any run, and no load to speak of.
+/// How often a signal, the time limit and, without pidfd_open(2), the end of a child are looked for.
 const POLL: Duration = Duration::from_millis(10);
 
 /// How long a child has to leave by itself after SIGTERM: a pager may have files to remove.
@@ -110,6 +111,8 @@ pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Re
         Running(command.spawn().map_err(|error| BenchFailure::io(format!("cannot start {name}"), &error))?);
     let stdout = collect(running.0.stdout.take());
     let stderr = collect(running.0.stderr.take());
+    // Wakes us when the child ends, so that run times are exact. Since Linux 5.3.
+    let ended = pidfd_open(Pid::from_child(&running.0), PidfdFlags::empty()).ok();
     let mut timed_out = false;
     let status = loop {
         match running.0.try_wait() {
@@ -123,7 +126,11 @@ pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Re
             running.end()?;
             interrupted?;
         }
-        thread::sleep(POLL);
+        let limit = Timespec { tv_sec: 0, tv_nsec: POLL.as_nanos() as i64 };
+        match &ended {
+            Some(ended) => drop(poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&limit))),
+            None => thread::sleep(POLL),
+        }
     };
     let wall = begin.elapsed();
     // Stragglers of the group would hold the pipes open.

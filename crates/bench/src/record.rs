@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::fio::FioPoint;
 use crate::machine::Machine;
+use crate::overhead::OverheadRun;
 use crate::ratios::{Better, Ratio, Spread};
 use crate::verdict::Verdict;
 
@@ -106,6 +107,7 @@ pub struct Record {
     pub summaries: Vec<Summary>,
     pub comparisons: Vec<Comparison>,
     pub fio: Vec<FioPoint>,
+    pub overheads: Vec<OverheadRun>,
     pub verdicts: Vec<Verdict>,
 }
 

@@ -17,6 +17,8 @@ use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::machine::Machine;
 use crate::measure::Bench;
+use crate::overhead::{self, CASES, OverheadRun};
+use crate::overhead_run::OverheadBench;
 use crate::plan::{self, Measured, Obstacles, Plan};
 use crate::process::{self, find_program};
 use crate::progress::Progress;
@@ -52,8 +54,9 @@ fn interrupted(signal: usize) -> ExitCode {
 }
 
 fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFailure> {
-    for workload in &settings.workloads {
-        let program = settings.programs.join(workload.program);
+    let cases = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
+    for name in settings.workloads.iter().map(|workload| workload.program).chain(cases.map(|case| case.program)) {
+        let program = settings.programs.join(name);
         if !program.is_file() {
             return Err(BenchFailure::usage(
                 format!("the workload {} is not built", program.display()),
@@ -80,11 +83,15 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     let mut plan = plan::plan(&measured, &settings.locals, &settings.contenders, settings.rounds, &obstacles);
     if settings.plan_only {
         print_plan(&plan);
+        for case in CASES.iter().filter(|case| settings.overheads.contains(&case.overhead)) {
+            println!("{} {}, {} rounds", case.overhead, case.name, settings.overhead_rounds(case.overhead));
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let areas = swap_areas(&mut plan, settings, &token, &progress);
     let made = areas.iter().map(|area| format!("{}: {}", Contender::Swap(area.kind), area.about)).collect();
-    if plan.steps.is_empty() && plan.mixes.is_empty() {
+    let overheads_can_run = !settings.overheads.is_empty() && aquifer.is_some();
+    if plan.steps.is_empty() && plan.mixes.is_empty() && !overheads_can_run {
         let reasons: Vec<_> =
             plan.skipped.iter().map(|skipped| format!("{}: {}", skipped.contender, skipped.reason)).collect();
         eprintln!("aquifer bench: nothing can run here ({})", reasons.join("; "));
@@ -99,7 +106,11 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         areas: &areas,
         interrupt,
     };
-    let (runs, points, stopped) = measure(&bench, &mut plan, &progress);
+    let (runs, points, mut stopped) = measure(&bench, &mut plan, &progress);
+    let mut overheads = Vec::new();
+    if stopped.is_none() && !settings.overheads.is_empty() {
+        (overheads, stopped) = measure_overheads(&bench, &mut plan, &progress);
+    }
     drop(areas);
     progress.finish();
     let summaries = summarise(&runs);
@@ -111,7 +122,8 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         skipped: plan.skipped,
         comparisons: compare_all(&runs, &summaries),
         summaries,
-        verdicts: verdict::judge(&runs, &points),
+        verdicts: [verdict::judge(&runs, &points), overhead::judge(&settings.overheads, &overheads)].concat(),
+        overheads,
         fio: points,
         runs,
     };
@@ -176,6 +188,21 @@ fn measure(
     (runs, points, None)
 }
 
+fn measure_overheads(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
+    let Bench { settings, token, interrupt, .. } = *bench;
+    let Some(aquifer) = bench.aquifer else {
+        plan.skipped.push(Skipped {
+            workload: "overhead".into(),
+            contender: "aquifer".into(),
+            reason: "there is no aquifer binary; build it, or say --aquifer FILE".into(),
+        });
+        return (Vec::new(), None);
+    };
+    let asked = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
+    progress.start(asked.map(|case| settings.overhead_rounds(case.overhead) as usize).sum());
+    OverheadBench { settings, token, aquifer, interrupt }.measure(progress)
+}
+
 fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure> {
     let json = serde_json::to_string_pretty(record)
         .map_err(|error| BenchFailure::trouble(format!("cannot write JSON: {error}"), ""))?;
@@ -195,7 +222,8 @@ fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure
             eprintln!("plot: {}", path.display());
         }
     }
-    let failed = record.runs.iter().any(|run| run.figure.is_none());
+    let failed =
+        record.runs.iter().any(|run| run.figure.is_none()) || record.overheads.iter().any(|run| run.value.is_none());
     let missed = record.verdicts.iter().any(|verdict| verdict.met == Some(false));
     Ok(ExitCode::from(match (failed, settings.check && missed) {
         (true, _) => 1,

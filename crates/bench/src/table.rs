@@ -49,6 +49,11 @@ pub fn render(record: &Record) -> String {
     }
     fio_lines(&mut text, record);
     failures(&mut text, record);
+    for run in &record.overheads {
+        if let Some(problem) = &run.problem {
+            let _ = writeln!(text, "\nFAILED {} {}, round {}: {problem}", run.overhead, run.case, run.round + 1);
+        }
+    }
     if !record.skipped.is_empty() {
         text.push_str("\nSkipped\n");
     }
@@ -170,7 +175,7 @@ fn failures(text: &mut String, record: &Record) {
 
 /// One bar in one line.
 pub fn verdict_line(verdict: &Verdict) -> String {
-    let state = match (verdict.at_least, verdict.met) {
+    let state = match (verdict.at_least.or(verdict.at_most), verdict.met) {
         (None, _) => "reported",
         (_, Some(true)) => "met",
         (_, Some(false)) => "MISSED",
@@ -178,13 +183,16 @@ pub fn verdict_line(verdict: &Verdict) -> String {
     };
     let mut line = format!("{state:<12} {}", verdict.bar);
     if let Some(wanted) = verdict.at_least {
-        let _ = write!(line, ", at least {wanted}x");
+        let _ = write!(line, ", at least {wanted}{}", verdict.unit);
+    }
+    if let Some(wanted) = verdict.at_most {
+        let _ = write!(line, ", at most {wanted}{}", verdict.unit);
     }
     if let Some(aim) = verdict.aim {
-        let _ = write!(line, " (aim {aim}x)");
+        let _ = write!(line, " (aim {aim}{})", verdict.unit);
     }
     if let Some(measured) = verdict.measured {
-        let _ = write!(line, ": {}{}", short(measured), if verdict.at_least.is_some() { "x" } else { "" });
+        let _ = write!(line, ": {}{}", short(measured), verdict.unit);
     }
     if let (Some(min), Some(max)) = (verdict.min, verdict.max) {
         let _ = write!(line, " ({}..{})", short(min), short(max));
@@ -205,6 +213,7 @@ pub fn short(number: f64) -> String {
         _ if size >= 100.0 => format!("{number:.0}"),
         _ if size >= 10.0 => format!("{number:.1}"),
         _ if size >= 1.0 => format!("{number:.2}"),
+        _ if size == 0.0 => "0".into(),
         _ if size >= 0.1 => format!("{number:.3}"),
         _ => format!("{number:.4}"),
     }
@@ -231,6 +240,8 @@ mod tests {
         let verdict = Verdict {
             bar: "b".into(),
             at_least: Some(21.0),
+            at_most: None,
+            unit: "x",
             aim: Some(35.0),
             measured: Some(23.4),
             min: Some(22.0),
@@ -239,5 +250,8 @@ mod tests {
             note: String::new(),
         };
         assert_eq!(verdict_line(&verdict), "met          b, at least 21x (aim 35x): 23.4x (22.0..24.0)");
+        let at_most =
+            Verdict { at_least: None, at_most: Some(6.0), unit: " us", aim: None, met: Some(false), ..verdict };
+        assert_eq!(verdict_line(&at_most), "MISSED       b, at most 6 us: 23.4 us (22.0..24.0)");
     }
 }

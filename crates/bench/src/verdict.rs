@@ -17,6 +17,10 @@ pub struct Verdict {
     pub bar: String,
     /// None: only reported.
     pub at_least: Option<f64>,
+    /// None: more is not worse.
+    pub at_most: Option<f64>,
+    /// What the numbers are, as it is written behind them.
+    pub unit: &'static str,
     pub aim: Option<f64>,
     pub measured: Option<f64>,
     pub min: Option<f64>,
@@ -107,6 +111,8 @@ fn from_ratio(bar: String, at_least: f64, aim: Option<f64>, ratio: Option<Ratio>
     Verdict {
         bar,
         at_least: Some(at_least),
+        at_most: None,
+        unit: "x",
         aim,
         measured: ratio.map(|ratio| ratio.ratio),
         min: ratio.map(|ratio| ratio.min),
@@ -160,6 +166,8 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     Some(Verdict {
         bar: "budget kept: allowed over peak resident, worst run".into(),
         at_least: Some(1.0),
+        at_most: None,
+        unit: "x",
         aim: None,
         measured: Some(share),
         min: None,
@@ -219,6 +227,8 @@ fn average_loss(runs: &[Run]) -> Option<Verdict> {
     Some(Verdict {
         bar: "mean loss against dram at 50 %, aquifer-dram (reported)".into(),
         at_least: None,
+        at_most: None,
+        unit: "",
         aim: None,
         measured: Some(losses.iter().sum::<f64>() / losses.len() as f64),
         min: Some(spread.min),

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the pager itself costs: which programs show it, how their numbers are read, and the bars. Pure.
+//!
+//! Three costs, each against a bar: a fault beyond the time of its medium, a run below the budget, and rest.
+//! `overhead_run.rs` makes the runs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::ratios::Spread;
+use crate::size::{MIB, format_size};
+use crate::verdict::Verdict;
+
+/// One of the costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Overhead {
+    /// What a run costs that never needs the pager.
+    BelowBudget,
+    /// What a fault costs beyond the tier's own time for a read of the block.
+    Fault,
+    /// What a program costs that rests, with memory in the tier.
+    Idle,
+}
+
+impl Overhead {
+    /// Each of them, in the order in which they run.
+    pub const ALL: [Overhead; 3] = [Overhead::Fault, Overhead::BelowBudget, Overhead::Idle];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::BelowBudget => "below-budget",
+            Self::Fault => "fault",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+impl fmt::Display for Overhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Overhead {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|overhead| overhead.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("'{text}' is no overhead; choose from all, {names}")
+        })
+    }
+}
+
+/// A case of one overhead: the program that shows it.
+#[derive(Debug, PartialEq)]
+pub struct Case {
+    pub overhead: Overhead,
+    pub name: &'static str,
+    /// File name of the program.
+    pub program: &'static str,
+    pub arguments: &'static [&'static str],
+    /// What `aquifer run --dram` gets, in bytes.
+    pub budget_bytes: u64,
+    /// What `--tier dram:size=` gets, in bytes: room for everything.
+    pub tier_bytes: u64,
+    /// What `--block` gets, in bytes; 0: nothing, so that it is learnt.
+    pub block_bytes: u64,
+    /// Fault: at most so many microseconds. Below the budget: native over ours, at least. Idle: at most so many ticks.
+    pub bar: f64,
+}
+
+/// Each fault case has eight times as much memory as budget, so that seven touches of eight miss. A program below
+/// its budget takes more than a second, so that starting two processes more does not decide.
+pub const CASES: [Case; 5] = [
+    Case {
+        overhead: Overhead::Fault,
+        name: "4KiB",
+        program: "touch",
+        arguments: &["--bytes", "128MiB", "--block", "4KiB", "--warm", "1", "--rounds", "2"],
+        budget_bytes: 16 * MIB,
+        tier_bytes: 256 * MIB,
+        block_bytes: 4 << 10,
+        bar: 6.0,
+    },
+    Case {
+        overhead: Overhead::Fault,
+        name: "128KiB",
+        program: "touch",
+        arguments: &["--bytes", "512MiB", "--block", "128KiB", "--warm", "1", "--rounds", "4"],
+        budget_bytes: 64 * MIB,
+        tier_bytes: 1024 * MIB,
+        block_bytes: 128 << 10,
+        bar: 13.0,
+    },
+    Case {
+        overhead: Overhead::BelowBudget,
+        name: "stream",
+        program: "stream",
+        arguments: &["--bytes", "384MiB", "--iterations", "12"],
+        budget_bytes: 1024 * MIB,
+        tier_bytes: 64 * MIB,
+        block_bytes: 0,
+        bar: 0.99,
+    },
+    Case {
+        overhead: Overhead::BelowBudget,
+        name: "chase",
+        program: "pointer_chase",
+        arguments: &["--bytes", "256MiB", "--hops", "2000000"],
+        budget_bytes: 1024 * MIB,
+        tier_bytes: 64 * MIB,
+        block_bytes: 0,
+        bar: 0.99,
+    },
+    Case {
+        overhead: Overhead::Idle,
+        name: "rest",
+        program: "touch",
+        arguments: &["--bytes", "256MiB", "--warm", "1", "--rounds", "0", "--settle", "1", "--rest", "5"],
+        budget_bytes: 64 * MIB,
+        tier_bytes: 512 * MIB,
+        block_bytes: 0,
+        bar: 0.0,
+    },
+];
+
+/// One case, measured once.
+#[derive(Debug, Clone, Serialize)]
+pub struct OverheadRun {
+    pub overhead: Overhead,
+    pub case: &'static str,
+    pub round: u32,
+    /// What the bar is about; None when the run failed.
+    pub value: Option<f64>,
+    /// What else must be known, in one line.
+    pub note: String,
+    pub problem: Option<String>,
+    /// Everything that the program printed under the pager.
+    pub program: Option<Value>,
+    /// What `aquifer run --stats-json` left.
+    pub stats: Option<Value>,
+}
+
+/// A number out of a program's result, or out of the statistics.
+fn number(from: &Value, name: &str) -> Result<f64, String> {
+    from.get(name).and_then(Value::as_f64).ok_or_else(|| format!("it did not tell its {name}"))
+}
+
+/// Microseconds of a fault beyond the tier's read, and what to say about it.
+///
+/// A fault that found its block on standby had no read, and gets none subtracted.
+pub fn fault_cost(printed: &Value, stats: &Value, read_us: f64) -> Result<(f64, String), String> {
+    let (touches, missed) = (number(printed, "touches")?, number(printed, "missed")?);
+    let (mean, median) = (number(printed, "missed_mean_us")?, number(printed, "missed_p50_us")?);
+    let faults = number(stats, "faults")? - number(stats, "faults_fresh")?;
+    let fetched = number(stats, "fetched_blocks")?;
+    if missed < touches / 2.0 || faults < missed * 0.9 {
+        return Err(format!("{missed} of {touches} touches missed, at {faults} faults: it did not outgrow its budget"));
+    }
+    let media = read_us * (fetched / faults).min(1.0);
+    let note = format!("a fault {mean:.1} us, median {median:.1}; the tier's read {media:.1}");
+    Ok((mean - media, note))
+}
+
+/// Run time without us over run time with us.
+pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Result<(f64, String), String> {
+    if number(stats, "active")? != 0.0 {
+        return Err("the pager became active: it was not below its budget".into());
+    }
+    Ok((native_seconds / ours_seconds, format!("{native_seconds:.3} s without us, {ours_seconds:.3} s with us")))
+}
+
+/// Clock ticks that the process used while it rested.
+pub fn idle(printed: &Value, stats: &Value) -> Result<(f64, String), String> {
+    if number(stats, "evicted_blocks")? == 0.0 {
+        return Err("nothing was evicted: it did not outgrow its budget".into());
+    }
+    let (ticks, us) = (number(printed, "rest_ticks")?, number(printed, "rest_cpu_us")?);
+    Ok((ticks, format!("{us:.0} us of CPU time in {} s", number(printed, "rest_seconds")?)))
+}
+
+/// Judges the cases that were asked for.
+pub fn judge(asked: &[Overhead], runs: &[OverheadRun]) -> Vec<Verdict> {
+    CASES.iter().filter(|case| asked.contains(&case.overhead)).map(|case| judge_case(case, runs)).collect()
+}
+
+fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
+    let own = |run: &&OverheadRun| run.overhead == case.overhead && run.case == case.name;
+    let values: Vec<f64> = runs.iter().filter(own).filter_map(|run| run.value).collect();
+    let spread = Spread::of(&values);
+    let (bar, unit) = match case.overhead {
+        Overhead::BelowBudget => (format!("{} below its budget: run time of dram over ours", case.name), "x"),
+        Overhead::Fault => {
+            let budget = format_size(case.budget_bytes);
+            (format!("a fault beyond the tier's read, {} blocks, {budget} of DRAM", case.name), " us")
+        }
+        Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
+    };
+    let at_least = case.overhead == Overhead::BelowBudget;
+    // One tick too many is one too many: there the worst run counts.
+    let measured = spread.map(|spread| if case.overhead == Overhead::Idle { spread.max } else { spread.median });
+    Verdict {
+        bar,
+        at_least: at_least.then_some(case.bar),
+        at_most: (!at_least).then_some(case.bar),
+        unit,
+        aim: None,
+        measured,
+        min: spread.map(|spread| spread.min),
+        max: spread.map(|spread| spread.max),
+        met: measured.map(|measured| if at_least { measured >= case.bar } else { measured <= case.bar }),
+        note: match runs.iter().rfind(own) {
+            None => "not run".into(),
+            Some(run) => run.problem.clone().unwrap_or_else(|| run.note.clone()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn run(overhead: Overhead, case: &'static str, value: f64) -> OverheadRun {
+        let (note, program) = (String::new(), None);
+        OverheadRun { overhead, case, round: 0, value: Some(value), note, problem: None, program, stats: None }
+    }
+
+    fn met(overhead: Overhead, case: &'static str, values: &[f64]) -> Option<bool> {
+        let runs: Vec<_> = values.iter().map(|value| run(overhead, case, *value)).collect();
+        let verdicts = judge(&[overhead], &runs);
+        let index = CASES.iter().filter(|one| one.overhead == overhead).position(|one| one.name == case).unwrap();
+        verdicts[index].met
+    }
+
+    #[test]
+    fn names_go_there_and_back() {
+        for overhead in Overhead::ALL {
+            assert_eq!(overhead.to_string().parse(), Ok(overhead));
+        }
+        assert!("all".parse::<Overhead>().unwrap_err().contains("choose from all, fault"));
+    }
+
+    #[test]
+    fn bars_count_the_right_way_round() {
+        assert_eq!(met(Overhead::Fault, "4KiB", &[5.0, 6.0, 9.0]), Some(true));
+        assert_eq!(met(Overhead::Fault, "128KiB", &[13.1]), Some(false));
+        assert_eq!(met(Overhead::BelowBudget, "stream", &[0.98, 0.99, 1.0]), Some(true));
+        assert_eq!(met(Overhead::BelowBudget, "stream", &[0.98]), Some(false));
+        assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0]), Some(true));
+        assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0, 1.0]), Some(false));
+        assert_eq!(met(Overhead::Idle, "rest", &[]), None);
+    }
+
+    #[test]
+    fn the_read_is_subtracted_from_faults_that_had_one() {
+        let printed = json!({"touches": 100, "missed": 90, "missed_mean_us": 20.0, "missed_p50_us": 19.0});
+        let stats = json!({"faults": 200, "faults_fresh": 100, "fetched_blocks": 50});
+        assert_eq!(fault_cost(&printed, &stats, 10.0).unwrap().0, 15.0);
+    }
+
+    #[test]
+    fn a_run_that_shows_nothing_has_no_value() {
+        let hits = json!({"touches": 100, "missed": 2, "missed_mean_us": 2.0, "missed_p50_us": 2.0});
+        let faults = json!({"faults": 200, "faults_fresh": 100, "fetched_blocks": 50});
+        assert!(fault_cost(&hits, &faults, 1.0).unwrap_err().contains("outgrow"));
+        let missed = json!({"touches": 100, "missed": 90, "missed_mean_us": 2.0, "missed_p50_us": 2.0});
+        let none = json!({"faults": 100, "faults_fresh": 100, "fetched_blocks": 0});
+        assert!(fault_cost(&missed, &none, 1.0).is_err(), "slow touches that were no faults");
+        assert!(below_budget(1.0, 1.0, &json!({"active": 1})).is_err());
+        assert!(
+            idle(&json!({"rest_ticks": 0, "rest_cpu_us": 0, "rest_seconds": 5}), &json!({"evicted_blocks": 0}))
+                .is_err()
+        );
+        assert!(idle(&json!({}), &json!({"evicted_blocks": 1})).unwrap_err().contains("rest_ticks"));
+    }
+}

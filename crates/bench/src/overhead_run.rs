@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Makes the runs that show what the pager itself costs. No limit and no swap: nothing here needs root.
+//!
+//! What the numbers mean is in `overhead.rs`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::args::Settings;
+use crate::failure::BenchFailure;
+use crate::interrupt::Interrupt;
+use crate::measure::parse_output;
+use crate::overhead::{self, CASES, Case, Overhead, OverheadRun};
+use crate::process;
+use crate::progress::Progress;
+use crate::table;
+use crate::undo::{self, Undo, UndoList};
+
+/// Opening and filling the tier, and some ten thousand reads of it.
+const TIER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What every run needs.
+pub struct OverheadBench<'a> {
+    pub settings: &'a Settings,
+    pub token: &'a str,
+    pub aquifer: &'a Path,
+    pub interrupt: &'a Interrupt,
+}
+
+impl OverheadBench<'_> {
+    /// Every case that was asked for, in rounds. Stops early only for a signal; what has been measured is kept.
+    pub fn measure(&self, progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
+        let mut runs = Vec::new();
+        for case in CASES.iter().filter(|case| self.settings.overheads.contains(&case.overhead)) {
+            for round in 0..self.settings.overhead_rounds(case.overhead) {
+                let title = format!("{} {} round {}", case.overhead, case.name, round + 1);
+                progress.begin(&title);
+                let mut run = OverheadRun {
+                    overhead: case.overhead,
+                    case: case.name,
+                    round,
+                    value: None,
+                    note: String::new(),
+                    problem: None,
+                    program: None,
+                    stats: None,
+                };
+                match self.perform(case, &mut run) {
+                    Ok((value, note)) => (run.value, run.note) = (Some(value), note),
+                    Err(failure @ BenchFailure::Interrupted(_)) => return (runs, Some(failure)),
+                    Err(failure) => run.problem = Some(failure.to_string()),
+                }
+                progress.done(&match (&run.value, &run.problem) {
+                    (Some(value), _) => format!("{title}: {} [{}]", table::short(*value), run.note),
+                    (None, problem) => format!("{title}: FAILED: {}", problem.as_deref().unwrap_or("no reason")),
+                });
+                runs.push(run);
+            }
+        }
+        (runs, None)
+    }
+
+    fn perform(&self, case: &Case, run: &mut OverheadRun) -> Result<(f64, String), BenchFailure> {
+        let nonsense = |cause: String| BenchFailure::trouble(cause, "");
+        match case.overhead {
+            Overhead::BelowBudget => {
+                // The one that goes first changes, since it finds the machine as the other left it.
+                let native_first = run.round.is_multiple_of(2);
+                let mut native = if native_first { Some(self.native(case)?) } else { None };
+                let (_, stats, ours) = self.managed(case, run)?;
+                if native.is_none() {
+                    native = Some(self.native(case)?);
+                }
+                overhead::below_budget(native.unwrap_or(f64::NAN), ours, &stats).map_err(nonsense)
+            }
+            Overhead::Fault => {
+                let read_us = self.tier_read_us(case)?;
+                let (printed, stats, _) = self.managed(case, run)?;
+                overhead::fault_cost(&printed, &stats, read_us).map_err(nonsense)
+            }
+            Overhead::Idle => {
+                let (printed, stats, _) = self.managed(case, run)?;
+                overhead::idle(&printed, &stats).map_err(nonsense)
+            }
+        }
+    }
+
+    fn program(&self, case: &Case) -> Result<PathBuf, BenchFailure> {
+        fs::canonicalize(self.settings.programs.join(case.program))
+            .map_err(|error| BenchFailure::io(format!("cannot find {}", case.program), &error))
+    }
+
+    /// Runs the program by itself. Returns its run time in seconds.
+    fn native(&self, case: &Case) -> Result<f64, BenchFailure> {
+        let mut command = Command::new(self.program(case)?);
+        command.args(case.arguments);
+        let (_, seconds) = self.run(command)?;
+        Ok(seconds)
+    }
+
+    /// Runs the program under the pager. Returns its result, the statistics, and its run time in seconds.
+    fn managed(&self, case: &Case, run: &mut OverheadRun) -> Result<(Value, Value, f64), BenchFailure> {
+        let path = self.settings.dir.join(undo::name(self.token, "stats"));
+        let mut files = UndoList::default();
+        files.push(Undo::RemoveFile(path.clone()));
+        let mut command = Command::new(self.aquifer);
+        command.args(["run", "--dram", &case.budget_bytes.to_string(), "--tier"]);
+        command.arg(format!("dram:size={}", case.tier_bytes)).arg("--stats-json").arg(&path);
+        if case.block_bytes > 0 {
+            command.args(["--block", &case.block_bytes.to_string()]);
+        }
+        command.args(&self.settings.aquifer_args).arg("--").arg(self.program(case)?).args(case.arguments);
+        let (printed, seconds) = self.run(command)?;
+        run.program = Some(printed.clone());
+        let text = fs::read_to_string(&path)
+            .map_err(|error| BenchFailure::io("there are no statistics of the run".to_string(), &error))?;
+        let stats: Value = serde_json::from_str(&text)
+            .map_err(|error| BenchFailure::trouble(format!("its statistics are no JSON: {error}"), ""))?;
+        run.stats = Some(stats.clone());
+        Ok((printed, stats, seconds))
+    }
+
+    fn run(&self, mut command: Command) -> Result<(Value, f64), BenchFailure> {
+        if let Some(threads) = self.settings.threads {
+            command.env("OMP_NUM_THREADS", threads.to_string());
+        }
+        let finished = process::run(command, self.settings.timeout, self.interrupt)?;
+        if finished.timed_out {
+            let cause = format!("not done after {} s", self.settings.timeout.as_secs());
+            return Err(BenchFailure::trouble(cause, "raise --timeout"));
+        }
+        if !finished.status.success() {
+            return Err(BenchFailure::trouble(finished.complaint(), ""));
+        }
+        Ok((parse_output(&finished.stdout)?, finished.wall.as_secs_f64()))
+    }
+
+    /// The tier's own mean time for a read of one block, in microseconds, as the tier's owner measures it.
+    fn tier_read_us(&self, case: &Case) -> Result<f64, BenchFailure> {
+        let mut command = Command::new(self.aquifer);
+        command.args(["doctor", "--json", "--tier"]).arg(format!("dram:size={}", case.tier_bytes));
+        let finished = process::run(command, TIER_TIMEOUT, self.interrupt)?;
+        if !finished.status.success() {
+            return Err(BenchFailure::trouble(format!("the tier cannot be measured: {}", finished.complaint()), ""));
+        }
+        read_us_of(&finished.stdout, case.block_bytes)
+            .ok_or_else(|| BenchFailure::trouble("`aquifer doctor --tier` did not tell the time of a read", ""))
+    }
+}
+
+/// The line about reads of this size.
+fn read_us_of(lines: &str, bytes: u64) -> Option<f64> {
+    lines
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .find(|line| line.get("bytes").and_then(Value::as_u64) == Some(bytes))?
+        .get("read_us_mean")?
+        .as_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_the_size_is_found() {
+        let lines = "{\"bytes\":4096,\"read_us_mean\":1.5}\nnoise\n{\"bytes\":131072,\"read_us_mean\":20.0}\n";
+        assert_eq!(read_us_of(lines, 131_072), Some(20.0));
+        assert_eq!(read_us_of(lines, 8192), None);
+        assert_eq!(read_us_of("", 4096), None);
+    }
+}
