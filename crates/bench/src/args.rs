@@ -29,6 +29,8 @@ Examples:
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
 4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned up.
+UMap 2.1 is a contender once it is installed, as github.com/LLNL/umap says (a release build), under PREFIX, and
+the workloads are built for it: make -C bench/workloads UMAP=PREFIX
 Limits and swap areas need root. A swap area or cgroup that the bench did not make is never touched.")]
 pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
@@ -79,6 +81,9 @@ pub struct BenchArgs {
     /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
     #[arg(long, allow_hyphen_values = true, value_name = "ARG")]
     pub aquifer_arg: Vec<String>,
+    /// UMap: bytes of its page [default: the best for each workload of those that were tried]
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    pub umap_page: Option<u64>,
     /// A run that takes longer has failed
     #[arg(long, value_parser = parse_duration, default_value = "20min", value_name = "TIME")]
     pub timeout: Duration,
@@ -117,6 +122,7 @@ pub struct Settings {
     pub programs: PathBuf,
     pub aquifer: Option<PathBuf>,
     pub aquifer_args: Vec<String>,
+    pub umap_page_bytes: Option<u64>,
     pub timeout: Duration,
     pub json: Option<PathBuf>,
     pub plots: Option<PathBuf>,
@@ -152,6 +158,10 @@ impl Settings {
         if args.bytes.is_some_and(|bytes| bytes < 1 << 20) {
             return Err(BenchFailure::usage("--bytes is under 1MiB, too small to be limited", "use 64MiB or more"));
         }
+        // The arrays of the workloads begin at multiples of 2 MiB of their files.
+        if args.umap_page.is_some_and(|bytes| !bytes.is_power_of_two() || !(4 << 10..=2 << 20).contains(&bytes)) {
+            return Err(BenchFailure::usage("--umap-page is no power of two from 4KiB to 2MiB", "use 1MiB"));
+        }
         let timeout = if args.quick { args.timeout.min(Duration::from_secs(240)) } else { args.timeout };
         Ok(Self {
             workloads: if args.workload.is_empty() && !args.overhead.is_empty() {
@@ -178,6 +188,7 @@ impl Settings {
             programs: args.programs,
             aquifer: args.aquifer,
             aquifer_args: args.aquifer_arg,
+            umap_page_bytes: args.umap_page,
             timeout,
             json: args.json,
             check: args.check,
@@ -291,6 +302,8 @@ mod tests {
             &["--iterations", "1"],
             &["--scale", "60"],
             &["--bytes", "4096"],
+            &["--umap-page", "6KiB"],
+            &["--umap-page", "4MiB"],
         ] {
             let failure = settings(words).unwrap_err();
             assert!(matches!(failure, BenchFailure::Usage { .. }), "{words:?}");

@@ -21,9 +21,6 @@ use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, Undo, UndoList};
 
-/// UMap's page: the size at which it was fastest where the figures of `design.md` were taken.
-const UMAP_PAGE_BYTES: u64 = MIB;
-
 /// In a small limit the kernel now and then kills a program whose pages are all under way to swap, although swap has
 /// room. A baseline must not lose its figure to that.
 const SWAP_ATTEMPTS_MAX: u32 = 3;
@@ -159,8 +156,9 @@ impl Bench<'_> {
         if step.contender != Contender::Umap {
             return Ok(Words { program, arguments, environment });
         }
-        environment.push(("UMAP_PAGESIZE".to_string(), UMAP_PAGE_BYTES.to_string()));
-        environment.push(("UMAP_BUFSIZE".to_string(), (step.local_bytes / UMAP_PAGE_BYTES).max(1).to_string()));
+        let page = self.settings.umap_page_bytes.unwrap_or_else(|| workload.umap_page_bytes());
+        environment.push(("UMAP_PAGESIZE".to_string(), page.to_string()));
+        environment.push(("UMAP_BUFSIZE".to_string(), (step.local_bytes / page).max(1).to_string()));
         let program = program.with_file_name(format!("{}_umap", workload.program));
         Ok(Words { program, arguments, environment })
     }

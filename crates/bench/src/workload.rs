@@ -166,6 +166,16 @@ impl Workload {
         matches!(self.input, Input::Graph { .. })
     }
 
+    /// UMap's page at which this workload was fastest of those tried, on the disk of a virtual machine: 4 KiB,
+    /// 16 KiB and 64 KiB for random records, 4 KiB, 64 KiB and 1 MiB for graphs, 128 KiB to 2 MiB for the others.
+    pub fn umap_page_bytes(&self) -> u64 {
+        match self.program {
+            "random_access" | "pointer_chase" => 4 << 10,
+            "graph" => 64 << 10,
+            _ => 1 << 20,
+        }
+    }
+
     /// The arguments of the program, without its name. `graph` is where the graph file is.
     pub fn command_line(&self, sizing: &Sizing, graph: &Path) -> Vec<String> {
         let mut words: Vec<String> = self.arguments.iter().map(ToString::to_string).collect();
