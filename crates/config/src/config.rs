@@ -83,7 +83,10 @@ impl Config {
             version: u32,
         }
 
-        let malformed = |error: serde_json::Error| ConfigError::Malformed { cause: error.to_string() };
+        // The parser quotes names as they are, line ends included; a message is one line.
+        let malformed = |error: serde_json::Error| ConfigError::Malformed {
+            cause: error.to_string().replace(char::is_control, "?"),
+        };
         let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
         if version != VERSION {
             return Err(ConfigError::Version { found: version });
@@ -178,6 +181,9 @@ mod tests {
         let text = full().to_json();
         let extra = text.replacen('{', r#"{"colour":"blue","#, 1);
         assert!(Config::from_json(&extra).unwrap_err().to_string().contains("unknown field `colour`"));
+
+        let broken_line = text.replacen('{', "{\"a\\r\\nb\":1,", 1);
+        assert!(Config::from_json(&broken_line).unwrap_err().to_string().contains("`a??b`"));
 
         let later = text.replacen("\"version\":1", "\"version\":2,\"colour\":0", 1);
         assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 2 }));

@@ -16,7 +16,7 @@
 
 mod rules;
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -85,7 +85,12 @@ pub struct SpecFailure {
 
 impl fmt::Display for SpecFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "--tier {}: {}", self.spec.escape_debug(), self.reason)
+        write!(f, "--tier {}: ", self.spec.escape_debug())?;
+        // The reason quotes what was typed, and has quotation marks of its own, which stay as they are.
+        for character in self.reason.chars() {
+            if character.is_control() { write!(f, "{}", character.escape_debug())? } else { f.write_char(character)? }
+        }
+        Ok(())
     }
 }
 
@@ -273,6 +278,7 @@ mod tests {
             ("failing:delay=5h:dram:", "'5h'", "200us"),
             ("failing:after=1:disk:", "'disk'", "flash:PATH"),
             ("a\nb", "no kind", "flash:PATH"),
+            ("flash:/tmp,a\r\nb", "'a\\r\\nb'", "overwrite"),
         ] {
             let message = text.parse::<TierSpec>().expect_err(text).to_string();
             assert!(message.contains(cause), "{text}: {message}");
