@@ -56,9 +56,9 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// How many faults were measured.
+    /// How many faults were measured. Saturates: any process with the descriptor may have written the buckets.
     pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
+        sum(&self.buckets)
     }
 
     /// The time that all of them took.
@@ -78,7 +78,7 @@ impl Latencies {
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
         let mut seen = 0;
         for (bucket, in_bucket) in self.buckets.iter().enumerate() {
-            seen += in_bucket;
+            seen = u64::saturating_add(seen, *in_bucket);
             if seen >= rank {
                 let width = lower_bound_ns(bucket + 1) - lower_bound_ns(bucket);
                 let middle = lower_bound_ns(bucket) + width / 2;
@@ -92,17 +92,21 @@ impl Latencies {
 
     /// How many took less than `1 << power` nanoseconds.
     pub fn count_below_power(&self, power: u32) -> u64 {
-        self.buckets[..bucket_of(1 << power)].iter().sum()
+        sum(&self.buckets[..bucket_of(1 << power)])
     }
 
     /// Both together.
     pub fn merge(&mut self, other: &Latencies) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
-            *mine += theirs;
+            *mine = mine.saturating_add(*theirs);
         }
         self.sum_ns = self.sum_ns.wrapping_add(other.sum_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
     }
+}
+
+fn sum(buckets: &[u64]) -> u64 {
+    buckets.iter().copied().fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
