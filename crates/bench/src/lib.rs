@@ -32,6 +32,7 @@ mod process;
 mod progress;
 mod ratios;
 mod record;
+mod result;
 mod run;
 mod size;
 mod swap;
@@ -41,5 +42,8 @@ mod verdict;
 mod workload;
 
 pub use args::BenchArgs;
+pub use ratios::Better;
+pub use record::Figure;
+pub use result::read_result;
 pub use run::run;
 pub use size::parse_size;

@@ -16,7 +16,8 @@ use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::plan::Step;
 use crate::process::{self, Finished};
-use crate::record::{Figure, Run};
+use crate::record::Run;
+use crate::result::{figure_of, parse_output};
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, Undo, UndoList};
@@ -197,59 +198,4 @@ fn judge_end(step: &Step, settings: &Settings, finished: &Finished, account: &Ac
         return Err(BenchFailure::trouble(finished.complaint(), ""));
     }
     Ok(())
-}
-
-/// The last line that looks like an object: a wrapper may print lines of its own.
-pub fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
-    let line = stdout
-        .lines()
-        .rev()
-        .find(|line| line.starts_with('{'))
-        .ok_or_else(|| BenchFailure::trouble("it printed no result", ""))?;
-    let value: Value = serde_json::from_str(line)
-        .map_err(|error| BenchFailure::trouble(format!("its result is no JSON: {error}"), ""))?;
-    if value.get("verified") == Some(&Value::Bool(true)) {
-        Ok(value)
-    } else {
-        Err(BenchFailure::trouble("it did not verify its result", ""))
-    }
-}
-
-fn figure_of(printed: &Value) -> Result<Figure, BenchFailure> {
-    let figure = printed.get("figure").cloned().unwrap_or_default();
-    let figure: Figure = serde_json::from_value(figure)
-        .map_err(|error| BenchFailure::trouble(format!("its result has no figure: {error}"), ""))?;
-    if figure.value.is_finite() && figure.value > 0.0 {
-        Ok(figure)
-    } else {
-        Err(BenchFailure::trouble(format!("its figure is {}", figure.value), ""))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ratios::Better;
-
-    #[test]
-    fn results_are_found_among_other_lines() {
-        let line = r#"{"program":"stream","figure":{"name":"triad","value":1.5,"unit":"GB/s","better":"higher"},"verified":true}"#;
-        let printed = parse_output(&format!("hello\n{line}\nbye\n")).unwrap();
-        let figure = figure_of(&printed).unwrap();
-        assert_eq!((figure.value, figure.better), (1.5, Better::Higher));
-    }
-
-    #[test]
-    fn unproved_or_empty_results_do_not_count() {
-        for wrong in ["", "{}", "{", r#"{"verified":false}"#, r#"{"verified":"true"}"#] {
-            assert!(parse_output(wrong).is_err(), "{wrong}");
-        }
-        for wrong in [
-            "{}",
-            r#"{"figure":{"name":"a","value":0,"unit":"s","better":"lower"}}"#,
-            r#"{"figure":{"name":"a","value":1,"unit":"s","better":"blue"}}"#,
-        ] {
-            assert!(figure_of(&serde_json::from_str(wrong).unwrap()).is_err(), "{wrong}");
-        }
-    }
 }

@@ -15,10 +15,10 @@ use serde_json::Value;
 use crate::args::Settings;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
-use crate::measure::parse_output;
 use crate::overhead::{self, CASES, Case, Overhead, OverheadRun};
 use crate::process;
 use crate::progress::Progress;
+use crate::result::parse_output;
 use crate::table;
 use crate::undo::{self, Undo, UndoList};
 

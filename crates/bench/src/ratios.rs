@@ -9,7 +9,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
+    /// More is better.
     Higher,
+    /// Less is better.
     Lower,
 }
 

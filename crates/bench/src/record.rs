@@ -15,9 +15,13 @@ use crate::verdict::Verdict;
 /// The number of a program that counts, as the program itself says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
+    /// Its name.
     pub name: String,
+    /// The number: finite, and more than zero.
     pub value: f64,
+    /// What the number counts.
     pub unit: String,
+    /// Which way it counts.
     pub better: Better,
 }
 

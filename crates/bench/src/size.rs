@@ -5,21 +5,24 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, f64); 13] = [
-    ("", 1.0),
-    ("B", 1.0),
-    ("K", 1024.0),
-    ("KiB", 1024.0),
-    ("KB", 1e3),
-    ("M", 1048576.0),
-    ("MiB", 1048576.0),
-    ("MB", 1e6),
-    ("G", 1073741824.0),
-    ("GiB", 1073741824.0),
-    ("GB", 1e9),
-    ("TiB", 1099511627776.0),
-    ("TB", 1e12),
+const UNITS: [(&str, u64); 13] = [
+    ("", 1),
+    ("B", 1),
+    ("K", 1 << 10),
+    ("KiB", 1 << 10),
+    ("KB", 1_000),
+    ("M", 1 << 20),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("G", 1 << 30),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
 ];
+
+/// An exabyte: no machine has so much, and nothing that is computed from a size may overflow.
+const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;
@@ -37,8 +40,12 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .iter()
         .find(|(name, _)| *name == unit)
         .ok_or_else(|| format!("'{unit}' is not a unit of size; use KiB, MiB, GiB or TiB"))?;
-    let bytes = number * factor;
-    if bytes > 1e18 { Err(format!("'{text}' is larger than any machine")) } else { Ok(bytes as u64) }
+    // Whole numbers exactly: beyond 2^53 a fraction has no room for all digits.
+    let bytes = match text[..digits].parse::<u64>() {
+        Ok(whole) => whole.saturating_mul(*factor),
+        Err(_) => (number * *factor as f64) as u64,
+    };
+    if bytes > BYTES_MAX { Err(format!("'{text}' is larger than any machine")) } else { Ok(bytes) }
 }
 
 /// Reads `90s`, `15min`, `500ms`.
