@@ -31,7 +31,17 @@ const RINGS: &[Ring] = &[
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
     },
-    Ring { name: "workshops", crates: &[("bench", &[]), ("e2e", &[]), ("sim", &["core"]), ("xtask", &[])] },
+    Ring {
+        name: "workshops",
+        crates: &[
+            ("bench", &[]),
+            ("e2e", &[]),
+            // Every decoder of foreign bytes, wherever it is.
+            ("fuzz", &["bench", "config", "core", "stats", "sys", "tiers"]),
+            ("sim", &["core"]),
+            ("xtask", &[]),
+        ],
+    },
 ];
 
 /// The edge that leads outwards, and why it may.

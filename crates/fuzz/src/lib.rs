@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What must hold for every decoder of foreign bytes, whoever makes the bytes.
+//!
+//! `targets.rs` has one function for each decoder: it decodes, and panics when something is so that may never be.
+//! `seeds.rs` has inputs to start from, `mutate.rs` changes them. `tests/decoders.rs` runs all of it in the ordinary
+//! test run, with the same inputs each time; the workspace in `fuzz/` gives the same functions to a fuzzer that is
+//! guided by coverage.
+
+#![forbid(unsafe_code)]
+
+pub mod mutate;
+pub mod seeds;
+pub mod targets;
+
+/// A decoder under test.
+pub struct Target {
+    /// The name of its function, and of its program in `fuzz/`.
+    pub name: &'static str,
+    /// Decodes; panics when what may never be is so.
+    pub body: fn(&[u8]),
+    /// Inputs to start from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// Every decoder of bytes that somebody else has written.
+pub const TARGETS: [Target; 7] = [
+    Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
+    Target { name: "config", body: targets::config, seeds: seeds::config },
+    Target { name: "elf", body: targets::elf, seeds: seeds::elf },
+    Target { name: "profile", body: targets::profile, seeds: seeds::profile },
+    Target { name: "size", body: targets::size, seeds: seeds::size },
+    Target { name: "stats_segment", body: targets::stats_segment, seeds: seeds::stats_segment },
+    Target { name: "tier_spec", body: targets::tier_spec, seeds: seeds::tier_spec },
+];

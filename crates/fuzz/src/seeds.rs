@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Inputs to start from: good ones, which reach deep, and for each decoder some that are nearly good.
+
+use aquifer_config::{BlockSize, Config, Delivery, Exchange, PolicyName};
+use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
+use aquifer_sys::shared_segment::SharedView;
+
+fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// What a workload prints, among other lines.
+pub fn bench_result() -> Vec<Vec<u8>> {
+    let figure = r#""figure":{"name":"triad","value":1.5,"unit":"GB/s","better":"higher"}"#;
+    texts(&[
+        &format!("hello\n{{\"program\":\"stream\",{figure},\"verified\":true}}\nbye\n"),
+        &format!("{{{figure},\"verified\":false}}"),
+        "{\"figure\":{\"name\":\"a\",\"value\":1e999,\"unit\":\"s\",\"better\":\"lower\"},\"verified\":true}",
+        "{",
+        "",
+    ])
+}
+
+/// What `aquifer run` hands to its preload library.
+pub fn config() -> Vec<Vec<u8>> {
+    let full = Config {
+        dram_bytes: 300 << 20,
+        tier: Some("flash:/var/tmp/far,size=4GiB".into()),
+        policy: PolicyName::Clock,
+        block: BlockSize::Bytes(131_072),
+        delivery: Delivery::Signal,
+        exchange: Exchange::Copy,
+        prefetch: false,
+        stats_fd: Some(100),
+        record: Some("/tmp/record".into()),
+        state_dir: "/var/lib/aquifer".into(),
+        verbose: 2,
+        ..Config::default()
+    };
+    texts(&[&full.to_json(), &Config::default().to_json(), "{\"version\":2}", "{}", "null"])
+}
+
+/// Programs: dynamic, static, for another machine; only what their headers need.
+pub fn elf() -> Vec<Vec<u8>> {
+    let file = |kind: u16, machine: u16, header: u32, contents: &[u8]| {
+        let mut bytes = vec![0; 120];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+        bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        bytes[54..56].copy_from_slice(&56_u16.to_le_bytes());
+        bytes[56..58].copy_from_slice(&1_u16.to_le_bytes());
+        bytes[64..68].copy_from_slice(&header.to_le_bytes());
+        bytes[72..80].copy_from_slice(&120_u64.to_le_bytes());
+        bytes[96..104].copy_from_slice(&(contents.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(contents);
+        bytes
+    };
+    let loader = b"/lib64/ld-linux-x86-64.so.2\0";
+    vec![
+        file(3, 62, 3, loader),
+        file(2, 62, 1, b""),
+        file(3, 62, 2, b""),
+        file(2, 22, 3, loader),
+        b"#!/bin/sh\n".into(),
+    ]
+}
+
+/// Device profiles, with each section that there is.
+pub fn profile() -> Vec<Vec<u8>> {
+    texts(&[
+        include_str!("../../tiers/profiles/cmm-h.toml"),
+        include_str!("../../tiers/profiles/rdma-100g.toml"),
+        include_str!("../../tiers/profiles/xl-flash-slc.toml"),
+        "description = \"\u{e4}\"\n[read]\nlatency_ns = [[nan, 1], [1.0, 2]]\nbytes_per_second = 1\n",
+    ])
+}
+
+/// Sizes as people write them.
+pub fn size() -> Vec<Vec<u8>> {
+    texts(&[
+        "4GiB",
+        "307MiB",
+        "1.5GiB",
+        "4096",
+        "12 KiB",
+        "16EiB",
+        "18446744073709551615",
+        "1e9",
+        ".",
+        "-1",
+        "\u{b2}KB",
+    ])
+}
+
+/// A segment as a pager leaves it.
+pub fn stats_segment() -> Vec<Vec<u8>> {
+    let counters = Counters::create().expect("a memfd can be made");
+    Counter::ALL.iter().for_each(|counter| counters.add(*counter, 7));
+    counters.set(Gauge::Pid, 4711);
+    counters.set_resident_bytes(4096);
+    for (index, kind) in FaultKind::ALL.iter().enumerate() {
+        (0..40).for_each(|power| counters.record(*kind, (index as u64 + 1) << power));
+    }
+    counters.write(Text::Policy, "s3fifo");
+    counters.write(Text::Program, "caf\u{e9} \"quoted\"\n");
+    let view = SharedView::open(counters.descriptor().expect("it was made here")).expect("it was made so");
+    let whole: Vec<u8> = (0..view.len()).flat_map(|word| view.load(word).to_ne_bytes()).collect();
+    let header = whole[..64].to_vec();
+    vec![whole, header, vec![0; 64]]
+}
+
+/// Tiers as people write them.
+pub fn tier_spec() -> Vec<Vec<u8>> {
+    texts(&[
+        "flash:/mnt/nvme,size=8GiB,overwrite,buffered,plain-queue",
+        "dram:size=1GiB",
+        "emulated:cmm-h,size=1GiB",
+        "failing:after=100,on=write+discard,times=3,errno=ENOSPC,offsets=0-1MiB,delay=1.5ms:flash:/x,overwrite",
+        "failing:every=7,corrupt=3,full-after=8KiB:failing:after=1:dram:",
+        "donor:host:7000",
+        "",
+    ])
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One function for each decoder: it may refuse anything, in one line, and nothing may surprise it.
+//!
+//! To panic is to have found something. Beyond the decoder's own panics, each function checks what is promised of the
+//! result: what was accepted can be written and read back, what was refused is told in one line.
+
+use std::io::{Cursor, ErrorKind};
+
+use aquifer_config::Config;
+use aquifer_core::units::ByteSize;
+use aquifer_stats::FaultKind;
+use aquifer_sys::shared_segment::SharedSegment;
+use aquifer_tiers::TierSpec;
+use aquifer_tiers::profile::Profile;
+
+/// The product's file; the command is a program, so it cannot be used as a library.
+#[path = "../../cli/src/run/elf.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs, reason = "the product's file")]
+mod elf_file;
+
+/// Words of the largest segment that is made; the product's own is smaller.
+const SEGMENT_WORDS_MAX: usize = 8192;
+
+fn one_line(message: &str) {
+    assert!(!message.is_empty(), "a refusal without a reason");
+    assert!(!message.contains(['\n', '\r']), "a message of more than one line: {message:?}");
+}
+
+/// What a measured program prints.
+pub fn bench_result(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    match aquifer_bench::read_result(&text) {
+        Ok(figure) => assert!(figure.value.is_finite() && figure.value > 0.0, "{figure:?}"),
+        Err(message) => one_line(&message),
+    }
+}
+
+/// The configuration in the environment.
+pub fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match Config::from_json(text) {
+        Ok(config) => assert_eq!(Config::from_json(&config.to_json()), Ok(config)),
+        Err(error) => one_line(&error.to_string()),
+    }
+}
+
+/// The headers of a program that is to be run.
+pub fn elf(bytes: &[u8]) {
+    match elf_file::read(&mut Cursor::new(bytes)) {
+        Ok(elf_file::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}"),
+    }
+}
+
+/// A device profile.
+pub fn profile(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match Profile::parse(text) {
+        Ok(profile) => {
+            for direction in [&profile.read, &profile.write] {
+                let times: Vec<u64> = (0..=64).map(|step| direction.latency_ns_at(f64::from(step) / 64.0)).collect();
+                assert!(times.is_sorted(), "latencies fall: {times:?}");
+            }
+        }
+        Err(reason) => one_line(&reason),
+    }
+}
+
+/// Sizes, in both parsers: who accepts the same text must mean the same.
+pub fn size(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (product, bench) = (text.parse::<ByteSize>(), aquifer_bench::parse_size(text));
+    if let (Ok(ByteSize(one)), Ok(other)) = (&product, &bench) {
+        assert_eq!(one, other, "{text:?}");
+    }
+    // Shown to a tenth of a TiB, the greatest sizes round up beyond 64 bits.
+    if let Ok(size) = product
+        && size.0 <= i64::MAX as u64
+    {
+        let shown: ByteSize = size.to_string().parse().expect("what is shown can be typed");
+        assert!(shown.0.abs_diff(size.0) <= size.0 / 16, "{size} is shown for {}", size.0);
+    }
+}
+
+/// The segment of another process, as `aquifer stat` reads it.
+pub fn stats_segment(bytes: &[u8]) {
+    let words: Vec<u64> = bytes
+        .chunks_exact(8)
+        .take(SEGMENT_WORDS_MAX)
+        .map(|chunk| u64::from_ne_bytes(chunk.try_into().expect("chunks of eight")))
+        .collect();
+    if words.is_empty() {
+        return;
+    }
+    let segment = SharedSegment::create(c"fuzzed", words.len()).expect("a memfd can be made");
+    for (place, word) in segment.words().iter().zip(&words) {
+        place.store(*word, std::sync::atomic::Ordering::Release);
+    }
+    match aquifer_stats::read(segment.descriptor().expect("it was made here")) {
+        Ok(snapshot) => {
+            let json: serde_json::Value = serde_json::from_str(&snapshot.to_json()).expect("it is JSON");
+            assert!(json.is_object());
+            for line in snapshot.to_prometheus().lines().filter(|line| !line.starts_with('#')) {
+                assert!(line.starts_with("aquifer_") && line.contains(' '), "no metric: {line:?}");
+            }
+            for kind in FaultKind::ALL {
+                let latencies = snapshot.latencies(*kind);
+                assert!(latencies.quantile_us(0.5) <= latencies.quantile_us(0.99));
+            }
+        }
+        Err(refused) => one_line(&refused.to_string()),
+    }
+}
+
+/// What a person types after `--tier`.
+pub fn tier_spec(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Err(failure) = text.parse::<TierSpec>() {
+        one_line(&failure.to_string());
+    }
+}
