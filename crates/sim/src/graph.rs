@@ -164,3 +164,69 @@ pub fn page_rank(seed: u64) -> Trace {
     }
     recorder.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_graph_is_undirected_sorted_and_without_repeats() {
+        let graph = Graph::kronecker(&mut Random::new(1));
+        assert_eq!(graph.vertices(), 1 << SCALE);
+        assert_eq!(graph.first_edge[graph.vertices() as usize] as usize, graph.neighbours.len());
+        assert!(graph.first_edge.is_sorted());
+        let row = |vertex: u32| {
+            let (first, last) = (graph.first_edge[vertex as usize], graph.first_edge[vertex as usize + 1]);
+            &graph.neighbours[first as usize..last as usize]
+        };
+        for vertex in 0..graph.vertices() {
+            assert!(row(vertex).is_sorted_by(|one, next| one < next), "{vertex}");
+            for neighbour in row(vertex) {
+                assert!(row(*neighbour).binary_search(&vertex).is_ok(), "{vertex} - {neighbour} has no way back");
+            }
+        }
+    }
+
+    /// Kronecker graphs have few vertices with most of the edges; that is why they are used.
+    #[test]
+    fn degrees_are_skewed() {
+        let graph = Graph::kronecker(&mut Random::new(1));
+        let mut degrees: Vec<u32> = graph.first_edge.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        degrees.sort_unstable_by(|one, other| other.cmp(one));
+        let first_tenth: u32 = degrees[..degrees.len() / 10].iter().sum();
+        assert!(first_tenth as usize > graph.neighbours.len() / 2, "{first_tenth} of {}", graph.neighbours.len());
+        assert!(graph.neighbours.len() <= (2 * DEGREE << SCALE) as usize);
+    }
+
+    /// What both traces keep: memory is written once in order, every visit is of a block that exists, and no array's
+    /// block is visited twice in a row by the array's own walk.
+    #[test]
+    fn traces_are_within_their_arrays_and_the_same_for_the_same_seed() {
+        for make in [bfs, page_rank] {
+            let trace = make(1);
+            assert_eq!(trace.warm, trace.blocks as usize);
+            let set_up: Vec<Touch> = (0..trace.blocks).map(Touch::write).collect();
+            assert_eq!(trace.touches[..trace.warm], set_up);
+            assert!(trace.touches.iter().all(|touch| touch.block() < trace.blocks));
+            assert!(trace.touches.len() > 10 * trace.warm);
+            assert_eq!(make(1).touches, trace.touches);
+        }
+        assert_ne!(bfs(1).touches, bfs(2).touches);
+    }
+
+    #[test]
+    fn page_rank_reads_the_edges_in_order_in_each_iteration() {
+        let graph = Graph::kronecker(&mut Random::new(1));
+        let (recorder, [_, edges, scores, _]) = Recorder::new(&graph);
+        let range = |array: usize| recorder.arrays[array].first_block..recorder.arrays[array + 1].first_block;
+        let (edges, scores) = (range(edges), range(scores));
+        let trace = page_rank(1);
+        let visits = |of: &std::ops::Range<u32>| -> Vec<u32> {
+            trace.touches[trace.warm..].iter().map(|touch| touch.block()).filter(|block| of.contains(block)).collect()
+        };
+        assert_eq!(visits(&edges), (0..ITERATIONS).flat_map(|_| edges.clone()).collect::<Vec<_>>());
+        // Each iteration goes over the scores twice: to share them out, and to write them.
+        let twice: Vec<u32> = (0..2 * ITERATIONS).flat_map(|_| scores.clone()).collect();
+        assert_eq!(visits(&scores), twice);
+    }
+}
