@@ -255,6 +255,11 @@ impl BlockMap {
         range
     }
 
+    /// Slabs of the tier that belong to a region.
+    pub fn slabs_in_use(&self) -> u32 {
+        self.slabs_used - self.slabs_free.len() as u32
+    }
+
     /// The region's slab, reserved now if it had none. `None` when the tier has no room left.
     pub fn slab_for(&mut self, region: u32) -> Option<u32> {
         let slab = self.regions[region as usize].slab;
@@ -392,6 +397,9 @@ mod tests {
         let (first, second) = (map.find(0).expect("managed"), map.find(512).expect("managed"));
         assert_eq!(map.slab_for(map.block(first).region), Some(0));
         assert_eq!(map.slab_for(map.block(second).region), None);
+        assert_eq!(map.slabs_in_use(), 1);
+        map.remove(0, 512);
+        assert_eq!(map.slabs_in_use(), 0);
     }
 
     #[test]

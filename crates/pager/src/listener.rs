@@ -11,6 +11,7 @@
 use std::time::Duration;
 
 use aquifer_core::units::ThreadIndex;
+use aquifer_stats::Counter;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::wakeup;
 
@@ -46,6 +47,7 @@ fn listen(pager: &'static Pager) -> ! {
                     // Installing has woken it, unless another thread's installing came first.
                     Outcome::Resolved => {
                         let _ = uffd.wake(page, 4096);
+                        pager.counters.add(Counter::FaultsWrite, u64::from(fault.write));
                     }
                     Outcome::Lost | Outcome::NoRoom if pager.can_poison => {
                         let _ = uffd.poison(page, 4096);

@@ -217,6 +217,7 @@ impl Pager {
         self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
         self.counters.set(Gauge::StandbyBytes, standby);
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
+        self.counters.set(Gauge::StoredBytes, u64::from(engine.map().slabs_in_use()) * REGION_BYTES);
         let tally = engine.tally();
         self.catch_up(Counter::PrefetchHits, &self.published_hits, tally.prefetch_hits);
         self.catch_up(Counter::PrefetchWasted, &self.published_wasted, tally.prefetch_wasted);

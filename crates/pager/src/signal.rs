@@ -14,6 +14,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use aquifer_core::units::ThreadIndex;
+use aquifer_stats::Counter;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, KernelAction};
 use aquifer_sys::thread_slot::{self, Inside};
@@ -73,7 +74,12 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         _ => Outcome::Foreign,
     };
     match outcome {
-        Outcome::Resolved => {}
+        Outcome::Resolved => {
+            // SAFETY: the context of a SIGBUS that a page fault has raised.
+            if let (Some(pager), true) = (pager, unsafe { signals::was_write(context) }) {
+                pager.counters.add(Counter::FaultsWrite, 1);
+            }
+        }
         Outcome::NoRoom => {
             say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);
             pass_on(signal, info, context);

@@ -76,7 +76,7 @@ table! {
         ResidentBytesPeak "resident_bytes_peak" "The most of managed memory that was in local DRAM."
         StandbyBytes "standby_bytes" "Evicted blocks still in DRAM; part of the resident bytes."
         FramesFreeBytes "frames_free_bytes" "Frames ready for the next fetch."
-        StoredBytes "stored_bytes" "Bytes that the tier holds for us."
+        StoredBytes "stored_bytes" "Bytes of the tier that are set aside for us, in slabs of 2 MiB."
         TierCapacityBytes "tier_capacity_bytes" "Bytes that the tier can hold."
         RegisteredMappingsSignal "registered_mappings_signal" "Mappings whose faults the faulting thread resolves."
         RegisteredMappingsListener "registered_mappings_listener" "Mappings whose faults a listener resolves."

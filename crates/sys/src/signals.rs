@@ -90,6 +90,18 @@ impl Drop for Blocked {
     }
 }
 
+/// Whether the access that raised this signal was a write: bit 1 of the page fault's error code.
+///
+/// # Safety
+/// `context` is what the kernel gave to a handler of a signal that a page fault has raised.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn was_write(context: *const libc::c_void) -> bool {
+    const WRITE: libc::greg_t = 1 << 1;
+    // SAFETY: the kernel's context is a `ucontext_t`, as the caller promises, and is only read.
+    let code = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+    code & WRITE != 0
+}
+
 /// Ends the process at once, without running anything else in it.
 pub fn exit_now(code: i32) -> ! {
     loop {
