@@ -195,7 +195,7 @@ mod tests {
         degrees.sort_unstable_by(|one, other| other.cmp(one));
         let first_tenth: u32 = degrees[..degrees.len() / 10].iter().sum();
         assert!(first_tenth as usize > graph.neighbours.len() / 2, "{first_tenth} of {}", graph.neighbours.len());
-        assert!(graph.neighbours.len() <= (2 * DEGREE << SCALE) as usize);
+        assert!(graph.neighbours.len() <= ((2 * DEGREE) << SCALE) as usize);
     }
 
     /// What both traces keep: memory is written once in order, every visit is of a block that exists, and no array's
