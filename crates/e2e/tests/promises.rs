@@ -81,6 +81,26 @@ fn memory_that_may_not_be_touched_for_a_while_keeps_its_contents() {
     }
 }
 
+/// One page in the middle of a block may not be touched, as below a stack. The kernel copies to one of its own
+/// mappings at a time, and refused to install such a block: the program was ended.
+#[test]
+fn a_page_that_may_not_be_touched_leaves_its_neighbours_usable() {
+    keeps(
+        "guard-pages",
+        "unsigned char *start = map(16 << 20);
+        fill(start, 16 << 20, 5);
+        for (size_t at = 20 * PAGE; at < 16 << 20; at += 1 << 20)
+            if (mprotect(start + at, PAGE, PROT_NONE)) return 3;
+        press();
+        for (size_t at = 0; at < 16 << 20; at += 512) {
+            if (at % (1 << 20) / PAGE == 20) continue;
+            if (*(uint64_t *)(start + at) != 5 + at + 1) { fprintf(stderr, \"byte %zu\\n\", at); return 1; }
+        }
+        if (mprotect(start, 16 << 20, PROT_READ | PROT_WRITE)) return 3;
+        right(start, 16 << 20, 5, \"behind guard pages\");",
+    );
+}
+
 /// The preload library's own calls of mmap and munmap went past the pager, so the pages of the old place
 /// stayed in its books.
 #[test]

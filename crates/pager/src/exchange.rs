@@ -83,11 +83,23 @@ pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: Fra
             Err(errno) => return Err(Partial { done, errno }),
         }
     }
-    retry(len, &mut done, |done| {
-        // SAFETY: as above; the frame's bytes do not change while this thread holds it.
-        unsafe { uffd.copy(target + done, source + done, len - done, false) }
-    })
-    .map_err(|errno| Partial { done, errno })?;
+    let copy = |done: &mut usize, end: usize| {
+        retry(end, done, |done| {
+            // SAFETY: as above; the frame's bytes do not change while this thread holds it.
+            unsafe { uffd.copy(target + done, source + done, end - done, false) }
+        })
+    };
+    match copy(&mut done, len) {
+        // mprotect(2) within the block has made two mappings of it for the kernel, which copies to one at a time.
+        Err(Errno(libc::ENOENT)) => {
+            while done < len {
+                let end = done + PAGE_BYTES as usize;
+                copy(&mut done, end).map_err(|errno| Partial { done, errno })?;
+                done = end;
+            }
+        }
+        copied => copied.map_err(|errno| Partial { done, errno })?,
+    }
     // SAFETY: the frames are ours and their bytes are at the program's address now.
     let _ = unsafe { drop_pages(source, len.next_multiple_of(frame.order().bytes() as usize)) };
     Ok(Installed::Copied)
