@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
 
 pub mod direct_io;
+pub mod dispatch;
 pub mod frame_buffer;
 pub mod futex;
 pub mod memory;

@@ -11,6 +11,9 @@ use crate::raw::{Errno, syscall};
 /// `MADV_POPULATE_WRITE`, since Linux 5.14.
 pub const MADV_POPULATE_WRITE: i32 = 23;
 
+/// `MADV_POPULATE_READ`, since Linux 5.14.
+pub const MADV_POPULATE_READ: i32 = 22;
+
 /// A reserved range of private anonymous memory that lives as long as the process. Pages come on touch.
 #[derive(Clone, Copy, Debug)]
 pub struct Reserved {

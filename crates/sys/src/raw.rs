@@ -6,7 +6,7 @@
 //! The fault path runs inside signal handlers of programs whose `read` and `mmap` are our own wrappers, so
 //! it must not go through them. Errors come back as [`Errno`], never through a thread-local.
 
-use std::arch::asm;
+use std::arch::{asm, global_asm};
 use std::fmt;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
@@ -74,6 +74,40 @@ pub unsafe fn syscall(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
         );
     }
     if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}
+
+global_asm!(
+    ".text",
+    ".hidden aquifer_cancellable_syscall",
+    ".globl aquifer_cancellable_syscall",
+    ".type aquifer_cancellable_syscall,@function",
+    "aquifer_cancellable_syscall:",
+    ".cfi_startproc",
+    "mov rax, rdi",
+    "mov rdi, qword ptr [rsi]",
+    "mov rdx, qword ptr [rsi + 16]",
+    "mov r10, qword ptr [rsi + 24]",
+    "mov r8, qword ptr [rsi + 32]",
+    "mov r9, qword ptr [rsi + 40]",
+    "mov rsi, qword ptr [rsi + 8]",
+    "syscall",
+    "ret",
+    ".cfi_endproc",
+    ".size aquifer_cancellable_syscall, . - aquifer_cancellable_syscall",
+);
+
+unsafe extern "C-unwind" {
+    fn aquifer_cancellable_syscall(number: i64, args: *const usize) -> isize;
+}
+
+/// As [`syscall`], from where a thread may be cancelled: frames above are unwound, and their values dropped.
+/// The result is the kernel's, errors as negative numbers.
+///
+/// # Safety
+/// As for [`syscall`].
+pub unsafe fn syscall_cancellable(number: i64, args: [usize; 6]) -> isize {
+    // SAFETY: the function reads six words and does the system call, for which the caller has vouched.
+    unsafe { aquifer_cancellable_syscall(number, args.as_ptr()) }
 }
 
 /// Writes to standard error. For messages from places that may not allocate; a failure is ignored.

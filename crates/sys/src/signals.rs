@@ -8,12 +8,15 @@
 use std::arch::global_asm;
 
 use crate::raw::{Errno, syscall};
+use crate::thread_slot::Inside;
 
 global_asm!(
     ".text",
     ".hidden aquifer_restore",
     ".globl aquifer_restore",
     ".type aquifer_restore,@function",
+    // Unwinders look up the byte before a return address, and know this code by its bytes.
+    "nop",
     "aquifer_restore:",
     "mov rax, 15",
     "syscall",
@@ -65,10 +68,41 @@ pub fn fault_action(handler: Handler) -> KernelAction {
     }
 }
 
-/// Keeps every signal from this thread while it exists.
+/// The action that runs `handler` with nothing else blocked, on the alternate stack where there is one.
+pub fn trap_action(handler: Handler) -> KernelAction {
+    let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
+    KernelAction { handler: handler as usize, flags, restorer: aquifer_restore as *const () as usize, mask: 0 }
+}
+
+/// The bit of one signal in a mask.
+pub const fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// The signals by which faults and system calls come to us. The kernel ends a program that gets one of them
+/// while it is blocked, so the program's own masks go without.
+pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
+
+/// Makes `mask` the calling thread's.
+pub fn set_mask(mask: u64) {
+    let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
+    // SAFETY: rt_sigprocmask(2) reads one mask.
+    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+}
+
+/// Lets our own signals through to the calling thread.
+pub fn unblock_ours() {
+    let args = [libc::SIG_UNBLOCK as usize, &raw const OURS as usize, 0, 8, 0, 0];
+    // SAFETY: rt_sigprocmask(2) reads one mask.
+    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+}
+
+/// Keeps every signal from this thread while it exists. The thread counts as inside the pager: a system call
+/// that trapped now would end the program.
 #[derive(Debug)]
 pub struct Blocked {
     old: u64,
+    inside: Option<Inside>,
 }
 
 impl Blocked {
@@ -78,15 +112,15 @@ impl Blocked {
         let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut old as usize, 8, 0, 0];
         // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
         let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
-        Self { old }
+        Self { old, inside: Some(Inside::enter()) }
     }
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        let args = [libc::SIG_SETMASK as usize, &raw const self.old as usize, 0, 8, 0, 0];
-        // SAFETY: reads one mask.
-        let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+        // Outside again before the first signal can come: its handler is the program's.
+        drop(self.inside.take());
+        set_mask(self.old);
     }
 }
 

@@ -7,6 +7,9 @@
 //! `malloc`. With a managed heap that table may itself be far away, and reaching for it inside the fault
 //! handler would fault again. These words use the initial-exec model: a fixed offset from the thread
 //! register. The library must be loaded at program start, which LD_PRELOAD does.
+//!
+//! One of these words is the kernel's: the selector of `dispatch.rs`, which says whether system calls of this
+//! thread trap. They never do while the thread is inside the pager's own code.
 
 use std::arch::global_asm;
 
@@ -35,6 +38,27 @@ struct Words {
     depth: u32,
     /// A number that the allocator's front keeps for this thread; zero at first.
     arena: u32,
+    /// Read by the kernel at every system call of an armed thread: [`ALLOW`] or [`BLOCK`].
+    selector: u8,
+    /// How far this thread is with trapping its system calls.
+    trapping: Trapping,
+}
+
+/// Selector: system calls go to the kernel.
+const ALLOW: u8 = 0;
+/// Selector: system calls from outside our own text raise SIGSYS.
+const BLOCK: u8 = 1;
+
+/// Whether a thread's system calls can trap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Trapping {
+    /// They cannot: the thread has no stack for the handler.
+    Never,
+    /// They can, and the kernel has not been told.
+    Ready,
+    /// The kernel has been told.
+    Armed,
 }
 
 unsafe extern "C" {
@@ -61,6 +85,11 @@ pub fn index(most: u16) -> u16 {
     }
 }
 
+/// A number that no other living thread has; neither 0 nor 1.
+pub fn token() -> usize {
+    words() as usize
+}
+
 /// The number that [`set_arena`] left for this thread; zero at first.
 pub fn arena() -> u32 {
     // SAFETY: as in `index`.
@@ -71,6 +100,40 @@ pub fn arena() -> u32 {
 pub fn set_arena(arena: u32) {
     // SAFETY: as in `index`.
     unsafe { (*words()).arena = arena }
+}
+
+/// How far this thread is with trapping its system calls.
+pub fn trapping() -> Trapping {
+    // SAFETY: as in `index`; zero is `Never`, and nothing but a `Trapping` is ever written.
+    unsafe { (*words()).trapping }
+}
+
+/// Remembers how far this thread is with trapping its system calls.
+pub fn set_trapping(trapping: Trapping) {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).trapping = trapping }
+    resume();
+}
+
+/// Where the kernel reads this thread's selector.
+pub(crate) fn selector_address() -> usize {
+    // SAFETY: as in `index`; only the address is taken.
+    unsafe { &raw mut (*words()).selector as usize }
+}
+
+/// Lets this thread's system calls through until [`resume`], or until it next leaves the pager's code.
+pub fn pause() {
+    // SAFETY: as in `index`.
+    unsafe { (&raw mut (*words()).selector).write_volatile(ALLOW) }
+}
+
+/// Ends [`pause`].
+pub fn resume() {
+    // SAFETY: as in `index`.
+    unsafe {
+        let block = (*words()).depth == 0 && (*words()).trapping == Trapping::Armed;
+        (&raw mut (*words()).selector).write_volatile(if block { BLOCK } else { ALLOW });
+    }
 }
 
 /// Whether this thread runs the pager's own code now, whose memory is not managed.
@@ -88,6 +151,7 @@ impl Inside {
     pub fn enter() -> Self {
         // SAFETY: as in `index`.
         unsafe { (*words()).depth += 1 };
+        pause();
         Self(())
     }
 }
@@ -96,5 +160,6 @@ impl Drop for Inside {
     fn drop(&mut self) {
         // SAFETY: as in `index`; `enter` has counted up.
         unsafe { (*words()).depth -= 1 };
+        resume();
     }
 }
