@@ -25,6 +25,7 @@ use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{Number, abort, say};
+use crate::holds::{Holding, LOCKED_PART};
 use crate::pager::{Pager, Settings};
 use crate::resolve::Outcome;
 use crate::signal;
@@ -53,6 +54,8 @@ struct State {
     waiting: Vec<Range>,
     managed_bytes: u64,
     settings: Option<Settings>,
+    /// Locked before the pager started. The deliveries mean nothing here.
+    locked: Vec<Range>,
 }
 
 impl Adopter {
@@ -60,7 +63,12 @@ impl Adopter {
     pub fn new(settings: Settings, counters: &'static Counters) -> Self {
         let budget_bytes = settings.dram_bytes;
         Self {
-            state: Mutex::new(State { waiting: Vec::new(), managed_bytes: 0, settings: Some(settings) }),
+            state: Mutex::new(State {
+                waiting: Vec::new(),
+                managed_bytes: 0,
+                settings: Some(settings),
+                locked: Vec::new(),
+            }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
             budget_bytes,
@@ -116,6 +124,9 @@ impl Adopter {
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
         self.register(pager, &std::mem::take(&mut state.waiting));
+        for range in std::mem::take(&mut state.locked) {
+            pager.lock(range.start, range.end - range.start);
+        }
     }
 
     /// Registers ranges and tells the engine what they hold. Faults on them wait for the engine's lock.
@@ -147,11 +158,14 @@ impl Adopter {
                 present[index..index + count as usize].iter().any(|present| *present)
             });
             if delivery == Delivery::Signal {
-                // Release pairs with the Acquire in `needs_bounce`: the program may use the range from now on.
+                // Release pairs with the Acquire in `may_need_signal`: the program may use the range from now on.
                 self.signal_low.fetch_min(start, Ordering::Release);
                 self.signal_high.fetch_max(range.end, Ordering::Release);
             }
             self.counters.increase(registered(delivery), 1);
+        }
+        if self.has_signal_delivery() {
+            signal::trap_calls();
         }
         pager.publish(&engine);
         drop(engine);
@@ -175,12 +189,18 @@ impl Adopter {
         let mut state = self.state();
         let Some(pager) = self.pager() else {
             if remove {
+                cut(&mut state.locked, start, end);
                 let cut = cut(&mut state.waiting, start, end);
                 state.managed_bytes -= cut;
                 self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
             }
             return act();
         };
+        if remove {
+            pager.unlock(start, len);
+        } else if pager.is_locked(start, len) {
+            return act(); // The kernel refuses to empty it.
+        }
         let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
         loop {
             let ticket = pager.progress.ticket();
@@ -231,18 +251,73 @@ impl Adopter {
         }
     }
 
-    /// Whether a system call on `start..start + len` would meet pages that only a signal can bring.
-    pub fn needs_bounce(&self, start: usize, len: usize) -> bool {
-        let Some(pager) = self.pager() else { return false };
-        let outside = start >= self.signal_high.load(Ordering::Acquire)
-            || start.saturating_add(len) <= self.signal_low.load(Ordering::Acquire);
-        if len == 0 || outside || thread_is_inside() {
+    /// Whether `start..start + len` may have pages that only a signal can bring. Quick, and right when false.
+    pub fn may_need_signal(&self, start: usize, len: usize) -> bool {
+        start < self.signal_high.load(Ordering::Acquire)
+            && start.saturating_add(len) > self.signal_low.load(Ordering::Acquire)
+            && len > 0
+    }
+
+    /// Whether there may be any page that only a signal can bring.
+    pub fn has_signal_delivery(&self) -> bool {
+        self.signal_high.load(Ordering::Acquire) != 0
+    }
+
+    /// The memory of a system call, which is to be brought and held. `None` before the pager has started.
+    pub fn holding(&self) -> Option<Holding> {
+        self.pager().map(Holding::new)
+    }
+
+    /// Before mlock(2): keeps what is managed of `start..start + len` resident. False when that would be more than
+    /// may be locked.
+    pub fn lock(&self, start: usize, len: usize) -> bool {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        if let Some(pager) = self.pager() {
+            return pager.lock(start, len);
+        }
+        let end = start.saturating_add(len);
+        let overlap = |range: &Range| range.end.min(end).saturating_sub(range.start.max(start));
+        let wanted: usize = state.waiting.iter().map(overlap).sum();
+        let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
+        if wanted > 0 {
+            if (before + wanted) as u64 > self.budget_bytes / LOCKED_PART {
+                return false;
+            }
+            state.locked.push(Range { start, end, delivery: Delivery::Signal });
+        }
+        true
+    }
+
+    /// Before mlockall(2) of what there is. False when that would be more than may be locked.
+    pub fn lock_all(&self) -> bool {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        if self.is_active() || state.managed_bytes > self.budget_bytes / LOCKED_PART {
             return false;
         }
+        state.locked = state.waiting.clone();
+        true
+    }
+
+    /// Before munlock(2).
+    pub fn unlock(&self, start: usize, len: usize) {
+        let _inside = Inside::enter();
         let _blocked = Blocked::all();
-        let engine = pager.engine();
-        let (first, last) = (start as u64 / PAGE_BYTES, (start + len).div_ceil(PAGE_BYTES as usize) as u64);
-        engine.map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
+        let mut state = self.state();
+        match self.pager() {
+            Some(pager) => pager.unlock(start, len),
+            None => {
+                cut(&mut state.locked, start, start.saturating_add(len));
+            }
+        }
+    }
+
+    /// What one system call may hold at once, in bytes.
+    pub fn hold_bytes_most(&self) -> usize {
+        self.pager().map_or(0, Pager::hold_bytes_most)
     }
 
     /// Whether any part of `start..start + len` is in our care.
@@ -263,10 +338,6 @@ impl Adopter {
     pub fn is_active(&self) -> bool {
         self.pager().is_some()
     }
-}
-
-fn thread_is_inside() -> bool {
-    aquifer_sys::thread_slot::inside()
 }
 
 fn registered(delivery: Delivery) -> Gauge {

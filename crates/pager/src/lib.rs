@@ -12,6 +12,7 @@ pub mod abort;
 pub mod adopt;
 pub mod exchange;
 pub mod frame_area;
+pub mod holds;
 pub mod inspect;
 pub mod listener;
 mod own_memory;

@@ -26,6 +26,7 @@ use aquifer_tiers::Tier;
 
 use crate::exchange::{Uffds, Way};
 use crate::frame_area::FrameArea;
+use crate::holds::Holds;
 
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
 pub const THREADS_MOST: u16 = 256;
@@ -132,6 +133,8 @@ pub struct Pager {
     pub(crate) can_poison: bool,
     pub(crate) counters: &'static Counters,
     pub(crate) order: Order,
+    pub(crate) budget_pages: u64,
+    pub(crate) holds: Holds,
     /// Signalled after every report for which somebody waits.
     pub(crate) progress: EventCount,
     pub(crate) worker_bell: Wakeup,
@@ -175,6 +178,8 @@ impl Pager {
             can_poison: found & feature::POISON != 0,
             counters,
             order: settings.order,
+            budget_pages,
+            holds: Holds::new(),
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
             published_hits: AtomicU64::new(0),

@@ -165,9 +165,17 @@ impl Pager {
         self.progress.signal();
     }
 
+    /// Takes blocks out of the program's reach, unless somebody holds them.
+    pub(crate) fn take_away(&self, delivery: Delivery, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
+        if self.holds.cover(pages) {
+            return Err(Refused(Errno(libc::EBUSY)));
+        }
+        exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame)
+    }
+
     /// Takes one victim out of the program's reach. False when the kernel does not let it go.
     pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) -> bool {
-        let taken = exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame);
+        let taken = self.take_away(delivery, pages, frame);
         let gone = taken.is_ok();
         let wanted = match taken {
             Ok(()) => {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use aquifer_core::units::ThreadIndex;
 use aquifer_stats::Counter;
+use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, KernelAction};
 use aquifer_sys::thread_slot::{self, Inside};
@@ -25,9 +26,13 @@ use crate::resolve::Outcome;
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 
-/// What the program has asked to happen on SIGBUS. Default: end the process.
-static PROGRAMS_ACTION: Mutex<KernelAction> =
-    Mutex::new(KernelAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 });
+/// What the program has asked to happen on SIGBUS and SIGSYS. Default: end the process.
+static PROGRAMS_ACTIONS: [Mutex<KernelAction>; 2] =
+    [const { Mutex::new(KernelAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 }) }; 2];
+
+fn programs_action(signal: i32) -> &'static Mutex<KernelAction> {
+    &PROGRAMS_ACTIONS[usize::from(signal == libc::SIGSYS)]
+}
 
 const BUS_MCEERR_AR: i32 = 4;
 
@@ -36,22 +41,35 @@ pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
     // SAFETY: `on_sigbus` only does what may be done at any point of any thread: see `resolve.rs`.
     let old = unsafe { signals::exchange_action(libc::SIGBUS, Some(&signals::fault_action(on_sigbus))) }?;
-    if let Ok(mut action) = PROGRAMS_ACTION.lock() {
+    if let Ok(mut action) = programs_action(libc::SIGBUS).lock() {
         *action = old;
     }
     Ok(())
 }
 
-/// Whether the handler is in place, so that the program's own wishes must go through
-/// [`exchange_programs_action`].
-pub fn is_installed() -> bool {
-    !PAGER.load(Ordering::Acquire).is_null()
+/// From now on the program's system calls trap, so that none meets a missing page: see `dispatch.rs`.
+pub(crate) fn trap_calls() {
+    if let Some(old) = dispatch::enable()
+        && let Ok(mut action) = programs_action(libc::SIGSYS).lock()
+    {
+        *action = old;
+    }
 }
 
-/// The program's own sigaction(2) for SIGBUS: remembered, and used for faults that are not ours.
-pub fn exchange_programs_action(new: Option<&KernelAction>) -> KernelAction {
+/// Whether a handler of ours is in place for this signal, so that the program's own wishes must go through
+/// [`exchange_programs_action`].
+pub fn is_ours(signal: i32) -> bool {
+    match signal {
+        libc::SIGBUS => !PAGER.load(Ordering::Acquire).is_null(),
+        libc::SIGSYS => dispatch::is_enabled(),
+        _ => false,
+    }
+}
+
+/// The program's own sigaction(2) for one of our signals: remembered, and used for what is not ours.
+pub fn exchange_programs_action(signal: i32, new: Option<&KernelAction>) -> KernelAction {
     let _blocked = signals::Blocked::all();
-    let Ok(mut action) = PROGRAMS_ACTION.lock() else { return KernelAction::default() };
+    let Ok(mut action) = programs_action(signal).lock() else { return KernelAction::default() };
     let old = *action;
     if let Some(new) = new {
         *action = *new;
@@ -86,12 +104,13 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         Outcome::Lost | Outcome::Foreign => pass_on(signal, info, context),
     }
+    dispatch::arm_if_due();
     signals::set_errno(errno);
 }
 
-/// Gives the fault to the program's own action. With the default one, the access is repeated and ends it.
-fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let action = PROGRAMS_ACTION.lock().map(|action| *action).unwrap_or_default();
+/// Gives the signal to the program's own action. With the default one, the access is repeated and ends it.
+pub fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let action = exchange_programs_action(signal, None);
     match action.handler {
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: SIG_DFL runs no code of ours.
@@ -100,12 +119,24 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         handler if action.flags & libc::SA_SIGINFO as u64 != 0 => {
             // SAFETY: the program installed this address as a handler of this type.
             let handler: signals::Handler = unsafe { std::mem::transmute(handler) };
+            runs_in_ours(&action, context);
             handler(signal, info, context);
         }
         handler => {
             // SAFETY: the program installed this address as a handler without SA_SIGINFO.
             let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
+            runs_in_ours(&action, context);
             handler(signal);
         }
     }
+}
+
+/// The program's handler runs inside ours. It gets the signal mask that the kernel would have given it, except
+/// that the signals by which faults and system calls come to us stay open: it may touch far memory, or leave by
+/// siglongjmp(3).
+fn runs_in_ours(action: &KernelAction, context: *const libc::c_void) {
+    let context: *const libc::ucontext_t = context.cast();
+    // SAFETY: the kernel's context of the running handler; its mask is the first eight bytes of libc's.
+    let interrupted = unsafe { (&raw const (*context).uc_sigmask).cast::<u64>().read() };
+    signals::set_mask((interrupted | action.mask) & !signals::OURS);
 }

@@ -16,7 +16,6 @@ use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
 use aquifer_stats::Counter;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
 
-use crate::exchange;
 use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
 use crate::pager::{Pager, StartFailure, start_thread};
 
@@ -199,9 +198,7 @@ impl Worker {
 
     fn evict_run(&self, pages: Pages, members: &[Move]) -> bool {
         let first = members[0];
-        let uffds = self.pager.uffds(first.delivery);
-        if members.len() > 1 && exchange::take_away(uffds, &self.pager.area, self.pager.way, pages, first.frame).is_ok()
-        {
+        if members.len() > 1 && self.pager.take_away(first.delivery, pages, first.frame).is_ok() {
             self.pager.counters.add(Counter::EvictedBlocks, members.len() as u64);
             let mut engine = self.pager.engine();
             let mut wanted = false;

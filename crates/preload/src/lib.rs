@@ -4,20 +4,27 @@
 //! The library that `aquifer run` preloads: puts an unchanged program's memory under the pager's care.
 //!
 //! `start.rs` reads the configuration before `main` runs. `heap.rs` is the program's malloc, `mappings.rs`
-//! its mmap, both over adopted memory; `choice.rs` says which mapping gets which delivery. `transfers.rs`,
-//! `messages.rs` and `stdio.rs` let system calls use memory that only a signal can bring; `process.rs` is
-//! about fork and signal actions, `threads.rs` about stacks for the fault handler. `own_allocator.rs` and
-//! `kernel.rs` keep the library's own memory and calls apart.
+//! its mmap, both over adopted memory; `choice.rs` says which mapping gets which delivery.
+//!
+//! System calls on memory that only a signal can bring come in through `transfers.rs` and `stdio.rs` by name, and
+//! through `trap.rs` otherwise; `calls.rs` does them with what `pointers.rs` says they touch, `bounce.rs` what is
+//! too large for that. `masks.rs`, `process.rs` and `threads.rs` keep the two signals that all this needs, `locks.rs`
+//! is mlock. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
 
+mod bounce;
+mod calls;
 mod choice;
 mod heap;
 mod kernel;
+mod locks;
 mod mappings;
-mod messages;
+mod masks;
 mod next;
 mod own_allocator;
+mod pointers;
 mod process;
 mod start;
 mod stdio;
 mod threads;
 mod transfers;
+mod trap;

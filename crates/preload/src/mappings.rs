@@ -98,7 +98,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
 ///
 /// # Safety
 /// As munmap(2).
-unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
+pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
     let unmap = || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
     match instance() {
@@ -116,6 +116,15 @@ unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
+    unsafe { advise(address, len, advice) }
+}
+
+/// The program's madvise(2), under a name of its own: see `map`.
+///
+/// # Safety
+/// As madvise(2).
+pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
+    // SAFETY: as madvise(2).
     let advise =
         |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
     let Some(instance) = instance() else { return advise(advice) };
@@ -130,6 +139,14 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
     }
 }
 
+/// The program's mmap(2) over managed memory, trapped: nothing is adopted.
+pub fn replace(args: [usize; 6]) -> isize {
+    // SAFETY: the program's own call.
+    let map = || unsafe { syscall(libc::SYS_mmap, args) };
+    let mapped = instance().map_or_else(map, |instance| instance.adopter.release(args[0], args[1], map));
+    mapped.map_or_else(|errno| -(errno.0 as isize), |start| start as isize)
+}
+
 /// mremap(2). While memory may be away, a managed mapping is moved by copying.
 ///
 /// # Safety
@@ -142,7 +159,16 @@ pub unsafe extern "C" fn mremap(
     flags: c_int,
     target: *mut c_void,
 ) -> *mut c_void {
-    let args = [address as usize, old_len, new_len, flags as usize, target as usize, 0];
+    // SAFETY: as mremap(2).
+    std::ptr::with_exposed_provenance_mut(unsafe { remap(address, old_len, new_len, flags, target as usize) } as usize)
+}
+
+/// The program's mremap(2), under a name of its own: see `map`.
+///
+/// # Safety
+/// As mremap(2).
+pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: usize) -> isize {
+    let args = [address as usize, old_len, new_len, flags as usize, target, 0];
     // SAFETY: as mremap(2).
     let remap = || unsafe { syscall(libc::SYS_mremap, args) };
     let result = match instance() {
@@ -151,7 +177,7 @@ pub unsafe extern "C" fn mremap(
         }
         _ => remap(),
     };
-    std::ptr::with_exposed_provenance_mut(libc_result(result) as usize)
+    libc_result(result)
 }
 
 fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Result<usize, Errno> {

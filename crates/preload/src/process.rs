@@ -18,6 +18,14 @@ use aquifer_sys::signals::{self, KernelAction};
 use crate::next;
 use crate::start::instance;
 
+/// Ends the program, which would go on with zeros.
+pub fn fork_is_not_supported() -> ! {
+    abort(&[
+        "the program forks while part of its memory is away, which is not supported yet: the child would read zeros; ",
+        "give it enough DRAM (--dram) to stay below its budget",
+    ]);
+}
+
 /// fork(2).
 ///
 /// # Safety
@@ -25,22 +33,30 @@ use crate::start::instance;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
     if instance().is_some_and(|instance| instance.adopter.is_active()) {
-        abort(&[
-            "the program forks while part of its memory is away, which is not supported yet: the child would read zeros; ",
-            "give it enough DRAM (--dram) to stay below its budget",
-        ]);
+        fork_is_not_supported();
     }
     // SAFETY: as fork(2).
     unsafe { next::fork().map_or(-1, |fork| fork()) }
 }
 
-/// sigaction(2). For SIGBUS, while the fault handler is in place, the wish is remembered instead.
+/// sigaction(2). For our own signals, while our handlers are in place, the wish is remembered instead.
 ///
 /// # Safety
 /// As sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    if signal != libc::SIGBUS || !signal::is_installed() {
+    if !signal::is_ours(signal) {
+        // SAFETY: the caller's pointers are valid or null, as sigaction(2).
+        let mut open = unsafe { new.as_ref() }.copied();
+        if let Some(open) = &mut open
+            && instance().is_some()
+        {
+            for ours in [libc::SIGBUS, libc::SIGSYS] {
+                // SAFETY: removes one signal from a set of our own.
+                unsafe { libc::sigdelset(&mut open.sa_mask, ours) };
+            }
+        }
+        let new = open.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: as sigaction(2).
         return unsafe { next::sigaction().map_or(-1, |sigaction| sigaction(signal, new, old)) };
     }
@@ -49,9 +65,10 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
         handler: new.sa_sigaction,
         flags: new.sa_flags as u64,
         restorer: 0,
-        mask: 0,
+        // SAFETY: the kernel's mask is the first eight bytes of libc's.
+        mask: unsafe { (&raw const new.sa_mask).cast::<u64>().read() },
     });
-    let before = signal::exchange_programs_action(wish.as_ref());
+    let before = signal::exchange_programs_action(signal, wish.as_ref());
     // SAFETY: as above.
     if let Some(old) = unsafe { old.as_mut() } {
         old.sa_sigaction = before.handler;
@@ -66,11 +83,11 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
 /// As signal(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
-    if signal != libc::SIGBUS || !signal::is_installed() {
+    if !signal::is_ours(signal) {
         // SAFETY: as signal(2).
         return unsafe { next::signal().map_or(libc::SIG_ERR, |function| function(signal, handler)) };
     }
     let wish = KernelAction { handler, flags: libc::SA_RESTART as u64, restorer: 0, mask: 0 };
     signals::errno();
-    signal::exchange_programs_action(Some(&wish)).handler
+    signal::exchange_programs_action(signal, Some(&wish)).handler
 }

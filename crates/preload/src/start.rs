@@ -35,7 +35,11 @@ static INSTANCE: OnceLock<Instance> = OnceLock::new();
 
 /// The instance, once there is one, for calls by the program; `None` for calls from inside the pager.
 pub fn instance() -> Option<&'static Instance> {
-    if aquifer_sys::thread_slot::inside() { None } else { INSTANCE.get() }
+    if aquifer_sys::thread_slot::inside() {
+        return None;
+    }
+    aquifer_sys::dispatch::arm_if_due();
+    INSTANCE.get()
 }
 
 /// The instance, also from inside.
@@ -80,6 +84,9 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         abort(&["cannot start: the library was started twice"]);
     }
     drop(_inside);
+    // An earlier program may have left them blocked.
+    aquifer_sys::signals::unblock_ours();
+    crate::trap::prepare();
     crate::threads::give_stack();
     heap::manage();
     adopt_static_arrays();

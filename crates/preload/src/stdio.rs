@@ -9,7 +9,14 @@
 use std::ffi::c_void;
 
 use crate::next;
-use crate::transfers::{BOUNCE_BYTES, needs_bounce};
+use crate::start::instance;
+
+/// One piece. A choice: what the C library copies at once does not matter beyond some pages.
+const BOUNCE_BYTES: usize = 256 << 10;
+
+fn needs_bounce(start: *const c_void, len: usize) -> bool {
+    instance().is_some_and(|instance| instance.adopter.may_need_signal(start as usize, len))
+}
 
 fn bounce() -> Vec<u8> {
     let _inside = aquifer_sys::thread_slot::Inside::enter();

@@ -10,14 +10,18 @@
 
 use std::ffi::{c_int, c_void};
 
+use aquifer_sys::dispatch;
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::syscall;
-use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::thread_slot::{self, Inside, Trapping};
 
 use crate::next::{self, StartRoutine};
 
-/// Room for the largest signal frame of x86-64 (about 12 KiB with AMX) and the handler (about 20 KiB).
-const STACK_BYTES: usize = 64 << 10;
+/// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
+/// and both handlers (about 20 KiB each), and for the program's own handlers, which may interrupt the call.
+const STACK_BYTES: usize = 256 << 10;
+/// At the stack's low end, so that running over it is a crash and not somebody else's bytes.
+const GUARD_BYTES: usize = 4096;
 
 /// What a new thread is to run.
 struct Job {
@@ -28,18 +32,21 @@ struct Job {
 /// Makes `start..start + STACK_BYTES` this thread's alternate stack, or takes it away again.
 fn use_stack(start: usize, enable: bool) {
     let stack = libc::stack_t {
-        ss_sp: std::ptr::with_exposed_provenance_mut(start),
+        ss_sp: std::ptr::with_exposed_provenance_mut(start + GUARD_BYTES),
         ss_flags: if enable { 0 } else { libc::SS_DISABLE },
-        ss_size: STACK_BYTES,
+        ss_size: STACK_BYTES - GUARD_BYTES,
     };
     // SAFETY: sigaltstack(2) reads one `stack_t`; the range is mapped for as long as it is in use.
     let _ = unsafe { syscall(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Gives the calling thread an alternate stack for the rest of its life.
+/// Gives the calling thread an alternate stack for the rest of its life. From now on its calls may trap.
 pub fn give_stack() -> Option<usize> {
     let start = map_anonymous(STACK_BYTES).ok()?;
+    // SAFETY: the mapping was made above.
+    let _ = unsafe { syscall(libc::SYS_mprotect, [start, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
     use_stack(start, true);
+    thread_slot::set_trapping(Trapping::Ready);
     Some(start)
 }
 
@@ -48,6 +55,8 @@ struct StackOfThread(usize);
 
 impl Drop for StackOfThread {
     fn drop(&mut self) {
+        // What the C library does to a thread's stack at its end must not meet a handler on it.
+        dispatch::disarm();
         use_stack(self.0, false);
         // SAFETY: the stack was mapped by `give_stack` and is not in use any more.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACK_BYTES, 0, 0, 0, 0]) };
@@ -79,6 +88,7 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     // SAFETY: the symbol is libc's.
     let Some(create) = (unsafe { next::pthread_create() }) else { return libc::EAGAIN };
+    crate::calls::HAS_THREADS.store(true, std::sync::atomic::Ordering::Relaxed);
     if crate::start::instance().is_none() {
         // SAFETY: the caller's promise.
         return unsafe { create(thread, attributes, start, argument) };
@@ -89,6 +99,7 @@ pub unsafe extern "C" fn pthread_create(
     };
     // SAFETY: as the caller's, with our own function around the program's.
     let result = unsafe { create(thread, attributes, run, job.cast()) };
+    dispatch::arm_if_due();
     if result != 0 {
         let _inside = Inside::enter();
         // SAFETY: the thread was not made, so the box is still ours.

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Ranges whose blocks may not be evicted for a while: the memory of a system call in progress, and locked memory.
+//!
+//! Under signal delivery the kernel's own access to a missing page is an error, and a call that has consumed a
+//! message cannot be repeated. So what the kernel will touch is brought first, and kept until the call returns.
+//!
+//! The order makes it safe. A hold is published before its blocks are looked at under the engine's lock. A victim
+//! chosen earlier is seen there as Leaving, and waited for; one chosen later finds the hold, and is refused.
+//!
+//! Threads: any thread of the program, with signals blocked. Does not allocate.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use aquifer_core::block::State;
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_sys::memory::{MADV_POPULATE_READ, advise};
+use aquifer_sys::raw::Errno;
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot;
+
+use crate::pager::{Pager, THREADS_MOST};
+use crate::resolve::Outcome;
+
+/// Holds at one time in the whole process. A choice: some for each of dozens of threads in system calls.
+const HOLDS_MOST: usize = 512;
+/// Holds of one system call: beyond, its memory goes through a bounce buffer.
+pub const HOLDS_OF_CALL_MOST: usize = 64;
+/// The part of the budget that calls may hold, and the part that may be locked besides. Together less than the
+/// budget, so that faults always find a victim.
+const CALLS_PART: u64 = 4;
+pub(crate) const LOCKED_PART: u64 = 2;
+/// A hold up to here is granted beyond the calls' part: structures, which a bounce buffer cannot stand for.
+const SMALL_BYTES: u64 = 64 << 10;
+/// Stack between two frames of one thread, at most, for one to be called abandoned by the other.
+const ABANDONED_BYTES: usize = 256 << 10;
+/// Owner of a hold that outlives its call.
+const LOCKED: usize = 1;
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// Zero: free. Else a thread's token, or [`LOCKED`].
+    owner: AtomicUsize,
+    /// The stack of the call that holds.
+    frame: AtomicUsize,
+    start: AtomicU64,
+    /// Zero while nothing is held.
+    end: AtomicU64,
+    /// What it counts for.
+    weight: AtomicU64,
+}
+
+/// All holds.
+#[derive(Debug)]
+pub(crate) struct Holds {
+    slots: [Slot; HOLDS_MOST],
+    used: AtomicU32,
+    calls_pages: AtomicU64,
+    locked_pages: AtomicU64,
+}
+
+impl Holds {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: std::array::from_fn(|_| Slot::default()),
+            used: AtomicU32::new(0),
+            calls_pages: AtomicU64::new(0),
+            locked_pages: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether any of `pages` is held.
+    pub(crate) fn cover(&self, pages: Pages) -> bool {
+        if self.used.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let end = pages.start + u64::from(pages.count);
+        self.slots
+            .iter()
+            .any(|slot| slot.end.load(Ordering::SeqCst) > pages.start && slot.start.load(Ordering::SeqCst) < end)
+    }
+
+    fn account(&self, owner: usize) -> &AtomicU64 {
+        if owner == LOCKED { &self.locked_pages } else { &self.calls_pages }
+    }
+
+    fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
+        let free = |slot: &&Slot| slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        let index = self.slots.iter().position(|slot| free(&slot))?;
+        let slot = &self.slots[index];
+        self.used.fetch_add(1, Ordering::SeqCst);
+        self.account(owner).fetch_add(weight, Ordering::SeqCst);
+        slot.weight.store(weight, Ordering::SeqCst);
+        slot.frame.store(frame, Ordering::SeqCst);
+        slot.start.store(start, Ordering::SeqCst);
+        slot.end.store(end, Ordering::SeqCst);
+        Some(index)
+    }
+
+    fn release(&self, index: usize) {
+        let slot = &self.slots[index];
+        slot.end.store(0, Ordering::SeqCst);
+        self.account(slot.owner.load(Ordering::SeqCst)).fetch_sub(slot.weight.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.used.fetch_sub(1, Ordering::SeqCst);
+        slot.owner.store(0, Ordering::SeqCst);
+    }
+
+    /// Releases what `owner` holds for calls that siglongjmp(3) has left: their frames are where ours is now.
+    fn release_abandoned(&self, owner: usize, frame: usize) {
+        if self.used.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for (index, slot) in self.slots.iter().enumerate() {
+            let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));
+            if slot.owner.load(Ordering::SeqCst) == owner && below < ABANDONED_BYTES {
+                self.release(index);
+            }
+        }
+    }
+}
+
+/// The memory that one system call holds. Released when dropped.
+pub struct Holding {
+    pager: &'static Pager,
+    slots: [u16; HOLDS_OF_CALL_MOST],
+    count: usize,
+    frame: usize,
+    complete: bool,
+}
+
+impl Holding {
+    /// Holds nothing yet.
+    pub(crate) fn new(pager: &'static Pager) -> Self {
+        let here = 0u8;
+        let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
+        pager.holds.release_abandoned(thread_slot::token(), frame);
+        Self { pager, slots: [0; HOLDS_OF_CALL_MOST], count: 0, frame, complete: true }
+    }
+
+    /// Holds nothing yet, for the call that `other` is for.
+    pub fn beside(other: &Holding) -> Self {
+        Self { pager: other.pager, slots: [0; HOLDS_OF_CALL_MOST], count: 0, frame: other.frame, complete: true }
+    }
+
+    /// Brings `start..start + len` and holds it. Where it cannot be held it is brought at least.
+    pub fn add(&mut self, start: usize, len: usize) {
+        let _blocked = Blocked::all();
+        let Some((start, end)) = self.pager.needs_signal(start, len) else { return };
+        let weight = self.pager.weight(start, end);
+        let most = self.pager.budget_pages / CALLS_PART;
+        let spent = self.pager.holds.calls_pages.load(Ordering::SeqCst);
+        let small = (end - start) * PAGE_BYTES <= SMALL_BYTES;
+        let granted = self.count < HOLDS_OF_CALL_MOST && (small || spent + weight <= most);
+        let claimed =
+            granted.then(|| self.pager.holds.claim(thread_slot::token(), self.frame, start, end, weight)).flatten();
+        match claimed {
+            Some(index) => {
+                self.slots[self.count] = index as u16;
+                self.count += 1;
+            }
+            None => self.complete = false,
+        }
+        self.pager.bring(start, end);
+    }
+
+    /// Whether everything that was added is held. Else it may leave before or while the kernel touches it.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        for index in &self.slots[..self.count] {
+            self.pager.holds.release(usize::from(*index));
+        }
+    }
+}
+
+impl Pager {
+    /// What one call may hold at once, in bytes.
+    pub fn hold_bytes_most(&self) -> usize {
+        // Half of what all may hold, so that two calls do not refuse each other.
+        (self.budget_pages / CALLS_PART / 2 * PAGE_BYTES) as usize
+    }
+
+    /// The pages of `start..start + len` from the first to the last that only a signal can bring.
+    fn needs_signal(&self, start: usize, len: usize) -> Option<(u64, u64)> {
+        let (first, last) = page_range(start, len);
+        let engine = self.engine();
+        let mut found: Option<(u64, u64)> = None;
+        for mapping in engine.map().overlapping(first, last).filter(|mapping| mapping.delivery == Delivery::Signal) {
+            let start = found.map_or(mapping.start.max(first), |(start, _)| start);
+            found = Some((start, mapping.end.min(last)));
+        }
+        found
+    }
+
+    /// The pages of `start..start + len` from the first to the last that are managed.
+    fn managed(&self, start: usize, len: usize) -> Option<(u64, u64)> {
+        let (first, last) = page_range(start, len);
+        let engine = self.engine();
+        let mut found: Option<(u64, u64)> = None;
+        for mapping in engine.map().overlapping(first, last) {
+            found = Some((found.map_or(mapping.start.max(first), |(start, _)| start), mapping.end.min(last)));
+        }
+        found
+    }
+
+    /// What holding `start..end` keeps from eviction, in pages: whole blocks.
+    fn weight(&self, start: u64, end: u64) -> u64 {
+        let block = u64::from(self.order.pages());
+        end.next_multiple_of(block) - start / block * block
+    }
+
+    /// Makes the pages `start..end` resident, as far as they are managed and not lost.
+    pub(crate) fn bring(&self, start: u64, end: u64) {
+        let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
+        let mut page = start;
+        while page < end {
+            let found = {
+                let engine = self.engine();
+                let block = engine.map().blocks_in(page, end).next();
+                block.map(|block| (engine.map().block(block).state, engine.map().pages(block)))
+            };
+            let Some((state, pages)) = found else { break };
+            if state != State::Resident {
+                let outcome = self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread);
+                if outcome == Outcome::NoRoom {
+                    return;
+                }
+                if outcome == Outcome::Resolved {
+                    continue;
+                }
+            }
+            page = pages.start + u64::from(pages.count);
+        }
+        self.fill_holes(start, end, thread);
+    }
+
+    /// Brings single pages that resident blocks lack.
+    fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) {
+        let has_holes = |start: u64, end: u64| {
+            let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
+            matches!(advise(address, len, MADV_POPULATE_READ), Err(Errno(libc::EFAULT | libc::EINVAL)))
+        };
+        if !has_holes(start, end) {
+            return;
+        }
+        for page in start..end {
+            if has_holes(page, page + 1) {
+                self.resolve((page * PAGE_BYTES) as usize, thread);
+            }
+        }
+    }
+
+    /// Locks `start..start + len`: it stays until [`unlock`](Self::unlock). False when that is more than may be.
+    pub(crate) fn lock(&self, start: usize, len: usize) -> bool {
+        let _blocked = Blocked::all();
+        let Some((start, end)) = self.managed(start, len) else { return true };
+        let weight = self.weight(start, end);
+        let spent = self.holds.locked_pages.load(Ordering::SeqCst);
+        if spent + weight > self.budget_pages / LOCKED_PART {
+            return false;
+        }
+        if self.holds.claim(LOCKED, 0, start, end, weight).is_none() {
+            return false;
+        }
+        self.bring(start, end);
+        true
+    }
+
+    /// Ends what [`lock`](Self::lock) began, for every page of `start..start + len`.
+    pub(crate) fn unlock(&self, start: usize, len: usize) {
+        let _blocked = Blocked::all();
+        let (start, end) = page_range(start, len);
+        for index in 0..HOLDS_MOST {
+            let slot = &self.holds.slots[index];
+            let (from, to) = (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst));
+            if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
+                continue;
+            }
+            self.holds.release(index);
+            for (from, to) in [(from, start), (end, to)] {
+                if from < to {
+                    self.holds.claim(LOCKED, 0, from, to, self.weight(from, to));
+                }
+            }
+        }
+    }
+
+    /// Whether any of `start..start + len` is locked.
+    pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
+        let (start, end) = page_range(start, len);
+        self.holds.slots.iter().any(|slot| {
+            slot.owner.load(Ordering::SeqCst) == LOCKED
+                && slot.end.load(Ordering::SeqCst) > start
+                && slot.start.load(Ordering::SeqCst) < end
+        })
+    }
+}
+
+/// The pages that `start..start + len` touches.
+fn page_range(start: usize, len: usize) -> (u64, u64) {
+    (start as u64 / PAGE_BYTES, (start as u64).saturating_add(len as u64).div_ceil(PAGE_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGES: Pages = Pages { start: 100, count: 32 };
+
+    #[test]
+    fn a_hold_covers_what_it_overlaps_until_it_is_released() {
+        let holds = Holds::new();
+        assert!(!holds.cover(PAGES));
+        let first = holds.claim(7, 0, 131, 140, 32).expect("a free slot");
+        let second = holds.claim(7, 0, 132, 140, 32).expect("a free slot");
+        assert!(holds.cover(PAGES));
+        holds.release(first);
+        assert!(!holds.cover(PAGES));
+        holds.release(second);
+        assert_eq!(holds.calls_pages.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn slots_are_bounded() {
+        let holds = Holds::new();
+        assert!((0..HOLDS_MOST).all(|_| holds.claim(7, 0, 1, 2, 1).is_some()));
+        assert!(holds.claim(7, 0, 1, 2, 1).is_none());
+    }
+
+    #[test]
+    fn what_a_jump_has_left_is_released_by_the_next_call_in_its_place() {
+        let holds = Holds::new();
+        holds.claim(7, 50_000, 131, 140, 32);
+        holds.release_abandoned(8, 50_000);
+        holds.release_abandoned(7, 49_000);
+        assert!(holds.cover(PAGES), "another thread's, and one that called us, are not abandoned");
+        holds.release_abandoned(7, 50_000);
+        assert!(!holds.cover(PAGES));
+    }
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Transfers of more than a call may hold: in windows, or through memory of our own.
+//!
+//! The kernel gets a bounce buffer outside managed memory, and the copy to or from the program's memory faults
+//! like any load or store. A file is asked again until it comes back short. A message must be transferred by one
+//! call, so its bounce buffer is as long as the program's vector; only what the kernel writes costs DRAM. What
+//! comes from a pipe or a stream is never asked for twice: asking again could wait for ever.
+
+#![allow(unsafe_code, reason = "copies between the program's memory and ours")]
+
+use std::ffi::c_void;
+
+use aquifer_sys::memory::map_anonymous;
+use aquifer_sys::raw::syscall;
+use aquifer_sys::thread_slot::Inside;
+
+use crate::calls::quietly;
+
+/// One bounce buffer of a stream: large enough that copying, not calling, is what it costs.
+const STREAM_BYTES: usize = 1 << 20;
+/// `IOV_MAX`: longer vectors are the kernel's to refuse.
+pub const ENTRIES_MOST: usize = 1024;
+/// Entries that are kept on the stack. Most vectors are shorter.
+const FEW: usize = 8;
+
+const NOTHING: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// A copy of the program's vector.
+pub struct Entries {
+    few: [libc::iovec; FEW],
+    count: usize,
+    many: Vec<libc::iovec>,
+}
+
+impl Entries {
+    /// Copies `count` entries at `start`.
+    ///
+    /// # Safety
+    /// They are the program's.
+    pub unsafe fn read(start: usize, count: usize) -> Self {
+        let source = std::ptr::with_exposed_provenance::<libc::iovec>(start);
+        let mut entries = Self { few: [NOTHING; FEW], count: 0, many: Vec::new() };
+        if start == 0 || count > ENTRIES_MOST {
+            return entries;
+        }
+        if count > FEW {
+            let _inside = Inside::enter();
+            entries.many = Vec::with_capacity(count);
+        }
+        for index in 0..count {
+            // SAFETY: the caller's promise; a fault on it is resolved as for any load.
+            let entry = unsafe { source.add(index).read() };
+            if count > FEW {
+                entries.many.push(entry);
+            } else {
+                entries.few[index] = entry;
+            }
+        }
+        entries.count = count;
+        entries
+    }
+
+    /// Them.
+    pub fn list(&self) -> &[libc::iovec] {
+        if self.count > FEW { &self.many } else { &self.few[..self.count] }
+    }
+}
+
+/// How many bytes a vector is about.
+pub fn bytes(entries: &[libc::iovec]) -> usize {
+    entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.iov_len))
+}
+
+/// The part of a vector behind `done` bytes, `most` bytes long.
+pub fn window(entries: &[libc::iovec], mut done: usize, mut most: usize) -> Vec<libc::iovec> {
+    let _inside = Inside::enter();
+    let mut window = Vec::new();
+    for entry in entries {
+        let skip = done.min(entry.iov_len);
+        let take = (entry.iov_len - skip).min(most);
+        if take > 0 {
+            window.push(libc::iovec { iov_base: entry.iov_base.cast::<u8>().wrapping_add(skip).cast(), iov_len: take });
+        }
+        (done, most) = (done - skip, most - take);
+    }
+    window
+}
+
+/// Repeats `window(done)`, each of `most` bytes, until `total` are through or one comes back short.
+pub fn in_windows(total: usize, most: usize, window: impl Fn(usize) -> isize) -> isize {
+    let mut done = 0;
+    loop {
+        let moved = window(done);
+        if moved < 0 {
+            return if done > 0 { done as isize } else { moved };
+        }
+        let want = most.min(total - done);
+        done += moved as usize;
+        if done >= total || (moved as usize) < want {
+            return done as isize;
+        }
+    }
+}
+
+/// Whether asking again cannot wait: what is not in a file yet never comes.
+pub fn is_file(descriptor: usize) -> bool {
+    // SAFETY: fstat(2) fills the structure, or fails and leaves it as it is: all zeros, no kind of file.
+    let mode = unsafe {
+        let mut found: libc::stat = std::mem::zeroed();
+        quietly(libc::SYS_fstat, [descriptor, &raw mut found as usize, 0, 0, 0, 0]);
+        found.st_mode
+    };
+    matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK)
+}
+
+/// Whether one call is one message.
+pub fn is_message_socket(descriptor: usize) -> bool {
+    let (mut kind, mut len) = (libc::SOCK_STREAM, size_of::<i32>() as libc::socklen_t);
+    let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
+    let args = [descriptor, level, option, &raw mut kind as usize, &raw mut len as usize, 0];
+    // SAFETY: getsockopt(2) writes one number and its length, or fails: no socket.
+    unsafe { quietly(libc::SYS_getsockopt, args) && kind != libc::SOCK_STREAM }
+}
+
+/// Memory of our own for one transfer. Pages come when the kernel or a copy touches them.
+struct Bounce {
+    start: usize,
+    len: usize,
+}
+
+impl Bounce {
+    fn new(len: usize) -> Option<Self> {
+        map_anonymous(len).ok().map(|start| Self { start, len })
+    }
+
+    fn piece(&self, len: usize) -> [libc::iovec; 1] {
+        [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start), iov_len: len }]
+    }
+
+    /// Copies between the start of the buffer and the program's vector.
+    ///
+    /// # Safety
+    /// The entries are the program's; `len` is no more than either has.
+    unsafe fn copy(&self, entries: &[libc::iovec], len: usize, to_program: bool) {
+        let mut done = 0;
+        for entry in entries {
+            let take = entry.iov_len.min(len - done);
+            let ours: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start + done);
+            let (source, target) = if to_program { (ours, entry.iov_base) } else { (entry.iov_base, ours) };
+            // SAFETY: both have `take` bytes; ours is nobody else's. The program's side faults like any access.
+            unsafe { std::ptr::copy_nonoverlapping(source.cast::<u8>(), target.cast::<u8>(), take) };
+            done += take;
+        }
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody else knows of it.
+        let _ = unsafe { syscall(libc::SYS_munmap, [self.start, self.len, 0, 0, 0, 0]) };
+    }
+}
+
+/// Transfers a vector through memory of our own, by `part`: as one message, or as a stream.
+///
+/// # Safety
+/// The entries are the program's.
+pub unsafe fn through(
+    entries: &[libc::iovec],
+    reads: bool,
+    whole_message: bool,
+    part: impl Fn(&[libc::iovec], usize) -> isize,
+) -> isize {
+    let total = bytes(entries);
+    let most = if whole_message { total } else { total.min(STREAM_BYTES) };
+    let Some(bounce) = Bounce::new(most) else { return -(libc::ENOMEM as isize) };
+    if reads {
+        let moved = part(&bounce.piece(most), 0);
+        if moved > 0 {
+            // A message that was cut may say how long it was: MSG_TRUNC.
+            // SAFETY: the kernel wrote no more than the piece has, and the vector has room for it.
+            unsafe { bounce.copy(entries, (moved as usize).min(most), true) };
+        }
+        return moved;
+    }
+    in_windows(total, most, |done| {
+        let from = window(entries, done, most);
+        let len = bytes(&from);
+        // SAFETY: the window is a part of the program's vector, and fits.
+        unsafe { bounce.copy(&from, len, false) };
+        part(&bounce.piece(len), done)
+    })
+}

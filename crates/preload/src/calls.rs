@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One system call of the program, with the memory it touches brought before and held until it returns.
+//!
+//! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that
+//! may have consumed a message. So nothing is repaired afterwards: `pointers.rs` says what the call touches, and
+//! the pager keeps that resident. What is larger than a call may hold goes in windows (files) or through memory
+//! of our own (`bounce.rs`).
+//!
+//! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread
+//! may be cancelled or leave by siglongjmp(3) while the kernel has the call.
+
+#![allow(unsafe_code, reason = "system calls with the program's own arguments")]
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_pager::Adopter;
+use aquifer_pager::holds::Holding;
+use aquifer_sys::raw::{Errno, syscall, syscall_cancellable};
+
+use crate::bounce::{self, Entries};
+use crate::kernel::libc_result;
+use crate::pointers::{Shape, length, shape};
+use crate::start::instance;
+
+/// The kernel's EFAULT.
+const FAULT: isize = -(libc::EFAULT as isize);
+/// Tries of a call whose memory could not all be held, or was larger than the table says.
+const TRIES: usize = 16;
+/// What an unlisted argument points to when [`length`] was not enough.
+const WIDE_BYTES: usize = 64 << 10;
+/// The most that one call transfers: MAX_RW_COUNT of the kernel.
+const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
+/// Strings and requests that one call may name: beyond, they are left to luck. Above any that was seen.
+const POINTERS_MOST: usize = 4096;
+
+/// Whether the program has had more than one thread: before, none can be cancelled.
+pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C-unwind" {
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+}
+
+/// Does calls for one caller.
+#[derive(Clone, Copy)]
+pub struct Caller {
+    adopter: Option<&'static Adopter>,
+    /// Whether the call is a cancellation point: see pthreads(7).
+    cancellable: bool,
+}
+
+/// A libc function's call, in libc's manner, which is a cancellation point.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
+    let caller = Caller { adopter: adopter(), cancellable: HAS_THREADS.load(Ordering::Relaxed) };
+    // SAFETY: the caller's promise.
+    in_libcs_manner(unsafe { caller.call(number, args) })
+}
+
+/// The kernel's result in libc's manner.
+pub fn in_libcs_manner(result: isize) -> isize {
+    libc_result(if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) })
+}
+
+fn adopter() -> Option<&'static Adopter> {
+    instance().map(|instance| &instance.adopter).filter(|adopter| adopter.has_signal_delivery())
+}
+
+impl Caller {
+    /// For a trapped call.
+    pub fn trapped() -> Self {
+        Self { adopter: adopter(), cancellable: false }
+    }
+
+    /// The call itself. Errors are negative.
+    ///
+    /// # Safety
+    /// As for the system call.
+    pub unsafe fn raw(&self, number: i64, args: [usize; 6]) -> isize {
+        if !self.cancellable {
+            // SAFETY: the caller's promise.
+            return unsafe { syscall_cancellable(number, args) };
+        }
+        const ASYNCHRONOUS: c_int = 1;
+        let mut kind = 0;
+        // SAFETY: as libc's own wrappers do it: the thread may end here and nowhere else. Values of the frames
+        // above are dropped then.
+        unsafe {
+            pthread_setcanceltype(ASYNCHRONOUS, &mut kind);
+            let result = syscall_cancellable(number, args);
+            pthread_setcanceltype(kind, std::ptr::null_mut());
+            result
+        }
+    }
+
+    /// Whether a call would meet memory that only a signal can bring.
+    ///
+    /// # Safety
+    /// As for the system call.
+    pub unsafe fn touches(&self, number: i64, args: &[usize; 6]) -> bool {
+        let Some(adopter) = self.adopter else { return false };
+        if (0..6).any(|index| adopter.may_need_signal(args[index], length(number, index, args))) {
+            return true;
+        }
+        match shape(number) {
+            Shape::Bytes { .. } => adopter.may_need_signal(args[1], args[2]),
+            Shape::Vector { .. } | Shape::Remote => {
+                // SAFETY: the caller's promise.
+                let entries = unsafe { Entries::read(args[1], args[2]) };
+                entries.list().iter().any(|entry| adopter.may_need_signal(entry.iov_base as usize, entry.iov_len))
+            }
+            Shape::Message { .. } | Shape::Messages | Shape::Submit | Shape::Strings(_) => true,
+            Shape::Plain | Shape::Word => false,
+        }
+    }
+
+    /// The call, with its memory there. Errors are negative.
+    ///
+    /// # Safety
+    /// As for the system call.
+    pub unsafe fn call(&self, number: i64, args: [usize; 6]) -> isize {
+        let Some(adopter) = self.adopter else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.raw(number, args) };
+        };
+        // SAFETY: the caller's promise, in every arm.
+        unsafe {
+            match shape(number) {
+                Shape::Bytes { reads } => self.bytes(adopter, number, args, reads),
+                Shape::Vector { reads } if (1..=bounce::ENTRIES_MOST).contains(&args[2]) => {
+                    self.vector(adopter, number, args, reads)
+                }
+                Shape::Message { reads } => self.message(adopter, number, args, reads),
+                Shape::Word => self.word(adopter, number, args),
+                _ => self.plain(adopter, number, args),
+            }
+        }
+    }
+
+    /// Calls without windows: everything is held, or at least brought, and a call that fails all the same is
+    /// repeated.
+    unsafe fn plain(&self, adopter: &Adopter, number: i64, args: [usize; 6]) -> isize {
+        let mut result = FAULT;
+        for turn in 0..TRIES {
+            let Some(mut holding) = adopter.holding() else { break };
+            for (index, start) in args.iter().enumerate() {
+                let len = length(number, index, &args).max(if turn == 0 { 0 } else { WIDE_BYTES });
+                if adopter.may_need_signal(*start, len) {
+                    holding.add(*start, len);
+                }
+            }
+            // SAFETY: the caller's promise.
+            unsafe {
+                each_pointer(number, &args, &mut |start, len| {
+                    if adopter.may_need_signal(start, len) {
+                        holding.add(start, len);
+                    }
+                });
+                result = self.raw(number, args);
+            }
+            if result != FAULT || (turn > 0 && holding.is_complete()) {
+                break;
+            }
+        }
+        result
+    }
+
+    /// futex(2): the word is brought, and not held while the thread waits.
+    unsafe fn word(&self, adopter: &Adopter, number: i64, args: [usize; 6]) -> isize {
+        let mut result = FAULT;
+        for _ in 0..TRIES {
+            if let Some(mut holding) = adopter.holding() {
+                for start in args.iter().filter(|start| adopter.may_need_signal(**start, size_of::<u32>())) {
+                    holding.add(*start, size_of::<libc::timespec>());
+                }
+            }
+            // SAFETY: the caller's promise.
+            result = unsafe { self.raw(number, args) };
+            if result != FAULT {
+                break;
+            }
+        }
+        result
+    }
+
+    unsafe fn bytes(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
+        let entries = [libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(args[1]),
+            iov_len: args[2].min(TRANSFER_BYTES_MOST),
+        }];
+        let at = matches!(number, libc::SYS_pread64 | libc::SYS_pwrite64);
+        let also = match number {
+            libc::SYS_recvfrom => [(args[4], ADDRESS_BYTES), (args[5], size_of::<libc::socklen_t>())],
+            libc::SYS_sendto => [(args[4], args[5]), (0, 0)],
+            _ => [(0, 0); 2],
+        };
+        let part = |entries: &[libc::iovec], done: usize| {
+            let [entry] = entries else { return FAULT };
+            let fourth = if at { args[3].wrapping_add(done) } else { args[3] };
+            // SAFETY: the caller's promise, or memory of our own.
+            unsafe { self.raw(number, [args[0], entry.iov_base as usize, entry.iov_len, fourth, args[4], args[5]]) }
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer(adopter, args[0], &entries, reads, &also, || self.raw(number, args), part) }
+    }
+
+    unsafe fn vector(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
+        // SAFETY: the caller's promise.
+        let entries = unsafe { Entries::read(args[1], args[2]) };
+        // The newer calls take -1 for "where the file is".
+        let at = match number {
+            libc::SYS_preadv2 | libc::SYS_pwritev2 => args[3] != usize::MAX,
+            _ => matches!(number, libc::SYS_preadv | libc::SYS_pwritev),
+        };
+        let also = [(args[1], size_of_val(entries.list()))];
+        let part = |entries: &[libc::iovec], done: usize| {
+            let fourth = if at { args[3].wrapping_add(done) } else { args[3] };
+            let args = [args[0], entries.as_ptr() as usize, entries.len(), fourth, args[4], args[5]];
+            // SAFETY: as above.
+            unsafe { self.raw(number, args) }
+        };
+        // SAFETY: as above.
+        unsafe { self.transfer(adopter, args[0], entries.list(), reads, &also, || self.raw(number, args), part) }
+    }
+
+    unsafe fn message(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
+        let header = std::ptr::with_exposed_provenance_mut::<libc::msghdr>(args[1]);
+        // SAFETY: the caller's promise; loads fault as usual.
+        let given = unsafe { header.read() };
+        // SAFETY: as above.
+        let entries = unsafe { Entries::read(given.msg_iov as usize, given.msg_iovlen.min(bounce::ENTRIES_MOST)) };
+        let also = [
+            (args[1], size_of::<libc::msghdr>()),
+            (given.msg_iov as usize, size_of_val(entries.list())),
+            (given.msg_name as usize, given.msg_namelen as usize),
+            (given.msg_control as usize, given.msg_controllen),
+        ];
+        let part = |entries: &[libc::iovec], _: usize| {
+            let mut ours = libc::msghdr { msg_iov: entries.as_ptr().cast_mut(), msg_iovlen: entries.len(), ..given };
+            // SAFETY: the payload is ours or the caller's; name and control are held.
+            let result = unsafe { self.raw(number, [args[0], &raw mut ours as usize, args[2], 0, 0, 0]) };
+            if reads && result >= 0 {
+                // SAFETY: the kernel's results go back into the program's header.
+                unsafe {
+                    (*header).msg_namelen = ours.msg_namelen;
+                    (*header).msg_controllen = ours.msg_controllen;
+                    (*header).msg_flags = ours.msg_flags;
+                }
+            }
+            result
+        };
+        // SAFETY: as above.
+        unsafe { self.transfer(adopter, args[0], entries.list(), reads, &also, || self.raw(number, args), part) }
+    }
+
+    /// A transfer between a descriptor and `entries`. `whole` is the program's own call; `part` does the same for
+    /// other memory, so many bytes further on; `also` is what both touch besides.
+    unsafe fn transfer(
+        &self,
+        adopter: &Adopter,
+        descriptor: usize,
+        entries: &[libc::iovec],
+        reads: bool,
+        also: &[(usize, usize)],
+        whole: impl Fn() -> isize,
+        part: impl Fn(&[libc::iovec], usize) -> isize,
+    ) -> isize {
+        let far = |(start, len): (usize, usize)| adopter.may_need_signal(start, len);
+        let payload = |entry: &libc::iovec| (entry.iov_base as usize, entry.iov_len);
+        if !entries.iter().map(payload).chain(also.iter().copied()).any(far) {
+            return whole();
+        }
+        let Some(mut structures) = adopter.holding() else { return whole() };
+        also.iter().filter(|range| far(**range)).for_each(|(start, len)| structures.add(*start, *len));
+        let held = |entries: &[libc::iovec], call: &dyn Fn() -> isize| {
+            let mut holding = Holding::beside(&structures);
+            entries.iter().map(payload).filter(|range| far(*range)).for_each(|(start, len)| holding.add(start, len));
+            holding.is_complete().then(call)
+        };
+        let total = bounce::bytes(entries).min(TRANSFER_BYTES_MOST);
+        let most = adopter.hold_bytes_most();
+        if total <= most {
+            if let Some(result) = held(entries, &whole) {
+                return result;
+            }
+        } else if bounce::is_file(descriptor) {
+            let window = |done: usize| {
+                let window = bounce::window(entries, done, most.min(total - done));
+                held(&window, &|| part(&window, done)).unwrap_or_else(|| {
+                    // SAFETY: the window is a part of the program's vector.
+                    unsafe { bounce::through(&window, reads, false, |entries, more| part(entries, done + more)) }
+                })
+            };
+            return bounce::in_windows(total, most, window);
+        }
+        let whole_message = bounce::is_message_socket(descriptor);
+        // SAFETY: the caller's promise.
+        unsafe { bounce::through(entries, reads, whole_message, part) }
+    }
+}
+
+/// `struct sockaddr_storage`.
+const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
+
+/// Calls `each` with what the arguments of a call point to through one more pointer.
+///
+/// # Safety
+/// As for the system call.
+unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
+    let word = |start: usize, index: usize| {
+        // SAFETY: the caller's promise; a load faults as usual.
+        unsafe { std::ptr::with_exposed_provenance::<usize>(start).add(index).read() }
+    };
+    match shape(number) {
+        Shape::Remote | Shape::Vector { .. } => {
+            // SAFETY: the caller's promise.
+            let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MOST)) };
+            each(args[1], size_of_val(entries.list()));
+            entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+        }
+        Shape::Messages => {
+            const STRIDE: usize = size_of::<libc::mmsghdr>();
+            let count = args[2].min(bounce::ENTRIES_MOST);
+            each(args[1], count * STRIDE);
+            for index in 0..count {
+                // SAFETY: the caller's promise.
+                let header =
+                    unsafe { std::ptr::with_exposed_provenance::<libc::msghdr>(args[1] + index * STRIDE).read() };
+                // SAFETY: as above.
+                let entries =
+                    unsafe { Entries::read(header.msg_iov as usize, header.msg_iovlen.min(bounce::ENTRIES_MOST)) };
+                each(header.msg_iov as usize, size_of_val(entries.list()));
+                each(header.msg_name as usize, header.msg_namelen as usize);
+                each(header.msg_control as usize, header.msg_controllen);
+                entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            }
+        }
+        Shape::Submit => {
+            let count = args[1].min(POINTERS_MOST);
+            each(args[2], count * size_of::<usize>());
+            for index in 0..count {
+                let request = word(args[2], index);
+                // `struct iocb`: 64 bytes, with the buffer's address and length at 24 and 32.
+                each(request, 64);
+                each(word(request, 3), word(request, 4));
+            }
+        }
+        Shape::Strings(first) => {
+            for array in [args[first + 1], args[first + 2]] {
+                for index in 0..if array == 0 { 0 } else { POINTERS_MOST } {
+                    let string = word(array, index);
+                    if string == 0 {
+                        break;
+                    }
+                    let text = std::ptr::with_exposed_provenance::<c_void>(string).cast();
+                    // SAFETY: the caller's promise: a string that ends in NUL.
+                    each(string, unsafe { libc::strlen(text) } + 1);
+                }
+            }
+        }
+        Shape::Bytes { .. } | Shape::Message { .. } | Shape::Plain | Shape::Word => {}
+    }
+}
+
+/// fstat(2) and the like, past every wrapper.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn quietly(number: i64, args: [usize; 6]) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(number, args) }.is_ok()
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! mlock(2) and its family. Managed memory can be locked up to half the budget; beyond, and for memory that is
+//! yet to come, the answer is ENOMEM, as the manual page has it for more than the permitted limit.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use aquifer_sys::raw::syscall;
+
+use crate::calls::in_libcs_manner;
+use crate::start::instance;
+
+const NO_MEMORY: isize = -(libc::ENOMEM as isize);
+
+fn kernel(number: i64, args: [usize; 6]) -> isize {
+    // SAFETY: locking changes no contents.
+    unsafe { syscall(number, args) }.map_or_else(|errno| -(errno.0 as isize), |value| value as isize)
+}
+
+/// mlock(2) or mlock2(2), in the kernel's manner.
+pub fn lock(number: i64, args: [usize; 6]) -> isize {
+    let Some(instance) = instance() else { return kernel(number, args) };
+    if !instance.adopter.lock(args[0], args[1]) {
+        return NO_MEMORY;
+    }
+    let result = kernel(number, args);
+    if result < 0 {
+        instance.adopter.unlock(args[0], args[1]);
+    }
+    result
+}
+
+/// munlock(2), in the kernel's manner.
+pub fn unlock(args: [usize; 6]) -> isize {
+    if let Some(instance) = instance() {
+        instance.adopter.unlock(args[0], args[1]);
+    }
+    kernel(libc::SYS_munlock, args)
+}
+
+/// mlockall(2), in the kernel's manner. The kernel would lock the pager's own frames, too, so it is only asked
+/// before there are any.
+pub fn lock_all(flags: usize) -> isize {
+    if let Some(instance) = instance() {
+        let future = flags & libc::MCL_FUTURE as usize != 0;
+        if future || !instance.adopter.lock_all() {
+            return NO_MEMORY;
+        }
+    }
+    kernel(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0])
+}
+
+/// munlockall(2), in the kernel's manner.
+pub fn unlock_all() -> isize {
+    if let Some(instance) = instance() {
+        instance.adopter.unlock(0, usize::MAX);
+    }
+    kernel(libc::SYS_munlockall, [0; 6])
+}
+
+/// mlock(2).
+///
+/// # Safety
+/// As mlock(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *const c_void, len: usize) -> c_int {
+    in_libcs_manner(lock(libc::SYS_mlock, [address as usize, len, 0, 0, 0, 0])) as c_int
+}
+
+/// mlock2(2).
+///
+/// # Safety
+/// As mlock2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *const c_void, len: usize, flags: c_uint) -> c_int {
+    in_libcs_manner(lock(libc::SYS_mlock2, [address as usize, len, flags as usize, 0, 0, 0])) as c_int
+}
+
+/// munlock(2).
+///
+/// # Safety
+/// As munlock(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlock(address: *const c_void, len: usize) -> c_int {
+    in_libcs_manner(unlock([address as usize, len, 0, 0, 0, 0])) as c_int
+}
+
+/// mlockall(2).
+///
+/// # Safety
+/// As mlockall(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    in_libcs_manner(lock_all(flags as usize)) as c_int
+}
+
+/// munlockall(2).
+///
+/// # Safety
+/// As munlockall(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlockall() -> c_int {
+    in_libcs_manner(unlock_all()) as c_int
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program's signal masks, without the two signals by which faults and system calls come to us.
+//!
+//! A thread that blocks every signal is common; but the kernel ends a program whose fault cannot be signalled. So
+//! SIGBUS and SIGSYS stay open in every mask, and the program is not told.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library, and the kernel's structures")]
+
+use std::ffi::c_int;
+
+use aquifer_pager::signal;
+use aquifer_sys::raw::syscall;
+use aquifer_sys::signals::{self, KernelAction, bit};
+
+use crate::kernel::libc_result;
+use crate::pointers::SYS_IO_PGETEVENTS;
+use crate::start::instance_inside;
+
+/// glibc keeps the first two real-time signals for itself, and takes them out of every mask that it is given.
+const LIBCS_OWN: u64 = bit(32) | bit(33);
+/// The kernel's size of a mask.
+const MASK_BYTES: usize = 8;
+const INVALID: isize = -(libc::EINVAL as isize);
+
+fn load<T: Copy>(address: usize) -> T {
+    // SAFETY: only called with the program's own pointers to kernel structures; a fault is resolved as for any load.
+    unsafe { std::ptr::with_exposed_provenance::<T>(address).read_unaligned() }
+}
+
+fn store<T>(address: usize, value: T) {
+    // SAFETY: as in `load`, for stores.
+    unsafe { std::ptr::with_exposed_provenance_mut::<T>(address).write_unaligned(value) }
+}
+
+/// rt_sigprocmask(2) on `mask`, which is the thread's.
+pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
+    let [how, new, old, size, ..] = *args;
+    if size != MASK_BYTES {
+        return INVALID;
+    }
+    let before = *mask;
+    if new != 0 {
+        let new = load::<u64>(new) & !signals::OURS;
+        *mask = match how as c_int {
+            libc::SIG_BLOCK => before | new,
+            libc::SIG_UNBLOCK => before & !new,
+            libc::SIG_SETMASK => new,
+            _ => return INVALID,
+        } & !(bit(libc::SIGKILL) | bit(libc::SIGSTOP));
+    }
+    if old != 0 {
+        store(old, before);
+    }
+    0
+}
+
+/// rt_sigaction(2), where it is ours to answer: for our signals, and for masks with them.
+pub fn action(args: &[usize; 6]) -> Option<isize> {
+    let [number, new, old, size, ..] = *args;
+    let signal = number as c_int;
+    if size != MASK_BYTES {
+        return None;
+    }
+    if signal::is_ours(signal) {
+        let wish = (new != 0).then(|| load::<KernelAction>(new));
+        let before = signal::exchange_programs_action(signal, wish.as_ref());
+        if old != 0 {
+            store(old, before);
+        }
+        return Some(0);
+    }
+    if new == 0 && old == 0 {
+        return None;
+    }
+    let mut ours = if new == 0 { KernelAction::default() } else { load(new) };
+    ours.mask &= !signals::OURS;
+    let mut before = KernelAction::default();
+    let new = if new == 0 { 0 } else { &raw const ours as usize };
+    // SAFETY: the program's own action, from and to memory of ours.
+    match unsafe { syscall(libc::SYS_rt_sigaction, [number, new, &raw mut before as usize, size, 0, 0]) } {
+        Ok(_) => {
+            if old != 0 {
+                store(old, before);
+            }
+            Some(0)
+        }
+        Err(errno) => Some(-(errno.0 as isize)),
+    }
+}
+
+/// A call that waits with another signal mask: handlers that it lets in start with that mask.
+pub struct WithMask {
+    args: [usize; 6],
+    /// Which argument is to be the address of `mask`, or of `pair`.
+    index: Option<usize>,
+    paired: bool,
+    mask: u64,
+    /// pselect6(2) has the mask behind one more pointer.
+    pair: [usize; 2],
+}
+
+impl WithMask {
+    /// Looks at a call.
+    pub fn of(number: i64, args: [usize; 6]) -> Self {
+        let mut this = Self { args, index: None, paired: false, mask: 0, pair: [0; 2] };
+        let index = match number {
+            libc::SYS_rt_sigsuspend => 0,
+            libc::SYS_ppoll => 3,
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
+            libc::SYS_pselect6 | SYS_IO_PGETEVENTS => 5,
+            _ => return this,
+        };
+        this.paired = index == 5;
+        let mut address = args[index];
+        if this.paired && address != 0 {
+            this.pair = load(address);
+            address = this.pair[0];
+        }
+        if address != 0 {
+            let mask = load::<u64>(address);
+            this.mask = mask & !signals::OURS;
+            this.index = (mask != this.mask).then_some(index);
+        }
+        this
+    }
+
+    /// Whether the mask had to be changed.
+    pub fn is_changed(&self) -> bool {
+        self.index.is_some()
+    }
+
+    /// The arguments to call with, for as long as `self` lives where it is.
+    pub fn args(&mut self) -> [usize; 6] {
+        let mut args = self.args;
+        self.pair[0] = &raw const self.mask as usize;
+        if let Some(index) = self.index {
+            args[index] = if self.paired { &raw const self.pair as usize } else { &raw const self.mask as usize };
+        }
+        args
+    }
+}
+
+fn mask_call(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> isize {
+    let mut stripped = 0u64;
+    let mut address = new as usize;
+    if address != 0 {
+        stripped = load::<u64>(address) & !LIBCS_OWN;
+        if instance_inside().is_some() && how != libc::SIG_UNBLOCK {
+            stripped &= !signals::OURS;
+        }
+        address = &raw const stripped as usize;
+    }
+    let mut before = 0u64;
+    let args = [how as usize, address, &raw mut before as usize, MASK_BYTES, 0, 0];
+    // SAFETY: rt_sigprocmask(2) reads one mask and writes one, both ours.
+    let result = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+    if result.is_ok() && !old.is_null() {
+        store(old as usize, before);
+    }
+    let _ = stripped;
+    result.map_or_else(|errno| -(errno.0 as isize), |_| 0)
+}
+
+/// sigprocmask(2).
+///
+/// # Safety
+/// As sigprocmask(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigprocmask(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
+    let result = mask_call(how, new, old);
+    libc_result(if result < 0 { Err(aquifer_sys::raw::Errno(-result as i32)) } else { Ok(0) }) as c_int
+}
+
+/// pthread_sigmask(3).
+///
+/// # Safety
+/// As pthread_sigmask(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_sigmask(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
+    -mask_call(how, new, old) as c_int
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which memory a system call touches: a table, and the one place to change when the kernel grows a call.
+//!
+//! Pure. What is not listed is `Plain` with arguments of [`STRUCTURE_BYTES`]: right for every call whose
+//! arguments are numbers, paths or structures. See the manual pages in section 2.
+
+/// What an argument without a length of its own may point to: a path (PATH_MAX), or any kernel structure.
+pub const STRUCTURE_BYTES: usize = 4096;
+
+/// How a call's memory is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One buffer: address and length are arguments 1 and 2.
+    Bytes {
+        /// Whether the call fills the buffer.
+        reads: bool,
+    },
+    /// One `msghdr` at argument 1.
+    Message {
+        /// Whether the call fills the message.
+        reads: bool,
+    },
+    /// `mmsghdr`s at argument 1, as many as argument 2 says.
+    Messages,
+    /// Every argument that points into managed memory points to [`length`] bytes.
+    Plain,
+    /// A local vector at argument 1, with its length in argument 2, that is not in windows: process_vm_readv(2).
+    Remote,
+    /// Arrays of strings: execve(2). The number is that of the argument with the path.
+    Strings(usize),
+    /// Pointers to `iocb`s at argument 2, as many as argument 1 says.
+    Submit,
+    /// A vector at argument 1, with its length in argument 2.
+    Vector {
+        /// Whether the call fills the vector.
+        reads: bool,
+    },
+    /// A word that the kernel reads, and then forgets while the call waits: futex(2).
+    Word,
+}
+
+/// The shape of one call.
+pub fn shape(number: i64) -> Shape {
+    match number {
+        libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => Shape::Bytes { reads: true },
+        libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => Shape::Bytes { reads: false },
+        libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2 => Shape::Vector { reads: true },
+        libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => Shape::Vector { reads: false },
+        libc::SYS_recvmsg => Shape::Message { reads: true },
+        libc::SYS_sendmsg => Shape::Message { reads: false },
+        libc::SYS_recvmmsg | libc::SYS_sendmmsg => Shape::Messages,
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev | libc::SYS_vmsplice => Shape::Remote,
+        libc::SYS_io_submit => Shape::Submit,
+        libc::SYS_execve => Shape::Strings(0),
+        libc::SYS_execveat => Shape::Strings(1),
+        libc::SYS_futex | SYS_FUTEX_WAIT | SYS_FUTEX_WAKE | SYS_FUTEX_REQUEUE => Shape::Word,
+        _ => Shape::Plain,
+    }
+}
+
+/// io_pgetevents(2), which libc has no name for on this target.
+pub const SYS_IO_PGETEVENTS: i64 = 333;
+
+// Linux 6.7.
+const SYS_FUTEX_WAKE: i64 = 454;
+const SYS_FUTEX_WAIT: i64 = 455;
+const SYS_FUTEX_REQUEUE: i64 = 456;
+
+/// How many bytes the argument `index` of a call points to, if it points anywhere.
+pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
+    let items = |count: usize, size: usize| args[count].saturating_mul(size);
+    let bytes = match (number, index) {
+        (libc::SYS_getcwd | libc::SYS_getrandom, 0) => args[1],
+        (
+            libc::SYS_getdents64
+            | libc::SYS_getdents
+            | libc::SYS_readlink
+            | libc::SYS_listxattr
+            | libc::SYS_llistxattr
+            | libc::SYS_flistxattr
+            | libc::SYS_mq_timedsend
+            | libc::SYS_mq_timedreceive
+            | libc::SYS_syslog
+            | libc::SYS_bpf,
+            1,
+        ) => args[2],
+        (
+            libc::SYS_getxattr
+            | libc::SYS_lgetxattr
+            | libc::SYS_fgetxattr
+            | libc::SYS_setxattr
+            | libc::SYS_lsetxattr
+            | libc::SYS_fsetxattr
+            | libc::SYS_readlinkat
+            | libc::SYS_add_key,
+            2,
+        ) => args[3],
+        (libc::SYS_setsockopt, 3) | (libc::SYS_sched_setaffinity | libc::SYS_sched_getaffinity, 2) => {
+            args[if index == 3 { 4 } else { 1 }]
+        }
+        (libc::SYS_msgsnd | libc::SYS_msgrcv, 1) => args[2].saturating_add(size_of::<i64>()),
+        (libc::SYS_poll | libc::SYS_ppoll, 0) => items(1, size_of::<libc::pollfd>()),
+        (libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2, 1) => {
+            items(2, size_of::<libc::epoll_event>())
+        }
+        (libc::SYS_getgroups | libc::SYS_setgroups, 1) => items(0, size_of::<libc::gid_t>()),
+        (libc::SYS_semop | libc::SYS_semtimedop, 1) => items(2, size_of::<libc::sembuf>()),
+        (libc::SYS_io_getevents | SYS_IO_PGETEVENTS, 3) => items(2, IO_EVENT_BYTES),
+        (libc::SYS_mincore, 2) => args[1].div_ceil(4096),
+        (libc::SYS_move_pages, 2..=4) => items(1, size_of::<usize>()),
+        (libc::SYS_keyctl, 2) => args[3],
+        // Bits 16 to 29 of a request say how large its argument is, or nothing for old ones.
+        (libc::SYS_ioctl, 2) => args[1] >> 16 & 0x3fff,
+        _ => STRUCTURE_BYTES,
+    };
+    bytes.max(if number == libc::SYS_ioctl { STRUCTURE_BYTES } else { 0 })
+}
+
+/// `struct io_event` of io_getevents(2).
+const IO_EVENT_BYTES: usize = 32;

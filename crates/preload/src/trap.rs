@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! System calls that no wrapper sees: from inside the C library, from other libraries, from the program itself.
+//!
+//! Once memory with signal delivery exists, each thread's calls trap (`sys/src/dispatch.rs`), except this
+//! library's own. A call that touches no such memory happens as if nothing had been; the others go the way of the
+//! wrapped ones, `calls.rs`. A few are ours to answer: those that change signal masks and actions, on which
+//! trapping itself depends, and those that change mappings under the pager.
+//!
+//! The handler runs at a system call of the program, on the thread's alternate stack, with no signal blocked.
+
+#![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
+
+use std::ffi::{c_int, c_void};
+
+use aquifer_pager::abort::say;
+use aquifer_pager::signal::pass_on;
+use aquifer_sys::dispatch::{self, Trapped};
+use aquifer_sys::signals;
+
+use crate::calls::Caller;
+use crate::start::instance;
+use crate::{locks, mappings, masks, process};
+
+/// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
+const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+
+/// Finds our own text, so that calls from it are never trapped.
+pub fn prepare() {
+    extern "C" fn each(entry: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
+        let here = on_sigsys as *const () as usize;
+        // SAFETY: the dynamic linker passes a valid entry; its program headers stay mapped.
+        let (base, headers) = unsafe {
+            let entry = &*entry;
+            (entry.dlpi_addr as usize, std::slice::from_raw_parts(entry.dlpi_phdr, usize::from(entry.dlpi_phnum)))
+        };
+        for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
+            let start = base + header.p_vaddr as usize;
+            let end = start + header.p_memsz as usize;
+            if (start..end).contains(&here) {
+                // SAFETY: the pointer is that of `text` below.
+                unsafe { found.cast::<(usize, usize)>().write((start, end)) };
+                return 1;
+            }
+        }
+        0
+    }
+    let mut text = (0, 0);
+    // SAFETY: the callback does what dl_iterate_phdr(3) asks of it.
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut text).cast()) };
+    if text.0 < text.1 {
+        // SAFETY: the handler does what may be done at a system call: see the module.
+        unsafe { dispatch::prepare(text.0..text.1, on_sigsys) };
+    }
+}
+
+extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel's own pointers, in a handler of SIGSYS.
+    let Some(mut trapped) = (unsafe { Trapped::new(info, context) }) else {
+        pass_on(signal, info, context);
+        return;
+    };
+    let (number, args) = (trapped.number(), trapped.args());
+    match number {
+        libc::SYS_rt_sigreturn => return trapped.call_and_never_return(),
+        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
+            if forks(number, &args) {
+                process::fork_is_not_supported();
+            }
+            return trapped.repeat();
+        }
+        libc::SYS_rt_sigprocmask => {
+            let result = masks::change(trapped.mask(), &args);
+            return trapped.set_result(result);
+        }
+        _ => {}
+    }
+    let errno = signals::errno();
+    if let Some(result) = answer(number, args) {
+        trapped.set_result(result);
+        signals::set_errno(errno);
+        return;
+    }
+    let caller = Caller::trapped();
+    let mut masked = masks::WithMask::of(number, args);
+    // SAFETY: the program's own call.
+    if unsafe { caller.touches(number, &args) } || masked.is_changed() {
+        // SAFETY: as above.
+        let result = unsafe { caller.call(number, masked.args()) };
+        trapped.set_result(result);
+        signals::set_errno(errno);
+    } else {
+        trapped.call_here();
+    }
+}
+
+/// Whether a call makes a process with a copy of this memory.
+fn forks(number: i64, args: &[usize; 6]) -> bool {
+    let flags = match number {
+        libc::SYS_fork => 0,
+        libc::SYS_vfork => libc::CLONE_VM as usize,
+        libc::SYS_clone => args[0],
+        // SAFETY: clone3(2)'s structure begins with its flags.
+        _ => unsafe { std::ptr::with_exposed_provenance::<u64>(args[0]).read() as usize },
+    };
+    flags & libc::CLONE_VM as usize == 0
+}
+
+/// The result of a call that is ours to answer; `None` for one that is the kernel's.
+fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
+    let adopter = &instance()?.adopter;
+    let address = || std::ptr::with_exposed_provenance_mut::<c_void>(args[0]);
+    let managed = |start: usize, len: usize| adopter.manages(start, len.max(1));
+    // SAFETY: the program's own call, done by what stands for it.
+    let result = unsafe {
+        match number {
+            libc::SYS_rt_sigaction => return masks::action(&args),
+            libc::SYS_mmap if args[3] & libc::MAP_FIXED as usize != 0 && managed(args[0], args[1]) => {
+                return Some(mappings::replace(args));
+            }
+            libc::SYS_munmap if managed(args[0], args[1]) => mappings::unmap(address(), args[1]) as isize,
+            libc::SYS_madvise if managed(args[0], args[1]) => {
+                mappings::advise(address(), args[1], args[2] as c_int) as isize
+            }
+            libc::SYS_mremap if managed(args[0], args[1]) => {
+                mappings::remap(address(), args[1], args[2], args[3] as c_int, args[4]) as isize
+            }
+            libc::SYS_mlock => return Some(locks::lock(libc::SYS_mlock, args)),
+            libc::SYS_mlock2 => return Some(locks::lock(libc::SYS_mlock2, args)),
+            libc::SYS_munlock => return Some(locks::unlock(args)),
+            libc::SYS_mlockall => return Some(locks::lock_all(args[0])),
+            libc::SYS_munlockall => return Some(locks::unlock_all()),
+            libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => return Some(-(libc::EINVAL as isize)),
+            libc::SYS_io_uring_setup => return Some(refuse_rings()),
+            _ => return None,
+        }
+    };
+    Some(if result == -1 { -(signals::errno() as isize) } else { result })
+}
+
+/// An io_uring's reads and writes happen when no call of the program's is to be seen, so their memory could be away.
+fn refuse_rings() -> isize {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        say(&["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"]);
+    }
+    -(libc::ENOSYS as isize)
+}
