@@ -38,6 +38,8 @@ const SMALL_BYTES: u64 = 64 << 10;
 const ABANDONED_BYTES: usize = 256 << 10;
 /// Owner of a hold that outlives its call.
 const LOCKED: usize = 1;
+/// In the place of a call's stack: the hold is for a thread's signal stack, and stays until it has another.
+const SIGNAL_STACK: usize = usize::MAX;
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -270,6 +272,23 @@ impl Pager {
         }
         self.bring(start, end);
         true
+    }
+
+    /// Keeps the calling thread's signal stack resident: the kernel writes to it when a fault is signalled, and can
+    /// not signal that. A length of zero ends it.
+    pub(crate) fn keep_signal_stack(&self, start: usize, len: usize) {
+        let _blocked = Blocked::all();
+        let owner = thread_slot::token();
+        for (index, slot) in self.holds.slots.iter().enumerate() {
+            let frame = slot.frame.load(Ordering::SeqCst);
+            if slot.owner.load(Ordering::SeqCst) == owner && frame == SIGNAL_STACK {
+                self.holds.release(index);
+            }
+        }
+        let Some((start, end)) = self.managed(start, len) else { return };
+        if self.holds.claim(owner, SIGNAL_STACK, start, end, self.weight(start, end)).is_some() {
+            self.bring(start, end);
+        }
     }
 
     /// Ends what [`lock`](Self::lock) began, for every page of `start..start + len`.

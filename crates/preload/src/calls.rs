@@ -141,6 +141,41 @@ impl Caller {
         }
     }
 
+    /// Brings `len` bytes at each of `starts`, and does not hold them.
+    pub fn bring(&self, starts: &[usize], len: usize) {
+        let Some(adopter) = self.adopter else { return };
+        let Some(mut holding) = adopter.holding() else { return };
+        starts.iter().filter(|start| adopter.may_need_signal(**start, len)).for_each(|start| holding.add(*start, len));
+    }
+
+    /// What a program and its words are, held: `call` starts it from another process that shares our memory, where
+    /// nothing traps.
+    ///
+    /// # Safety
+    /// As for execve(2).
+    pub unsafe fn with_strings<T>(path: usize, words: usize, environment: usize, call: impl FnOnce() -> T) -> T {
+        let holding = adopter().and_then(|adopter| {
+            let mut holding = adopter.holding()?;
+            let mut add = |start: usize, len: usize| {
+                if adopter.may_need_signal(start, len) {
+                    holding.add(start, len);
+                }
+            };
+            if path != 0 {
+                add(path, crate::pointers::STRUCTURE_BYTES);
+            }
+            for array in [words, environment].into_iter().filter(|array| *array != 0) {
+                add(array, crate::pointers::STRUCTURE_BYTES);
+            }
+            // SAFETY: the caller's promise.
+            unsafe { each_pointer(libc::SYS_execve, &[path, words, environment, 0, 0, 0], &mut add) };
+            Some(holding)
+        });
+        let result = call();
+        drop(holding);
+        result
+    }
+
     /// Calls without windows: everything is held, or at least brought, and a call that fails all the same is
     /// repeated.
     unsafe fn plain(&self, adopter: &Adopter, number: i64, args: [usize; 6]) -> isize {

@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "function pointers from the dynamic linker")]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The address of the next definition of `name` after ours.
@@ -48,6 +48,21 @@ pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut li
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
+/// `posix_spawn(3)`.
+pub type Spawn = unsafe extern "C" fn(
+    *mut libc::pid_t,
+    *const c_char,
+    *const libc::posix_spawn_file_actions_t,
+    *const libc::posix_spawnattr_t,
+    *const *mut c_char,
+    *const *mut c_char,
+) -> c_int;
+/// `execvp(3)`.
+pub type Execvpe = unsafe extern "C" fn(*const c_char, *const *const c_char, *const *const c_char) -> c_int;
+/// `system(3)`.
+pub type System = unsafe extern "C-unwind" fn(*const c_char) -> c_int;
+/// `popen(3)`.
+pub type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
 /// What a thread runs. It may end by unwinding: pthread_exit(3) and cancellation do.
 pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 /// `pthread_create(3)`.
@@ -69,6 +84,16 @@ next! {
     fork: Fork = c"fork";
     /// The C library's `sigaction`.
     sigaction: Sigaction = c"sigaction";
+    /// The C library's `posix_spawn`.
+    posix_spawn: Spawn = c"posix_spawn";
+    /// The C library's `posix_spawnp`.
+    posix_spawnp: Spawn = c"posix_spawnp";
+    /// The C library's `execvpe`.
+    execvpe: Execvpe = c"execvpe";
+    /// The C library's `system`.
+    system: System = c"system";
+    /// The C library's `popen`.
+    popen: Popen = c"popen";
     /// The C library's `signal`.
     signal: Signal = c"signal";
 }

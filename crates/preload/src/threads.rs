@@ -57,10 +57,49 @@ impl Drop for StackOfThread {
     fn drop(&mut self) {
         // What the C library does to a thread's stack at its end must not meet a handler on it.
         dispatch::disarm();
+        keep_signal_stack(0, 0);
         use_stack(self.0, false);
         // SAFETY: the stack was mapped by `give_stack` and is not in use any more.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACK_BYTES, 0, 0, 0, 0]) };
     }
+}
+
+/// Keeps a signal stack of the program's resident, where it is managed.
+fn keep_signal_stack(start: usize, len: usize) {
+    if let Some(instance) = crate::start::instance() {
+        instance.adopter.keep_signal_stack(start, len);
+    }
+}
+
+/// Before sigaltstack(2) with a new stack at `new`, if there is one.
+pub fn changes_signal_stack(new: *const libc::stack_t) {
+    // SAFETY: as sigaltstack(2): null or a stack.
+    if let Some(new) = unsafe { new.as_ref() } {
+        let enabled = new.ss_flags & libc::SS_DISABLE == 0;
+        keep_signal_stack(new.ss_sp as usize, if enabled { new.ss_size } else { 0 });
+    }
+}
+
+/// sigaltstack(2).
+///
+/// # Safety
+/// As sigaltstack(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
+    changes_signal_stack(new);
+    let (mut given, mut found) = (None, libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: 0, ss_size: 0 });
+    if !new.is_null() {
+        // SAFETY: the caller's promise.
+        given = Some(unsafe { new.read() });
+    }
+    let given = given.as_ref().map_or(0, |given| std::ptr::from_ref(given) as usize);
+    // SAFETY: reads one stack or none, writes one, both ours.
+    let result = unsafe { syscall(libc::SYS_sigaltstack, [given, &raw mut found as usize, 0, 0, 0, 0]) };
+    if result.is_ok() && !old.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { old.write(found) };
+    }
+    crate::kernel::libc_result(result) as c_int
 }
 
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {

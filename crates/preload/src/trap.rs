@@ -21,7 +21,7 @@ use aquifer_sys::signals;
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{locks, mappings, masks, process};
+use crate::{locks, mappings, masks, process, threads};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -73,6 +73,12 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         libc::SYS_rt_sigprocmask => {
             let result = masks::change(trapped.mask(), &args);
             return trapped.set_result(result);
+        }
+        // Not from here: the kernel does not change the stack that a handler runs on.
+        libc::SYS_sigaltstack => {
+            threads::changes_signal_stack(std::ptr::with_exposed_provenance(args[0]));
+            Caller::trapped().bring(&args[..2], size_of::<libc::stack_t>());
+            return trapped.call_here();
         }
         _ => {}
     }

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! System calls on memory that is away: none may fail, or lose a byte, because of us.
+//!
+//! Under signal delivery the kernel's own accesses to missing pages are errors, and only what went through our
+//! wrappers was served: `getdents64` by `syscall(2)` got EFAULT, a message above 256 KiB lost its rest, and a
+//! thread that blocked all signals was ended by its next fault. Each program here makes its memory leave before
+//! every call.
+
+use std::time::Duration;
+
+use aquifer_e2e::build::compile_text;
+use aquifer_e2e::run::{managed, run};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `away(LEN)` is memory that has just left; `direct` is a system call that no library has a hand in.
+const PROLOGUE: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <spawn.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <sys/time.h>
+#include <sys/times.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+enum { PAGE = 4096, PRESS = 64 << 20 };
+static unsigned char *pressure;
+static long direct(long n, long a, long b, long c, long d, long e, long f) {
+    long result;
+    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+static void press(void) {
+    if (!pressure) pressure = malloc(PRESS);
+    for (size_t at = 0; at < PRESS; at += PAGE) pressure[at]++;
+}
+/* Memory in which every byte is `byte`, and which has left. */
+static unsigned char *away_filled(size_t len, int byte) {
+    unsigned char *start = malloc(len < (2 << 20) ? 2 << 20 : len);
+    memset(start, byte, len < (2 << 20) ? 2 << 20 : len);
+    press();
+    return start;
+}
+static unsigned char *away(size_t len) { return away_filled(len, 1); }
+static void must(int condition, const char *what) {
+    if (!condition) { fprintf(stderr, "%s: %s\n", what, strerror(errno)); exit(1); }
+}
+static void all(const unsigned char *start, size_t len, int byte, const char *what) {
+    for (size_t at = 0; at < len; at++)
+        if (start[at] != byte) { fprintf(stderr, "%s: byte %zu is %d\n", what, at, start[at]); exit(1); }
+}
+"#;
+
+/// Runs C under every delivery. `functions` stand before `main`.
+fn works(name: &str, functions: &str, body: &str) {
+    let source = format!("{PROLOGUE}\n{functions}\nint main(void) {{\nalarm(50);\n{body}\nreturn 0;\n}}\n");
+    let Some(program) = compile_text(name, &source) else { return };
+    for delivery in ["signal", "auto", "listener"] {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{name} with {delivery}: {}{}", ended.stdout, ended.stderr);
+    }
+}
+
+/// By `syscall(2)`, which is one function for all, and by the instruction itself.
+#[test]
+fn direct_calls_find_their_memory() {
+    let call = "
+        static long (*call)(long, long, long, long, long, long, long);
+        static long by_libc(long n, long a, long b, long c, long d, long e, long f) {
+            long result = syscall(n, a, b, c, d, e, f);
+            return result < 0 ? -errno : result;
+        }
+        static void expect(long result, long least, const char *what) {
+            if (result < least) { fprintf(stderr, \"%s: %s\\n\", what, strerror((int)-result)); exit(1); }
+        }
+        #define A(len) ((long)away(len))
+        #define CALL(n, a, b, c, d, e, f) expect(call(SYS_##n, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f)), 0, #n)";
+    works(
+        "direct",
+        call,
+        r#"
+        char path[] = "/tmp/aquifer-e2e-direct-XXXXXX";
+        int file = mkstemp(path), ends[2], list = open("/", O_RDONLY | O_DIRECTORY), epoll = epoll_create1(0);
+        must(file >= 0 && pipe(ends) == 0, "setup");
+        for (int kind = 0; kind < 2; kind++) {
+            call = kind ? direct : by_libc;
+            CALL(stat, "/", A(1), 0, 0, 0, 0);
+            CALL(fstat, file, A(1), 0, 0, 0, 0);
+            CALL(statx, AT_FDCWD, "/", 0, STATX_ALL, A(1), 0);
+            CALL(newfstatat, AT_FDCWD, strcpy((char *)A(1), "/"), A(1), 0, 0, 0);
+            CALL(getdents64, list, A(32768), 32768, 0, 0, 0);
+            lseek(list, 0, SEEK_SET);
+            CALL(readlink, "/proc/self/exe", A(1), 4096, 0, 0, 0);
+            CALL(getcwd, A(1), 4096, 0, 0, 0, 0);
+            CALL(uname, A(1), 0, 0, 0, 0, 0);
+            CALL(sysinfo, A(1), 0, 0, 0, 0, 0);
+            CALL(clock_gettime, CLOCK_MONOTONIC, A(1), 0, 0, 0, 0);
+            CALL(getrusage, RUSAGE_SELF, A(1), 0, 0, 0, 0);
+            CALL(prlimit64, 0, RLIMIT_NOFILE, 0, A(1), 0, 0);
+            CALL(sched_getaffinity, 0, 128, A(1), 0, 0, 0);
+            CALL(ioctl, ends[0], FIONREAD, A(1), 0, 0, 0);
+            CALL(rt_sigprocmask, SIG_BLOCK, 0, A(1), 8, 0, 0);
+            CALL(rt_sigaction, SIGUSR2, 0, A(1), 8, 0, 0);
+            CALL(sigaltstack, 0, A(1), 0, 0, 0, 0);
+            unsigned char *random = (unsigned char *)A(1 << 20);
+            expect(call(SYS_getrandom, (long)random, 1 << 20, 0, 0, 0, 0), 1 << 20, "getrandom");
+            size_t ones = 0;
+            for (size_t at = 0; at < 1 << 20; at++) ones += random[at] == 1;
+            must(ones < 8192, "getrandom filled everything");
+            struct timespec *time = (struct timespec *)away_filled(1, 0);
+            time->tv_nsec = 1000; press();
+            CALL(nanosleep, time, time, 0, 0, 0, 0);
+            uint32_t *word = (uint32_t *)away_filled(1, 0);
+            expect(-call(SYS_futex, (long)word, FUTEX_WAIT, 1, 0, 0, 0), EAGAIN, "futex");
+            must(call(SYS_futex, (long)away_filled(1, 0), FUTEX_WAIT, 1, 0, 0, 0) == -EAGAIN, "futex away");
+            struct pollfd *wait = (struct pollfd *)away_filled(1, 0);
+            *wait = (struct pollfd){.fd = ends[1], .events = POLLOUT}; press();
+            must(call(SYS_poll, (long)wait, 1, 1000, 0, 0, 0) == 1 && wait->revents == POLLOUT, "poll");
+            struct epoll_event *event = (struct epoll_event *)away_filled(1, 0);
+            event->events = EPOLLOUT; event->data.u64 = 7; press();
+            CALL(epoll_ctl, epoll, EPOLL_CTL_ADD, ends[1], event, 0, 0);
+            struct epoll_event *events = (struct epoll_event *)A(64 * 12);
+            must(call(SYS_epoll_wait, epoll, (long)events, 64, 1000, 0, 0) == 1 && events->data.u64 == 7, "epoll_wait");
+            CALL(epoll_ctl, epoll, EPOLL_CTL_DEL, ends[1], 0, 0, 0);
+            unsigned char *data = away_filled(3 << 20, 9);
+            expect(call(SYS_pwrite64, file, (long)data, 3 << 20, 0, 0, 0), 3 << 20, "pwrite64");
+            data = away_filled(3 << 20, 0);
+            expect(call(SYS_pread64, file, (long)data, 3 << 20, 0, 0, 0), 3 << 20, "pread64");
+            all(data, 3 << 20, 9, "pread64");
+            struct iovec *vector = (struct iovec *)away_filled(1, 0);
+            unsigned char *one = away_filled(1 << 20, 0), *two = away_filled(1 << 20, 0);
+            vector[0] = (struct iovec){one, 1 << 20}; vector[1] = (struct iovec){two, 1 << 20}; press();
+            expect(call(SYS_preadv2, file, (long)vector, 2, 0, 0, 0), 2 << 20, "preadv2");
+            all(one, 1 << 20, 9, "preadv2"), all(two, 1 << 20, 9, "preadv2");
+        }
+        unlink(path);"#,
+    );
+}
+
+/// A call that the C library makes for itself, with memory that the program gave to it.
+#[test]
+fn the_librarys_own_calls_find_their_memory() {
+    works(
+        "library",
+        "",
+        r#"
+        char path[] = "/tmp/aquifer-e2e-library-XXXXXX";
+        int file = mkstemp(path);
+        FILE *stream = fdopen(file, "w+");
+        must(stream && !setvbuf(stream, (char *)away(1 << 20), _IOFBF, 1 << 20), "setvbuf");
+        for (int line = 0; line < 200000; line++) {
+            if (line % 50000 == 0) press();
+            fprintf(stream, "%d\n", line);
+        }
+        press();
+        rewind(stream);
+        for (int line = 0, found; line < 200000; line++) {
+            if (line % 50000 == 0) press();
+            must(fscanf(stream, "%d", &found) == 1 && found == line, "fscanf");
+        }
+        fclose(stream);
+        unlink(path);
+        must(getcwd((char *)away(1), 4096) != NULL, "getcwd");
+        must(realpath("/proc/self/exe", (char *)away(1)) != NULL, "realpath");
+        int pair[2]; socklen_t *len = (socklen_t *)away_filled(1, 0);
+        must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+        *len = 4; press();
+        must(getsockopt(pair[0], SOL_SOCKET, SO_TYPE, away(1), len) == 0, "getsockopt");
+        must(clock_getres(CLOCK_REALTIME, (struct timespec *)away(1)) == 0, "clock_getres");
+        must(getrlimit(RLIMIT_NOFILE, (struct rlimit *)away(1)) == 0, "getrlimit");
+        must(sched_getaffinity(0, 128, (cpu_set_t *)away(1)) == 0, "sched_getaffinity");
+        must(pipe((int *)away(1)) == 0, "pipe");
+        must(times((void *)away(1)) != -1, "times");
+        struct sockaddr_un name = {AF_UNIX, {0}}, *from = (struct sockaddr_un *)away(1);
+        int listener = socket(AF_UNIX, SOCK_STREAM, 0), client = socket(AF_UNIX, SOCK_STREAM, 0);
+        must(bind(listener, (void *)&name, sizeof(sa_family_t)) == 0 && listen(listener, 1) == 0, "listen");
+        socklen_t bound = sizeof name;
+        must(getsockname(listener, (void *)&name, &bound) == 0, "getsockname");
+        must(connect(client, memcpy(away(1), &name, bound), bound) == 0, "connect");
+        *len = sizeof *from; press();
+        must(accept(listener, (void *)from, len) >= 0, "accept");
+        char **words = (char **)away_filled(1, 0);
+        char *shell = strcpy((char *)away(1), "/bin/sh"), *option = strcpy((char *)away(1), "-c");
+        char *text = strcpy((char *)away(1), "exit 7");
+        words[0] = shell; words[1] = option; words[2] = text; press();
+        int status; pid_t child;
+        must(posix_spawn(&child, shell, NULL, NULL, words, NULL) == 0, "posix_spawn");
+        must(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7, "spawned");
+        must(WEXITSTATUS(system("exit 5")) == 5, "system");
+        press();"#,
+    );
+}
+
+/// Above 256 KiB, the size of the bounce buffer that was, the rest of a message was lost.
+#[test]
+fn a_large_message_stays_whole() {
+    works(
+        "messages",
+        "static void *reader(void *pair) {
+            unsigned char *got = away_filled(32 << 20, 0);
+            for (size_t done = 0; done < 32 << 20;) {
+                ssize_t came = recv(((int *)pair)[1], got + done, (32 << 20) - done, 0);
+                must(came > 0, \"recv\");
+                done += came;
+            }
+            all(got, 32 << 20, 6, \"stream\");
+            return NULL;
+        }",
+        r#"
+        for (int kind = 0; kind < 2; kind++) {
+            int pair[2], room = 40 << 20;
+            must(socketpair(AF_UNIX, kind ? SOCK_SEQPACKET : SOCK_DGRAM, 0, pair) == 0, "socketpair");
+            if (setsockopt(pair[0], SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room)) return 0;
+            /* The last is more than one call may hold of a budget of 24 MiB, and near what the kernel takes. */
+            const size_t lengths[] = {200 << 10, (1 << 20) + 13, 3200 << 10};
+            for (int index = 0; index < 3; index++) {
+                size_t len = lengths[index];
+                unsigned char *sent = away_filled(len, 5), *got = away_filled(12 << 20, 0);
+                must(send(pair[0], sent, len, 0) == (ssize_t)len, "send");
+                press();
+                must(recv(pair[1], got, 12 << 20, 0) == (ssize_t)len, "recv");
+                all(got, len, 5, "recv");
+                struct iovec out[3] = {{sent, 1000}, {sent + 1000, len - 2000}, {sent + len - 1000, 1000}};
+                struct iovec in[2] = {{got, len / 2}, {got + len / 2, len}};
+                struct msghdr message = {.msg_iov = out, .msg_iovlen = 3};
+                press();
+                must(sendmsg(pair[0], &message, 0) == (ssize_t)len, "sendmsg");
+                memset(got, 0, len); press();
+                message = (struct msghdr){.msg_iov = in, .msg_iovlen = 2};
+                must(direct(SYS_recvmsg, pair[1], (long)&message, 0, 0, 0, 0) == (ssize_t)len, "recvmsg");
+                must(!(message.msg_flags & MSG_TRUNC), "whole");
+                all(got, len, 5, "recvmsg");
+                free(sent), free(got);
+            }
+        }
+        int pair[2]; pthread_t thread;
+        must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "socketpair");
+        must(pthread_create(&thread, NULL, reader, pair) == 0, "pthread_create");
+        must(send(pair[0], away_filled(32 << 20, 6), 32 << 20, 0) == 32 << 20, "a blocking send is whole");
+        pthread_join(thread, NULL);"#,
+    );
+}
+
+/// Larger than the budget, vectored, and without the page cache.
+#[test]
+fn a_large_transfer_with_a_file_stays_whole() {
+    works(
+        "files",
+        "",
+        r#"
+        enum { LEN = 40 << 20 };
+        char path[] = "/var/tmp/aquifer-e2e-files-XXXXXX";
+        int file = mkstemp(path);
+        unsigned char *sent = away_filled(LEN, 3), *got = away_filled(LEN, 0);
+        must(write(file, sent, LEN) == LEN, "write");
+        must(pread(file, got, LEN, 0) == LEN, "pread");
+        all(got, LEN, 3, "pread");
+        memset(got, 0, LEN);
+        struct iovec in[2] = {{got, LEN / 3}, {got + LEN / 3, LEN - LEN / 3}};
+        must(preadv(file, in, 2, 0) == LEN, "preadv");
+        all(got, LEN, 3, "preadv");
+        must(pread(file, got, LEN, LEN - 100) == 100, "the end of a file");
+        int bare = open(path, O_RDWR | O_DIRECT);
+        if (bare >= 0) {
+            unsigned char *aligned = aligned_alloc(PAGE, 8 << 20);
+            memset(aligned, 4, 8 << 20); press();
+            must(pwrite(bare, aligned, 8 << 20, 0) == 8 << 20, "pwrite, O_DIRECT");
+            memset(aligned, 0, 8 << 20); press();
+            must(pread(bare, aligned, 1 << 20, 0) == 1 << 20, "pread, O_DIRECT");
+            all(aligned, 1 << 20, 4, "O_DIRECT");
+        }
+        unlink(path);"#,
+    );
+}
+
+/// The kernel ends a program whose fault cannot be signalled.
+#[test]
+fn blocking_every_signal_is_no_end() {
+    works(
+        "masks",
+        "static unsigned char *data; static volatile int handled;
+        static void on_signal(int number) { handled += number > 0; press(); all(data, 4 << 20, 8, \"in a handler\"); }
+        static void *blind(void *unused) {
+            (void)unused;
+            sigset_t every;
+            sigfillset(&every);
+            must(pthread_sigmask(SIG_SETMASK, &every, NULL) == 0, \"pthread_sigmask\");
+            press();
+            all(data, 4 << 20, 8, \"all signals blocked\");
+            must(direct(SYS_pread64, open(\"/proc/self/exe\", O_RDONLY), (long)away(1), 1000, 0, 0, 0) == 1000, \"pread64\");
+            return NULL;
+        }",
+        r#"
+        pthread_t thread;
+        data = away_filled(4 << 20, 8);
+        must(pthread_create(&thread, NULL, blind, NULL) == 0 && pthread_join(thread, NULL) == 0, "thread");
+        struct sigaction action = {.sa_handler = on_signal};
+        sigfillset(&action.sa_mask);
+        must(sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
+        for (int turn = 0; turn < 3; turn++) { press(); raise(SIGUSR1); }
+        sigset_t every, before;
+        sigfillset(&every);
+        must(sigprocmask(SIG_SETMASK, &every, &before) == 0, "sigprocmask");
+        press();
+        all(data, 4 << 20, 8, "sigprocmask");
+        uint64_t mask = ~0ull;
+        direct(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, 8, 0, 0);
+        press();
+        all(data, 4 << 20, 8, "rt_sigprocmask");
+        kill(getpid(), SIGUSR1);
+        sigdelset(&every, SIGUSR1);
+        sigsuspend(&every);
+        must(handled == 4, "sigsuspend");
+        must(sigprocmask(SIG_SETMASK, &before, NULL) == 0, "sigprocmask");
+        stack_t stack = {.ss_sp = malloc(1 << 16), .ss_size = 1 << 16}, found;
+        must(sigaltstack(&stack, NULL) == 0 && sigaltstack(NULL, &found) == 0 && found.ss_sp == stack.ss_sp, "sigaltstack");
+        press();
+        all(data, 4 << 20, 8, "on another stack");"#,
+    );
+}
+
+/// The program's own wishes for the signals that we use.
+#[test]
+fn the_programs_own_handlers_for_our_signals_are_kept() {
+    works(
+        "wishes",
+        "static volatile int seen; static sigjmp_buf out;
+        static void on_sys(int number, siginfo_t *info, void *context) { (void)number, (void)context; seen += info->si_code == SI_TKILL || info->si_code == SI_USER; }
+        static void on_bus(int number) { (void)number; siglongjmp(out, 1); }",
+        r#"
+        struct sigaction action = {.sa_sigaction = on_sys, .sa_flags = SA_SIGINFO}, found;
+        must(sigaction(SIGSYS, &action, NULL) == 0, "sigaction");
+        unsigned char *data = away_filled(4 << 20, 8);
+        raise(SIGSYS);
+        must(seen == 1, "SIGSYS before");
+        must(sigaction(SIGSYS, NULL, &found) == 0 && found.sa_sigaction == on_sys, "remembered");
+        must(signal(SIGBUS, on_bus) != SIG_ERR, "signal");
+        char path[] = "/tmp/aquifer-e2e-wishes-XXXXXX";
+        int file = mkstemp(path);
+        must(ftruncate(file, PAGE) == 0, "ftruncate");
+        volatile char *behind = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, file, 0);
+        for (volatile int turn = 0; turn < 3; turn++) {
+            if (!sigsetjmp(out, 1)) { char lost = behind[PAGE]; (void)lost; return 9; }
+            press();
+            all(data, 4 << 20, 8, "after a SIGBUS of the program's own");
+        }
+        unlink(path);"#,
+    );
+}
+
+/// Our wrappers, and trapped calls, end a cancelled thread as the C library's would; what they held is let go.
+#[test]
+fn a_waiting_thread_can_be_cancelled() {
+    works(
+        "cancel",
+        "static int ends[2], pair[2], cleaned; static unsigned char *far;
+        static void clean(void *unused) { (void)unused; __atomic_add_fetch(&cleaned, 1, __ATOMIC_SEQ_CST); }
+        static void *waiter(void *kind) {
+            pthread_cleanup_push(clean, NULL);
+            char near[16];
+            struct pollfd one = {.fd = ends[0], .events = POLLIN};
+            switch ((long)kind) {
+            case 0: (void)!read(ends[0], near, sizeof near); break;
+            case 1: (void)!read(ends[0], far, 1 << 20); break;
+            case 2: poll(&one, 1, -1); break;
+            case 3: recv(pair[0], far, 1 << 20, 0); break;
+            case 4: { struct iovec in = {far, 100}; struct msghdr message = {.msg_iov = &in, .msg_iovlen = 1};
+                      recvmsg(pair[0], &message, 0); break; }
+            case 5: pause(); break;
+            case 6: { struct timespec long_time = {100, 0}; nanosleep(&long_time, NULL); break; }
+            case 7: { struct timespec *long_time = (struct timespec *)far; long_time->tv_sec = 100; long_time->tv_nsec = 0;
+                      nanosleep(long_time, NULL); break; }
+            default: for (;;) pthread_testcancel();
+            }
+            pthread_cleanup_pop(0);
+            return NULL;
+        }",
+        r#"
+        must(pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "pipe");
+        far = away(8 << 20);
+        for (int turn = 0; turn < 40; turn++)
+            for (long kind = 0; kind < 9; kind++) {
+                pthread_t thread; void *result;
+                must(pthread_create(&thread, NULL, waiter, (void *)kind) == 0, "pthread_create");
+                usleep(turn % 4 * 700);
+                must(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0, "pthread_join");
+                must(result == PTHREAD_CANCELED, "cancelled");
+            }
+        press();
+        must(cleaned == 360, "cleaned up");"#,
+    );
+}
+
+/// siglongjmp out of a wait leaves no trace, however often it is done.
+#[test]
+fn a_wait_can_be_left_by_a_jump() {
+    works(
+        "jump",
+        "static sigjmp_buf out; static void on_alarm(int number) { (void)number; siglongjmp(out, 1); }",
+        r#"
+        int ends[2];
+        must(pipe(ends) == 0 && signal(SIGVTALRM, on_alarm) != SIG_ERR && signal(SIGUSR1, on_alarm) != SIG_ERR, "setup");
+        unsigned char *far = away(16 << 20);
+        timer_t timer;
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+        must(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0, "timer_create");
+        for (volatile int turn = 0; turn < 3000; turn++) {
+            struct itimerspec soon = {.it_value.tv_nsec = 200000};
+            if (sigsetjmp(out, 1)) continue;
+            must(timer_settime(timer, 0, &soon, NULL) == 0, "timer_settime");
+            if (turn % 2) (void)!read(ends[0], far + turn * 4096 % (15 << 20), 100000);
+            else direct(SYS_read, ends[0], (long)far + turn * 4096 % (15 << 20), 100000, 0, 0, 0);
+            return 9;
+        }
+        alarm(0);
+        far = away_filled(16 << 20, 7);
+        press();
+        all(far, 16 << 20, 7, "afterwards");
+        must(write(ends[1], far, 1000) == 1000 && read(ends[0], away(1), 1000) == 1000, "pipe");"#,
+    );
+}
+
+/// Refused by its number, never by a transfer that fails later.
+#[test]
+fn io_uring_is_there_or_refused() {
+    works(
+        "rings",
+        "",
+        r#"
+        away(1);
+        char parameters[120] = {0};
+        long ring = syscall(SYS_io_uring_setup, 4, parameters);
+        must(ring >= 0 || errno == ENOSYS || errno == EPERM, "io_uring_setup");"#,
+    );
+}

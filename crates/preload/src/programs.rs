@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Starting programs: their names and words must be there when another process, which shares our memory and whose
+//! calls do not trap, hands them to the kernel.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::{c_char, c_int};
+
+use crate::calls::{Caller, in_libcs_manner};
+use crate::next;
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
+}
+
+type Words = *const *const c_char;
+
+/// Declares one of the posix_spawn(3) family.
+macro_rules! spawn {
+    ($name:ident) => {
+        #[doc = concat!(stringify!($name), "(3).")]
+        ///
+        /// # Safety
+        /// As its manual page says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            pid: *mut libc::pid_t,
+            path: *const c_char,
+            actions: *const libc::posix_spawn_file_actions_t,
+            attributes: *const libc::posix_spawnattr_t,
+            words: *const *mut c_char,
+            environment: *const *mut c_char,
+        ) -> c_int {
+            // SAFETY: the symbol is libc's.
+            let Some(spawn) = (unsafe { next::$name() }) else { return libc::ENOSYS };
+            // SAFETY: the caller's promise.
+            unsafe {
+                Caller::with_strings(path as usize, words as usize, environment as usize, || {
+                    spawn(pid, path, actions, attributes, words, environment)
+                })
+            }
+        }
+    };
+}
+
+spawn!(posix_spawn);
+spawn!(posix_spawnp);
+
+/// execve(2).
+///
+/// # Safety
+/// As execve(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: Words) -> c_int {
+    let args = [path as usize, words as usize, environment as usize, 0, 0, 0];
+    // SAFETY: the caller's promise.
+    in_libcs_manner(unsafe { Caller::trapped().call(libc::SYS_execve, args) }) as c_int
+}
+
+/// execv(3).
+///
+/// # Safety
+/// As execv(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
+    // SAFETY: the caller's promise; the environment is the C library's.
+    unsafe { execve(path, words, environ) }
+}
+
+/// execvpe(3).
+///
+/// # Safety
+/// As execvpe(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(file: *const c_char, words: Words, environment: Words) -> c_int {
+    // SAFETY: the caller's promise; the symbol is libc's.
+    unsafe {
+        Caller::with_strings(file as usize, words as usize, environment as usize, || {
+            next::execvpe().map_or(-1, |execvpe| execvpe(file, words, environment))
+        })
+    }
+}
+
+/// execvp(3).
+///
+/// # Safety
+/// As execvp(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(file: *const c_char, words: Words) -> c_int {
+    // SAFETY: the caller's promise; the environment is the C library's.
+    unsafe { execvpe(file, words, environ) }
+}
+
+/// The words that system(3) and popen(3) will have, as far as they are the program's.
+///
+/// # Safety
+/// `command` is null or ends in NUL.
+unsafe fn with_command<T>(command: *const c_char, call: impl FnOnce() -> T) -> T {
+    let words = [command, std::ptr::null()];
+    // SAFETY: the caller's promise; the environment is the C library's.
+    unsafe { Caller::with_strings(0, words.as_ptr() as usize, environ as usize, call) }
+}
+
+/// system(3).
+///
+/// # Safety
+/// As system(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
+    // SAFETY: the caller's promise; the symbol is libc's.
+    unsafe { with_command(command, || next::system().map_or(-1, |system| system(command))) }
+}
+
+/// popen(3).
+///
+/// # Safety
+/// As popen(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut libc::FILE {
+    // SAFETY: the caller's promise; the symbol is libc's.
+    unsafe { with_command(command, || next::popen().map_or(std::ptr::null_mut(), |popen| popen(command, kind))) }
+}
