@@ -11,15 +11,6 @@ use crate::run::{Ended, managed, run};
 
 /// All parts of the torture program.
 pub const PARTS_ALL: &str = "llltkvmapfs";
-/// The parts for runs in which signals serve big allocations: without kernel structures (raw system calls
-/// cannot be caught) and vectors (which come back short).
-pub const PARTS_SIGNAL: &str = "llltmapfs";
-
-/// The parts that must be right under a delivery.
-pub fn parts(delivery: &str) -> &'static str {
-    if delivery == "listener" { PARTS_ALL } else { PARTS_SIGNAL }
-}
-
 /// One way to run.
 #[derive(Clone, Debug)]
 pub struct Setting {

@@ -8,7 +8,7 @@
 //! that does everything runs under every value of every setting; combinations beyond these are
 //! `torture-sweep`'s. Each run is short; all of them together take some two minutes on two CPUs.
 
-use aquifer_e2e::matrix::{PARTS_ALL, PARTS_SIGNAL, Setting, parts};
+use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 
 /// Seconds of torture in each run.
 const SECONDS: u64 = 2;
@@ -33,7 +33,7 @@ fn the_program_is_right_without_us() {
 fn every_delivery_with_every_exchange() {
     for (seed, delivery) in ["auto", "signal", "listener"].into_iter().enumerate() {
         for exchange in ["move", "copy"] {
-            all_right(&Setting { delivery, exchange, ..Setting::PLAIN }, seed as u64, parts(delivery));
+            all_right(&Setting { delivery, exchange, ..Setting::PLAIN }, seed as u64, PARTS_ALL);
         }
     }
 }
@@ -41,7 +41,7 @@ fn every_delivery_with_every_exchange() {
 #[test]
 fn every_policy() {
     for (seed, policy) in ["s3fifo", "clock", "lru", "fifo"].into_iter().enumerate() {
-        all_right(&Setting { policy, dram_mib: 24, ..Setting::PLAIN }, 10 + seed as u64, PARTS_SIGNAL);
+        all_right(&Setting { policy, dram_mib: 24, ..Setting::PLAIN }, 10 + seed as u64, PARTS_ALL);
     }
 }
 
@@ -49,7 +49,7 @@ fn every_policy() {
 fn every_block_size() {
     for (seed, block) in ["4KiB", "16KiB", "128KiB", "512KiB", "2MiB", "auto"].into_iter().enumerate() {
         let delivery = if seed % 2 == 0 { "auto" } else { "listener" };
-        all_right(&Setting { block, delivery, ..Setting::PLAIN }, 20 + seed as u64, parts(delivery));
+        all_right(&Setting { block, delivery, ..Setting::PLAIN }, 20 + seed as u64, PARTS_ALL);
     }
 }
 
@@ -57,7 +57,7 @@ fn every_block_size() {
 fn the_smallest_budget_on_a_disk() {
     for (seed, prefetch) in ["on", "off"].into_iter().enumerate() {
         let setting = Setting { tier: "flash:", dram_mib: 16, prefetch, footprint_mib: 100, ..Setting::PLAIN };
-        all_right(&setting, 30 + seed as u64, PARTS_SIGNAL);
+        all_right(&setting, 30 + seed as u64, PARTS_ALL);
     }
 }
 
@@ -69,5 +69,5 @@ fn a_larger_footprint_on_a_disk() {
 
 #[test]
 fn blocks_of_two_megabytes_in_the_smallest_budget() {
-    all_right(&Setting { block: "2MiB", dram_mib: 16, ..Setting::PLAIN }, 50, PARTS_SIGNAL);
+    all_right(&Setting { block: "2MiB", dram_mib: 16, ..Setting::PLAIN }, 50, PARTS_ALL);
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::matrix::{PARTS_SIGNAL, Setting};
+use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::run::{Ended, aquifer, managed, run, start, stats};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -55,7 +55,7 @@ int main(void) {
 "#;
 
 fn small(name: &str, body: &str) -> Option<PathBuf> {
-    let prologue = "#define _GNU_SOURCE\n#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <sys/mman.h>\n\
+    let prologue = "#define _GNU_SOURCE\n#include <errno.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <sys/mman.h>\n\
                     #include <time.h>\n#include <unistd.h>\n\
                     static char *touch(size_t mib) { char *start = malloc(mib << 20); \
                     for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); return start; }\n";
@@ -129,7 +129,7 @@ fn after_any_number_of_operations_it_is_right_or_a_loud_end() {
     for after in [0, 1, 2, 3, 10, 100, 300, 700, 1500, 4000] {
         for on in ["read", "write"] {
             let tier = format!("failing:after={after},on={on}:dram:");
-            let Some(ended) = setting.torture_with(&["--tier", &tier], after, 1, PARTS_SIGNAL) else { return };
+            let Some(ended) = setting.torture_with(&["--tier", &tier], after, 1, PARTS_ALL) else { return };
             // 1 is the torture program's word for a system call that fails on a lost buffer: an error, and loud.
             // 113 is the pager's, when a block that is lost is in the way of what the program asks for.
             let loud = matches!(ended.status, Some(1 | 113 | 135)) && !ended.said().is_empty();
@@ -180,9 +180,8 @@ fn a_kill_leaves_nothing_behind() {
 #[test]
 fn two_instances_do_not_meet() {
     std::thread::scope(|scope| {
-        let runs = [1, 2].map(|seed| {
-            scope.spawn(move || Setting { tier: "flash:", ..Setting::PLAIN }.torture(seed, 2, PARTS_SIGNAL))
-        });
+        let runs = [1, 2]
+            .map(|seed| scope.spawn(move || Setting { tier: "flash:", ..Setting::PLAIN }.torture(seed, 2, PARTS_ALL)));
         for run in runs {
             if let Some(ended) = run.join().expect("no panic") {
                 ended.expect(0);
@@ -266,6 +265,59 @@ fn an_idle_program_uses_no_cpu() {
         }
         let used: u64 = ended.expect(0).stdout.trim().parse().expect("microseconds");
         assert!(used < most_us, "{tier} {used} us of CPU in 2 s of sleep");
+    }
+}
+
+/// What is locked stays, up to half the budget, and the rest goes on leaving. More is ENOMEM, and so is a promise
+/// for memory that is yet to come: granted, it took every frame, and the program ended.
+#[test]
+fn memory_is_locked_up_to_half_the_budget() {
+    let body = "char *start = touch(80); size_t mib = 1 << 20;\
+        if (mlock(start, 60 * mib) != -1 || errno != ENOMEM) return 2;\
+        if (mlockall(MCL_CURRENT) != -1 || errno != ENOMEM) return 3;\
+        if (mlockall(MCL_CURRENT | MCL_FUTURE) != -1 || errno != ENOMEM) return 4;\
+        if (mlock(start + 10 * mib, 6 * mib)) { perror(\"mlock\"); return 5; }\
+        if (mlock(start + 20 * mib, 4 * mib)) { perror(\"mlock\"); return 5; }\
+        if (mlock(start + 40 * mib, 4 * mib) != -1 || errno != ENOMEM) return 6;\
+        for (int turn = 0; turn < 4; turn++) {\
+            for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 7;\
+            static unsigned char there[6 << 8];\
+            if (mincore((void *)((size_t)(start + 10 * mib) & ~4095ul), 6 * mib, there)) return 8;\
+            for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 9;\
+        }\
+        if (munlock(start + 10 * mib, 14 * mib) || mlock(start + 40 * mib, 8 * mib)) { perror(\"again\"); return 10; }\
+        if (munlockall() || mlock(start + 60 * mib, 8 * mib)) { perror(\"munlockall\"); return 11; }\
+        free(start); start = touch(80); if (mlock(start, 8 * mib)) return 12;\
+        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 13;\
+        return 0;";
+    let Some(program) = small("half-locked", body) else { return };
+    for delivery in ["signal", "listener"] {
+        for exchange in ["move", "copy"] {
+            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+            let ended = run(managed(&words, &program, &[]), LIMIT);
+            assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}", ended.stderr);
+        }
+    }
+}
+
+/// Locked before the pager starts, it stays locked afterwards; and MCL_FUTURE ends nothing.
+#[test]
+fn memory_locked_early_stays() {
+    let body = "size_t mib = 1 << 20; char *first = touch(8);\
+        if (mlockall(MCL_FUTURE) != -1 || errno != ENOMEM) return 2;\
+        if (mlock(first, 8 * mib)) { perror(\"mlock\"); return 3; }\
+        char *start = touch(80);\
+        static unsigned char there[8 << 8];\
+        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 4;\
+        if (mincore((void *)((size_t)first & ~4095ul), 8 * mib, there)) return 5;\
+        for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 6;\
+        for (size_t at = 0; at < 8 * mib; at += 64) if (first[at] != (char)(at >> 12 | 1)) return 7;\
+        return 0;";
+    let Some(program) = small("early-locked", body) else { return };
+    for delivery in ["signal", "listener"] {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
     }
 }
 

@@ -290,6 +290,11 @@ impl Adopter {
         true
     }
 
+    /// Whether any of `start..start + len` is locked, since the pager has started.
+    pub fn is_locked(&self, start: usize, len: usize) -> bool {
+        self.pager().is_some_and(|pager| pager.is_locked(start, len))
+    }
+
     /// Before mlockall(2) of what there is. False when that would be more than may be locked.
     pub fn lock_all(&self) -> bool {
         let _inside = Inside::enter();

@@ -59,6 +59,8 @@ struct Slot {
 pub(crate) struct Holds {
     slots: [Slot; HOLDS_MOST],
     used: AtomicU32,
+    /// Slots from here on have never been used. Only grows.
+    ever_used: AtomicUsize,
     calls_pages: AtomicU64,
     locked_pages: AtomicU64,
 }
@@ -68,6 +70,7 @@ impl Holds {
         Self {
             slots: std::array::from_fn(|_| Slot::default()),
             used: AtomicU32::new(0),
+            ever_used: AtomicUsize::new(0),
             calls_pages: AtomicU64::new(0),
             locked_pages: AtomicU64::new(0),
         }
@@ -79,9 +82,14 @@ impl Holds {
             return false;
         }
         let end = pages.start + u64::from(pages.count);
-        self.slots
+        self.known()
             .iter()
             .any(|slot| slot.end.load(Ordering::SeqCst) > pages.start && slot.start.load(Ordering::SeqCst) < end)
+    }
+
+    /// The slots that can be in use.
+    fn known(&self) -> &[Slot] {
+        &self.slots[..self.ever_used.load(Ordering::SeqCst)]
     }
 
     fn account(&self, owner: usize) -> &AtomicU64 {
@@ -91,6 +99,7 @@ impl Holds {
     fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
         let free = |slot: &&Slot| slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         let index = self.slots.iter().position(|slot| free(&slot))?;
+        self.ever_used.fetch_max(index + 1, Ordering::SeqCst);
         let slot = &self.slots[index];
         self.used.fetch_add(1, Ordering::SeqCst);
         self.account(owner).fetch_add(weight, Ordering::SeqCst);
@@ -114,7 +123,7 @@ impl Holds {
         if self.used.load(Ordering::SeqCst) == 0 {
             return;
         }
-        for (index, slot) in self.slots.iter().enumerate() {
+        for (index, slot) in self.known().iter().enumerate() {
             let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));
             if slot.owner.load(Ordering::SeqCst) == owner && below < ABANDONED_BYTES {
                 self.release(index);
@@ -279,7 +288,7 @@ impl Pager {
     pub(crate) fn keep_signal_stack(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let owner = thread_slot::token();
-        for (index, slot) in self.holds.slots.iter().enumerate() {
+        for (index, slot) in self.holds.known().iter().enumerate() {
             let frame = slot.frame.load(Ordering::SeqCst);
             if slot.owner.load(Ordering::SeqCst) == owner && frame == SIGNAL_STACK {
                 self.holds.release(index);
@@ -295,7 +304,7 @@ impl Pager {
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
-        for index in 0..HOLDS_MOST {
+        for index in 0..self.holds.known().len() {
             let slot = &self.holds.slots[index];
             let (from, to) = (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst));
             if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
@@ -313,7 +322,7 @@ impl Pager {
     /// Whether any of `start..start + len` is locked.
     pub(crate) fn is_locked(&self, start: usize, len: usize) -> bool {
         let (start, end) = page_range(start, len);
-        self.holds.slots.iter().any(|slot| {
+        self.holds.known().iter().any(|slot| {
             slot.owner.load(Ordering::SeqCst) == LOCKED
                 && slot.end.load(Ordering::SeqCst) > start
                 && slot.start.load(Ordering::SeqCst) < end

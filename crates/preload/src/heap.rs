@@ -175,7 +175,10 @@ extern "C" fn purge(
     // SAFETY: jemalloc says that nothing of value is in the range.
     let empty = || unsafe { drop_pages(start, len) }.is_err();
     match instance_inside() {
-        Some(instance) => instance.adopter.discard(start, len, empty),
+        Some(instance) => {
+            crate::locks::forget(&instance.adopter, start, len);
+            instance.adopter.discard(start, len, empty)
+        }
         None => empty(),
     }
 }

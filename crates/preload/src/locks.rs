@@ -8,6 +8,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use aquifer_pager::Adopter;
 use aquifer_sys::raw::syscall;
 
 use crate::calls::in_libcs_manner;
@@ -39,6 +40,14 @@ pub fn unlock(args: [usize; 6]) -> isize {
         instance.adopter.unlock(args[0], args[1]);
     }
     kernel(libc::SYS_munlock, args)
+}
+
+/// Unlocks what the program has freed without unlocking it: the C library would have unmapped it.
+pub fn forget(adopter: &Adopter, start: usize, len: usize) {
+    if adopter.is_locked(start, len) {
+        adopter.unlock(start, len);
+        kernel(libc::SYS_munlock, [start, len, 0, 0, 0, 0]);
+    }
 }
 
 /// mlockall(2), in the kernel's manner. The kernel would lock the pager's own frames, too, so it is only asked
