@@ -436,8 +436,8 @@ fn a_wait_can_be_left_by_a_jump() {
             struct itimerspec soon = {.it_value.tv_nsec = 200000};
             if (sigsetjmp(out, 1)) continue;
             must(timer_settime(timer, 0, &soon, NULL) == 0, "timer_settime");
-            if (turn % 2) (void)!read(ends[0], far + turn * 4096 % (15 << 20), 100000);
-            else direct(SYS_read, ends[0], (long)far + turn * 4096 % (15 << 20), 100000, 0, 0, 0);
+            if (turn % 2) (void)!read(ends[0], far + turn * (40ul << 10) % (15 << 20), 10000);
+            else direct(SYS_read, ends[0], (long)(far + turn * (40ul << 10) % (15 << 20)), 10000, 0, 0, 0);
             return 9;
         }
         alarm(0);
