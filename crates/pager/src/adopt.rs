@@ -11,7 +11,7 @@
 //! so that no handler of the program can come back here on the same thread.
 
 use std::io;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_stats::{Counter, Counters, Gauge};
 use aquifer_sys::pagemap;
+use aquifer_sys::rings;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd::mode;
@@ -47,6 +48,9 @@ pub struct Adopter {
     /// The addresses between which every mapping with signal delivery lies; only ever grows.
     signal_low: AtomicUsize,
     signal_high: AtomicUsize,
+    /// The program had an io_uring when the pager started. It reads and writes when no call is to be seen, so all
+    /// memory gets listener delivery where that can be had.
+    rings: AtomicBool,
 }
 
 struct State {
@@ -74,6 +78,7 @@ impl Adopter {
             budget_bytes,
             signal_low: AtomicUsize::new(usize::MAX),
             signal_high: AtomicUsize::new(0),
+            rings: AtomicBool::new(false),
         }
     }
 
@@ -114,6 +119,8 @@ impl Adopter {
     /// The budget has come near: from now on faults are ours.
     fn start(&self, state: &mut State) {
         let Some(settings) = state.settings.take() else { return };
+        // Looked for before the pager makes rings of its own.
+        let with_rings = rings::are_there();
         let pager = match Pager::start(settings, self.counters) {
             Ok(pager) => pager,
             Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
@@ -121,6 +128,7 @@ impl Adopter {
         if let Err(errno) = signal::install(pager) {
             abort(&["cannot install the fault handler (", errno.name(), ")"]);
         }
+        self.rings.store(with_rings, Ordering::Relaxed);
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
         self.register(pager, &std::mem::take(&mut state.waiting));
@@ -134,7 +142,11 @@ impl Adopter {
         let mut engine = pager.engine();
         for range in ranges {
             let (start, len) = (range.start, range.end - range.start);
-            let delivery = if pager.listener_uffd().is_some() { range.delivery } else { Delivery::Signal };
+            let delivery = match pager.listener_uffd() {
+                None => Delivery::Signal,
+                Some(_) if self.rings.load(Ordering::Relaxed) => Delivery::Listener,
+                Some(_) => range.delivery,
+            };
             if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
                 drop(engine);
                 let size = Number::new(len as u64 >> 10);

@@ -240,7 +240,14 @@ impl Caller {
             unsafe { self.raw(number, [args[0], entry.iov_base as usize, entry.iov_len, fourth, args[4], args[5]]) }
         };
         // SAFETY: the caller's promise.
-        unsafe { self.transfer(adopter, args[0], &entries, reads, &also, || self.raw(number, args), part) }
+        unsafe {
+            self.transfer(
+                adopter,
+                &Memory { descriptor: args[0], entries: &entries, reads, also: &also },
+                || self.raw(number, args),
+                part,
+            )
+        }
     }
 
     unsafe fn vector(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
@@ -259,7 +266,14 @@ impl Caller {
             unsafe { self.raw(number, args) }
         };
         // SAFETY: as above.
-        unsafe { self.transfer(adopter, args[0], entries.list(), reads, &also, || self.raw(number, args), part) }
+        unsafe {
+            self.transfer(
+                adopter,
+                &Memory { descriptor: args[0], entries: entries.list(), reads, also: &also },
+                || self.raw(number, args),
+                part,
+            )
+        }
     }
 
     unsafe fn message(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
@@ -289,21 +303,25 @@ impl Caller {
             result
         };
         // SAFETY: as above.
-        unsafe { self.transfer(adopter, args[0], entries.list(), reads, &also, || self.raw(number, args), part) }
+        unsafe {
+            self.transfer(
+                adopter,
+                &Memory { descriptor: args[0], entries: entries.list(), reads, also: &also },
+                || self.raw(number, args),
+                part,
+            )
+        }
     }
 
-    /// A transfer between a descriptor and `entries`. `whole` is the program's own call; `part` does the same for
-    /// other memory, so many bytes further on; `also` is what both touch besides.
+    /// A transfer. `whole` is the program's own call; `part` does the same for other memory, so many bytes further on.
     unsafe fn transfer(
         &self,
         adopter: &Adopter,
-        descriptor: usize,
-        entries: &[libc::iovec],
-        reads: bool,
-        also: &[(usize, usize)],
+        memory: &Memory<'_>,
         whole: impl Fn() -> isize,
         part: impl Fn(&[libc::iovec], usize) -> isize,
     ) -> isize {
+        let &Memory { descriptor, entries, reads, also } = memory;
         let far = |(start, len): (usize, usize)| adopter.may_need_signal(start, len);
         let payload = |entry: &libc::iovec| (entry.iov_base as usize, entry.iov_len);
         if !entries.iter().map(payload).chain(also.iter().copied()).any(far) {
@@ -336,6 +354,16 @@ impl Caller {
         // SAFETY: the caller's promise.
         unsafe { bounce::through(entries, reads, whole_message, part) }
     }
+}
+
+/// What a transfer is about.
+struct Memory<'a> {
+    descriptor: usize,
+    entries: &'a [libc::iovec],
+    /// Whether the entries are filled.
+    reads: bool,
+    /// Structures that the call touches besides: address and length.
+    also: &'a [(usize, usize)],
 }
 
 /// `struct sockaddr_storage`.

@@ -130,7 +130,7 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
                 mappings::advise(address(), args[1], args[2] as c_int) as isize
             }
             libc::SYS_mremap if managed(args[0], args[1]) => {
-                mappings::remap(address(), args[1], args[2], args[3] as c_int, args[4]) as isize
+                mappings::remap(address(), args[1], args[2], args[3] as c_int, args[4])
             }
             libc::SYS_mlock => return Some(locks::lock(libc::SYS_mlock, args)),
             libc::SYS_mlock2 => return Some(locks::lock(libc::SYS_mlock2, args)),

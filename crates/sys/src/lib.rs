@@ -16,6 +16,7 @@ pub mod pagemap;
 pub mod pagemap_scan;
 pub mod probe;
 pub mod raw;
+pub mod rings;
 pub mod shared_segment;
 pub mod signals;
 pub mod thread_slot;
