@@ -5,7 +5,7 @@
 //!
 //! The rule: memory that the kernel may touch unasked (small objects with futexes, event arrays, stdio
 //! buffers) needs a listener. Big arrays are touched by the program's own loads and stores, and by system
-//! calls that our wrappers see; the faulting thread serves those itself, which is faster.
+//! calls that we see before the kernel; the faulting thread serves those itself, which is faster.
 
 use aquifer_core::map::Delivery;
 
