@@ -456,7 +456,9 @@ fn io_uring_works_or_is_refused() {
     works(
         "rings",
         "#include <linux/io_uring.h>
-        static struct io_uring_params parameters; static char *submissions, *completions; static struct io_uring_sqe *entries;
+        static struct io_uring_params parameters;
+        static char *submissions, *completions;
+        static struct io_uring_sqe *entries;
         static int make(void) {
             int ring = (int)direct(SYS_io_uring_setup, 4, (long)&parameters, 0, 0, 0, 0);
             if (ring < 0) return ring;
@@ -467,7 +469,8 @@ fn io_uring_works_or_is_refused() {
             return ring;
         }
         static long transfer(int ring, int file, void *buffer, unsigned len) {
-            entries[0] = (struct io_uring_sqe){.opcode = IORING_OP_READ, .fd = file, .addr = (uint64_t)buffer, .len = len};
+            entries[0] = (struct io_uring_sqe){.opcode = IORING_OP_READ, .fd = file, .len = len};
+            entries[0].addr = (uint64_t)buffer;
             ((unsigned *)(submissions + parameters.sq_off.array))[0] = 0;
             ((unsigned *)(submissions + parameters.sq_off.array))[1] = 0;
             __atomic_add_fetch((unsigned *)(submissions + parameters.sq_off.tail), 1, __ATOMIC_RELEASE);
