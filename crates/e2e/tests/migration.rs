@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_e2e::matrix::{Setting, parts};
+use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
@@ -49,7 +49,7 @@ fn every_byte_is_right_while_pages_migrate() {
         for (seed, delivery) in ["auto", "listener", "auto"].into_iter().enumerate() {
             let tier = if seed == 2 { "flash:" } else { "dram:" };
             let setting = Setting { delivery, tier, exchange: "move", ..Setting::PLAIN };
-            if let Some(ended) = setting.torture(70 + seed as u64, 8, parts(delivery)) {
+            if let Some(ended) = setting.torture(70 + seed as u64, 8, PARTS_ALL) {
                 assert_eq!(ended.status, Some(0), "{setting:?}:\n{}", ended.stderr);
             }
         }
