@@ -187,6 +187,11 @@ impl FramePool {
         pages - spent
     }
 
+    /// Pages of the budget that are unspent.
+    pub fn credit_pages(&self) -> u64 {
+        self.credit_pages
+    }
+
     /// Pages that could be had without evicting anything.
     pub fn free_pages(&self) -> u64 {
         self.filled_pages + self.credit_pages

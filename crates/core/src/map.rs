@@ -8,6 +8,9 @@
 //! region's slots in address order. So neighbours in memory are neighbours on the medium, a block's slot
 //! follows from its place, and a region can change its block size without moving a byte.
 //!
+//! A region's indices count *units*, the smallest blocks that it can have, and a block has the index of its
+//! first unit. So a change of the block size renames nothing and allocates nothing: it may be made by a fault.
+//!
 //! Only [`BlockMap::insert`] and [`BlockMap::remove`] allocate; neither runs on the fault path.
 
 use std::collections::BTreeMap;
@@ -44,7 +47,9 @@ pub struct Mapping {
 pub struct Region {
     /// The block size here.
     pub order: Order,
-    /// Its blocks are `first..first + (512 >> order)`.
+    /// The smallest block size that it can change to.
+    pub unit: Order,
+    /// Its units are `first..first + (512 >> unit)`.
     pub first: u32,
     /// The first page, on the mapping's grid; may lie before the mapping's own start.
     pub start: u64,
@@ -63,7 +68,7 @@ pub struct BlockMap {
     regions: Vec<Region>,
     free_regions: Vec<u32>,
     blocks: Vec<Block>,
-    /// Free runs of block indices, by the exponent of the order that uses such runs.
+    /// Free runs of indices, by the exponent of the unit that uses such runs.
     free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
     guards: Vec<u64>,
     slabs_free: Vec<u32>,
@@ -92,6 +97,25 @@ impl Pages {
     }
 }
 
+impl Region {
+    /// The block that holds the page `within` the region.
+    fn block_at(&self, within: u32) -> BlockIndex {
+        let start = within >> self.order.exponent() << self.order.exponent();
+        BlockIndex(self.first + (start >> self.unit.exponent()))
+    }
+
+    /// How far apart the indices of neighbouring blocks are.
+    pub fn stride(&self) -> u32 {
+        1 << (self.order.exponent() - self.unit.exponent())
+    }
+
+    /// All its blocks, in address order.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockIndex> + use<> {
+        let end = self.first + (REGION_PAGES >> self.unit.exponent());
+        (self.first..end).step_by(self.stride() as usize).map(BlockIndex)
+    }
+}
+
 impl BlockMap {
     /// A map whose tier has room for `slabs` regions.
     pub fn new(slabs: u32) -> Self {
@@ -112,22 +136,23 @@ impl BlockMap {
     }
 
     fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
+        let unit = order.min(Order::UNIT);
         let region = self.free_regions.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
-            self.regions.push(Region { order, first: 0, start, clip, slab: NONE, delivery });
+            self.regions.push(Region { order, unit, first: 0, start, clip, slab: NONE, delivery });
             self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
             index
         });
         let guards = region as usize * REGION_PAGES as usize;
         self.guards[guards..guards + REGION_PAGES as usize].fill(0);
-        let first = self.new_run(region, order);
-        self.regions[region as usize] = Region { order, first, start, clip, slab: NONE, delivery };
+        let first = self.new_run(region, unit);
+        self.regions[region as usize] = Region { order, unit, first, start, clip, slab: NONE, delivery };
         region
     }
 
-    fn new_run(&mut self, region: u32, order: Order) -> u32 {
-        let len = REGION_PAGES >> order.exponent();
-        let first = self.free_runs[order.exponent()].pop().unwrap_or_else(|| {
+    fn new_run(&mut self, region: u32, unit: Order) -> u32 {
+        let len = REGION_PAGES >> unit.exponent();
+        let first = self.free_runs[unit.exponent()].pop().unwrap_or_else(|| {
             let first = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
             self.blocks.resize(self.blocks.len() + len as usize, Block::new(region));
             first
@@ -153,7 +178,7 @@ impl BlockMap {
         let offset = page - mapping.origin;
         let region = &self.regions[mapping.regions[(offset / u64::from(REGION_PAGES)) as usize] as usize];
         let within = (offset % u64::from(REGION_PAGES)) as u32;
-        Some(BlockIndex(region.first + (within >> region.order.exponent())))
+        Some(region.block_at(within))
     }
 
     /// The mapping that holds `page`.
@@ -227,32 +252,35 @@ impl BlockMap {
     }
 
     fn free_region(&mut self, region: u32) {
-        let Region { order, first, slab, .. } = self.regions[region as usize];
-        self.free_runs[order.exponent()].push(first);
+        let Region { unit, first, slab, .. } = self.regions[region as usize];
+        self.free_runs[unit.exponent()].push(first);
         if slab != NONE {
             self.slabs_free.push(slab);
         }
         self.free_regions.push(region);
     }
 
-    /// Gives the region blocks of `order`, all in the state `uniform`. Returns its old block indices,
-    /// which are free from now on. No block may be busy, hold a frame, or be in another state.
-    pub fn reorder(&mut self, region: u32, order: Order) -> std::ops::Range<u32> {
-        let Region { order: old, first, .. } = self.regions[region as usize];
-        let range = first..first + (REGION_PAGES >> old.exponent());
-        let state = self.blocks[first as usize].state;
-        assert!(range.clone().all(|index| {
-            let block = &self.blocks[index as usize];
-            block.state == state && block.frame == NONE
-        }));
-        let new = self.new_run(region, order);
-        self.free_runs[old.exponent()].push(first);
-        self.regions[region as usize].order = order;
-        self.regions[region as usize].first = new;
-        for index in new..new + (REGION_PAGES >> order.exponent()) {
-            self.blocks[index as usize].state = state;
+    /// The state of all blocks of the region, when it is the same Stored or Empty: only then may their size
+    /// change.
+    pub fn uniform(&self, region: u32) -> Option<State> {
+        let region = &self.regions[region as usize];
+        let state = self.block(region.blocks().next()?).state;
+        let same = region.blocks().all(|block| self.block(block).state == state);
+        (same && matches!(state, State::Stored | State::Empty)).then_some(state)
+    }
+
+    /// Gives the region blocks of `order`. It must be [`uniform`](Self::uniform).
+    pub fn reorder(&mut self, region: u32, order: Order) {
+        let state = self.uniform(region).expect("a region changes its block size when all blocks are away");
+        let entry = &mut self.regions[region as usize];
+        assert!(order >= entry.unit, "a block is not smaller than its region's unit");
+        let left = entry.blocks().map(|block| self.blocks[block.0 as usize].evicted_at).max().unwrap_or(0);
+        entry.order = order;
+        for block in entry.blocks() {
+            self.blocks[block.0 as usize] = Block::new(region);
+            self.blocks[block.0 as usize].state = state;
+            self.blocks[block.0 as usize].evicted_at = left;
         }
-        range
     }
 
     /// Slabs of the tier that belong to a region.
@@ -293,7 +321,7 @@ impl BlockMap {
     /// The pages of a block.
     pub fn pages(&self, index: BlockIndex) -> Pages {
         let region = self.region_of(index);
-        let start = region.start + u64::from((index.0 - region.first) << region.order.exponent());
+        let start = region.start + u64::from((index.0 - region.first) << region.unit.exponent());
         let end = (start + u64::from(region.order.pages())).min(region.clip.1);
         let start = start.max(region.clip.0);
         Pages { start, count: u32::try_from(end.saturating_sub(start)).expect("a block is at most 2 MiB") }
@@ -407,9 +435,9 @@ mod tests {
         let mut map = map();
         let region = map.block(map.find(1000).expect("managed")).region;
         map.slab_for(region);
-        map.reorder(region, Order::MIN);
+        map.reorder(region, Order::UNIT);
         let block = map.find(1033).expect("managed");
-        assert_eq!(map.pages(block), Pages { start: 1033, count: 1 });
-        assert_eq!(map.slot(block), Some(33 * PAGE_BYTES));
+        assert_eq!(map.pages(block), Pages { start: 1032, count: 4 });
+        assert_eq!(map.slot(block), Some(32 * PAGE_BYTES));
     }
 }

@@ -36,6 +36,9 @@ impl Order {
     pub const MAX: Order = Order(9);
     /// 128 KiB, the size that EMP chose as its default.
     pub const DEFAULT: Order = Order(5);
+    /// 16 KiB: the smallest block that an elastic region changes to. Smaller ones cost more memory to describe
+    /// than they save.
+    pub const UNIT: Order = Order(2);
 
     /// The order with `1 << exponent` pages; `None` above 2 MiB.
     pub const fn new(exponent: u8) -> Option<Order> {

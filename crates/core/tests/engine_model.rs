@@ -63,6 +63,7 @@ struct Start {
     policy: PolicyName,
     orders: [u8; 3],
     prefetch: bool,
+    elastic: bool,
     /// True: the tier has room for a part only.
     small_tier: bool,
     /// Percent of the pages that hold something before they are registered.
@@ -77,6 +78,7 @@ impl Start {
             policy: luck.one_of(&PolicyName::ALL),
             orders: luck.one_of(&[[5, 5, 5], [0, 2, 5], [7, 3, 0], [0, 0, 0], [5, 3, 5], [9, 5, 0]]),
             prefetch: luck.below(2) == 0,
+            elastic: luck.below(2) == 0,
             small_tier: luck.below(7) == 0,
             populated: if luck.below(4) == 0 { luck.below(100) } else { 0 },
             trouble: if luck.below(3) == 0 { Trouble::default() } else { trouble },
@@ -120,7 +122,7 @@ impl Stage {
         let budget = (largest * 8).max(1_536);
         let len = budget * 4 / 5 + 13;
         let slabs = if start.small_tier { 2 } else { 64 };
-        let mut world = World::new(start.policy, budget, slabs, start.prefetch);
+        let mut world = World::new(start.policy, budget, slabs, start.prefetch, start.elastic);
         let mut windows = Vec::new();
         for (index, order) in orders.into_iter().enumerate() {
             let from = 1_000 + index as u64 * 20_000;
@@ -224,7 +226,7 @@ fn history(seed: u64) {
 /// The slot is torn, and the guard of what it held before would call it clean.
 #[test]
 fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
-    let mut world = World::new(PolicyName::Fifo, 1_536, 64, false);
+    let mut world = World::new(PolicyName::Fifo, 1_536, 64, false, false);
     world.add(1_000, 1_000 + 8_000, Order::MIN, |_| None);
     let mut others = 1_001..9_000;
     let mut until = |world: &mut World, reached: &dyn Fn(&World) -> bool| {
@@ -253,7 +255,7 @@ fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
 /// A tier that takes nothing more must not keep the worker busy: an idle program uses no CPU.
 #[test]
 fn the_worker_rests_when_nothing_can_be_written_back() {
-    let mut world = World::new(PolicyName::S3Fifo, 1_536, 0, true);
+    let mut world = World::new(PolicyName::S3Fifo, 1_536, 0, true, true);
     world.add(1_000, 1_000 + 4_000, Order::MIN, |_| None);
     for page in 1_000..1_000 + 1_500 {
         world.alone(Access::Store { page, value: page as u32 });

@@ -74,6 +74,8 @@ pub struct Settings {
     pub dram_bytes: u64,
     /// Block size for new mappings.
     pub order: Order,
+    /// Whether regions may change their block size.
+    pub elastic: bool,
     /// Who chooses victims.
     pub policy: Box<dyn Policy>,
     /// Where cold blocks go.
@@ -165,7 +167,12 @@ impl Pager {
         let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
         let slabs = u32::try_from(settings.tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1);
         let engine = Engine::new(
-            engine::Settings { budget_pages, tier_slabs: slabs, prefetch: settings.prefetch },
+            engine::Settings {
+                budget_pages,
+                tier_slabs: slabs,
+                prefetch: settings.prefetch,
+                elastic: settings.elastic,
+            },
             settings.policy,
         );
         let pager = Box::leak(Box::new(Pager {

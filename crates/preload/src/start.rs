@@ -78,7 +78,9 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Ok(name) => aquifer_core::policy::build(name),
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
-    let settings = Settings { dram_bytes: config.dram_bytes, order, policy, tier, way, prefetch: config.prefetch };
+    let elastic = config.block == BlockSize::Auto;
+    let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
+    let settings = Settings { dram_bytes, order, elastic, policy, tier, way, prefetch };
     let adopter = Adopter::new(settings, counters);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         abort(&["cannot start: the library was started twice"]);

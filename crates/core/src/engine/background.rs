@@ -13,7 +13,7 @@
 use super::Engine;
 use crate::block::State;
 use crate::map::Pages;
-use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 /// Tasks in one plan at most. Enough that neighbours can be moved by one kernel call.
 pub const PLAN_MOST: usize = 64;
@@ -155,16 +155,13 @@ impl Ahead {
 }
 
 impl Engine {
-    /// Lets the prefetcher see a fault, and queues what it advises.
-    pub(super) fn look_ahead(&mut self, page: u64, block: BlockIndex, thread: ThreadIndex) {
-        if !self.settings.prefetch {
-            return;
-        }
-        if self.map.block(block).state == State::Resident {
-            return;
+    /// Lets the prefetcher see a fault, and queues what it advises. Returns whether a stream has come by.
+    pub(super) fn look_ahead(&mut self, page: u64, block: BlockIndex, thread: ThreadIndex) -> bool {
+        if !self.settings.prefetch || self.map.block(block).state == State::Resident {
+            return false;
         }
         let block_pages = self.map.region_of(block).order.pages();
-        let Some(mapping) = self.map.mapping_of(page) else { return };
+        let Some(mapping) = self.map.mapping_of(page) else { return false };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
         let shift = mapping.origin % u64::from(block_pages);
         let advice = self.prefetcher.fault(thread, page - shift, block_pages);
@@ -175,6 +172,7 @@ impl Engine {
                 self.ahead.push(Run { start, end, descending: run.descending });
             }
         }
+        advice.streams
     }
 
     /// Fills `plan` with what is to be done now, with at most `transfers` that may need the tier. Empty
@@ -205,6 +203,7 @@ impl Engine {
                 self.ahead.pop();
                 continue;
             };
+            let block = self.suit_stream(run.next().unwrap_or(run.start), block);
             let pages = self.map.pages(block);
             if self.frames.free_pages() < reserve + u64::from(self.weight(block)) {
                 return;
@@ -226,8 +225,7 @@ impl Engine {
         }
         let order = self.map.region_of(block).order;
         let Some(taken) = self.frames.take_filled(order) else {
-            let frame = self.frames.take_to_empty(order)?;
-            plan.tasks.push(Task::Empty { frame });
+            self.plan_room(order, plan);
             return None;
         };
         let slot = self.map.slot(block);
@@ -241,6 +239,16 @@ impl Engine {
             Task::Fill { block, pages, frame, fresh: taken.fresh }
         });
         Some(())
+    }
+
+    /// Gives frames of other sizes back to the kernel until there is credit for one of `order`.
+    fn plan_room(&mut self, order: Order, plan: &mut Plan) {
+        let mut missing = u64::from(order.pages()).saturating_sub(self.frames.credit_pages());
+        while missing > 0 && !plan.is_full() {
+            let Some(frame) = self.frames.take_to_empty(order) else { return };
+            missing = missing.saturating_sub(u64::from(frame.order().pages()));
+            plan.tasks.push(Task::Empty { frame });
+        }
     }
 
     fn plan_cleaning(&mut self, plan: &mut Plan, transfers: usize) {

@@ -16,7 +16,7 @@ use crate::block::{NONE, State};
 use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, REGION_PAGES, ThreadIndex};
 
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,9 +114,10 @@ impl Engine {
     /// Decides the next step for a fault at `page`. `first` is true the first time this fault asks, and
     /// lets the prefetcher see it once.
     pub fn fault(&mut self, page: u64, thread: ThreadIndex, first: bool) -> FaultStep {
-        let Some(block) = self.map.find(page) else { return FaultStep::Foreign };
+        let Some(mut block) = self.map.find(page) else { return FaultStep::Foreign };
         if first {
-            self.look_ahead(page, block, thread);
+            let streams = self.look_ahead(page, block, thread);
+            block = self.suit_fault(page, block, streams);
         }
         let pages = self.map.pages(block);
         let order = self.map.region_of(block).order;
@@ -189,8 +190,8 @@ impl Engine {
     /// without a gap.
     fn follower(&self, first: BlockIndex, count: u32, run: Pages, frame: FrameIndex) -> Option<BlockIndex> {
         let region = self.map.region_of(first);
-        let next = BlockIndex(first.0 + count);
-        if next.0 >= region.first + (crate::units::REGION_PAGES >> region.order.exponent()) {
+        let next = BlockIndex(first.0 + count * region.stride());
+        if next.0 >= region.first + (REGION_PAGES >> region.unit.exponent()) {
             return None;
         }
         let entry = self.map.block(next);
@@ -277,7 +278,8 @@ impl Engine {
 
     /// The blocks `first..first + count` are at the program's address. Returns whether others wait.
     pub fn installed_run(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
-        (first.0..first.0 + count).fold(false, |wanted, block| self.installed(BlockIndex(block), arrival) | wanted)
+        let stride = self.map.region_of(first).stride();
+        (0..count).fold(false, |wanted, place| self.installed(BlockIndex(first.0 + place * stride), arrival) | wanted)
     }
 
     /// How the arrival of a block that a fault has fetched is to be judged.

@@ -9,12 +9,14 @@
 //!
 //! - [`fault`](Engine::fault) and its reports are in `fault.rs`: one fault's way.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
+//! - Which block size suits a region is decided in `elastic.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
 //!
 //! Invariants, restored by every call: a block's frame is known if and only if its state has one; the
 //! frame pool's sum is the budget; a block is with the policy exactly while it is Resident.
 
 mod background;
+mod elastic;
 mod fault;
 mod mappings;
 
@@ -29,7 +31,7 @@ use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
 use crate::second_chance::SecondChance;
 use crate::standby::Standby;
-use crate::units::{BlockIndex, FrameIndex};
+use crate::units::{BlockIndex, FrameIndex, Order};
 use crate::watermarks::Watermarks;
 
 /// Read-ahead may take this part of the budget: more would push out what it has just brought.
@@ -48,6 +50,8 @@ pub struct Settings {
     pub tier_slabs: u32,
     /// Whether to read ahead.
     pub prefetch: bool,
+    /// Whether regions may change their block size.
+    pub elastic: bool,
 }
 
 /// What the engine has done so far. Monotonic.
@@ -78,6 +82,10 @@ pub struct Engine {
     pub(crate) watermarks: Watermarks,
     pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
+    /// How scattered the latest fetches on demand were.
+    scatter: elastic::Scatter,
+    /// The block size where streams pass.
+    large: Order,
     pub(crate) settings: Settings,
     pub(crate) resident_pages: u64,
     /// Pages found resident at registration for which no budget was left; paid back by eviction.
@@ -102,6 +110,8 @@ impl Engine {
             watermarks: Watermarks::for_budget(settings.budget_pages),
             second_chance: SecondChance::new(settings.budget_pages),
             ahead: background::Ahead::default(),
+            scatter: elastic::Scatter::default(),
+            large: elastic::large(settings.budget_pages),
             settings,
             resident_pages: 0,
             debt_pages: 0,

@@ -27,9 +27,9 @@ pub const STREAMS_MAX: usize = 12;
 pub const RUNS_MAX: usize = 8;
 /// Pages that a stream starts with, unless two blocks are more: 128 KiB.
 pub const WINDOW_MIN: u32 = (128 << 10) / PAGE_BYTES as u32;
-/// Pages that a stream reads ahead at most: 2 MiB, some 1.5 ms of the disk of design.md. Larger windows push out
+/// Pages that a stream reads ahead at most: 4 MiB, some 3 ms of the disk of design.md. Larger windows push out
 /// of a small budget what they have just brought.
-pub const WINDOW_MAX: u32 = (2 << 20) / PAGE_BYTES as u32;
+pub const WINDOW_MAX: u32 = (4 << 20) / PAGE_BYTES as u32;
 /// Faults farther apart than this many blocks are not taken for a stride.
 pub const STRIDE_BLOCKS_MAX: u64 = 64;
 /// The marker of a run that needs none.
@@ -59,6 +59,8 @@ pub struct Advice {
     count: usize,
     /// Times in a row that the stream went on as foreseen; saturates.
     pub confidence: u8,
+    /// The fault belongs to a stream, also when there is nothing to read now.
+    pub streams: bool,
 }
 
 impl Advice {
@@ -126,6 +128,7 @@ impl Prefetcher {
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
             stream.advance(page, block, limit, heard, &mut advice);
+            advice.streams = true;
             return advice;
         }
         trend.record(page);
@@ -137,6 +140,7 @@ impl Prefetcher {
         if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
             if stream.learn(page, block, heard) {
                 stream.advance(page, block, limit, heard, &mut advice);
+                advice.streams = true;
                 return advice;
             }
             if let Some(step) = Self::trend_step(trend, block) {

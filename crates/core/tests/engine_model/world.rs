@@ -62,8 +62,8 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(policy: PolicyName, budget_pages: u64, tier_slabs: u32, prefetch: bool) -> World {
-        let settings = Settings { budget_pages, tier_slabs, prefetch };
+    pub fn new(policy: PolicyName, budget_pages: u64, tier_slabs: u32, prefetch: bool, elastic: bool) -> World {
+        let settings = Settings { budget_pages, tier_slabs, prefetch, elastic };
         World {
             engine: Engine::new(settings, policy::build(policy)),
             memory: Memory::default(),
