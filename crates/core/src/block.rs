@@ -34,7 +34,7 @@
 //!
 //! Next on the path: `engine.rs`, which drives every arrow.
 
-use crate::units::FrameIndex;
+use crate::units::{FrameIndex, Order};
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,8 @@ pub const NONE: u32 = u32::MAX;
 pub struct Block {
     /// Where it is.
     pub state: State,
+    /// Its size. The same at all its units.
+    pub order: Order,
     /// True while a thread waits for the current work on it to end.
     pub wanted: bool,
     /// True from read-ahead until the first touch that we see.
@@ -122,9 +124,10 @@ pub struct Block {
 }
 
 impl Block {
-    pub(crate) fn new(region: u32) -> Self {
+    pub(crate) fn new(region: u32, order: Order) -> Self {
         Self {
             state: State::Empty,
+            order,
             wanted: false,
             prefetched: false,
             known_clean: false,
@@ -134,6 +137,11 @@ impl Block {
             previous: NONE,
             next: NONE,
         }
+    }
+
+    /// Whether its bytes are in the tier or nowhere, and nobody is at work on it: then its size may change.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self.state, State::Stored | State::Empty)
     }
 
     /// Follows one arrow of the drawing. A missing arrow is a bug, and ends the process.

@@ -4,9 +4,9 @@
 //! The block map: from an address to its block, and from a block to its pages, its slot and its guards.
 //!
 //! Pure. A *mapping* is one range of the program's addresses. It is cut into *regions* of 2 MiB, counted
-//! from the mapping's origin; the blocks of one region share a size, and one slab of the tier holds the
-//! region's slots in address order. So neighbours in memory are neighbours on the medium, a block's slot
-//! follows from its place, and a region can change its block size without moving a byte.
+//! from the mapping's origin; one slab of the tier holds the region's slots in address order. So neighbours
+//! in memory are neighbours on the medium, a block's slot follows from its place, and blocks can be split and
+//! merged without moving a byte.
 //!
 //! A region's indices count *units*, the smallest blocks that it can have, and a block has the index of its
 //! first unit. So a change of the block size renames nothing and allocates nothing: it may be made by a fault.
@@ -45,9 +45,9 @@ pub struct Mapping {
 /// 2 MiB of a mapping.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// The block size here.
+    /// The size that its blocks began with.
     pub order: Order,
-    /// The smallest block size that it can change to.
+    /// The smallest size that they can have.
     pub unit: Order,
     /// Its units are `first..first + (512 >> unit)`.
     pub first: u32,
@@ -97,25 +97,6 @@ impl Pages {
     }
 }
 
-impl Region {
-    /// The block that holds the page `within` the region.
-    fn block_at(&self, within: u32) -> BlockIndex {
-        let start = within >> self.order.exponent() << self.order.exponent();
-        BlockIndex(self.first + (start >> self.unit.exponent()))
-    }
-
-    /// How far apart the indices of neighbouring blocks are.
-    pub fn stride(&self) -> u32 {
-        1 << (self.order.exponent() - self.unit.exponent())
-    }
-
-    /// All its blocks, in address order.
-    pub fn blocks(&self) -> impl Iterator<Item = BlockIndex> + use<> {
-        let end = self.first + (REGION_PAGES >> self.unit.exponent());
-        (self.first..end).step_by(self.stride() as usize).map(BlockIndex)
-    }
-}
-
 impl BlockMap {
     /// A map whose tier has room for `slabs` regions.
     pub fn new(slabs: u32) -> Self {
@@ -145,20 +126,20 @@ impl BlockMap {
         });
         let guards = region as usize * REGION_PAGES as usize;
         self.guards[guards..guards + REGION_PAGES as usize].fill(0);
-        let first = self.new_run(region, unit);
+        let first = self.new_run(region, unit, order);
         self.regions[region as usize] = Region { order, unit, first, start, clip, slab: NONE, delivery };
         region
     }
 
-    fn new_run(&mut self, region: u32, unit: Order) -> u32 {
+    fn new_run(&mut self, region: u32, unit: Order, order: Order) -> u32 {
         let len = REGION_PAGES >> unit.exponent();
         let first = self.free_runs[unit.exponent()].pop().unwrap_or_else(|| {
             let first = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
-            self.blocks.resize(self.blocks.len() + len as usize, Block::new(region));
+            self.blocks.resize(self.blocks.len() + len as usize, Block::new(region, order));
             first
         });
         for index in first..first + len {
-            self.blocks[index as usize] = Block::new(region);
+            self.blocks[index as usize] = Block::new(region, order);
         }
         first
     }
@@ -178,7 +159,10 @@ impl BlockMap {
         let offset = page - mapping.origin;
         let region = &self.regions[mapping.regions[(offset / u64::from(REGION_PAGES)) as usize] as usize];
         let within = (offset % u64::from(REGION_PAGES)) as u32;
-        Some(region.block_at(within))
+        let unit = within >> region.unit.exponent();
+        let exponent = self.blocks[(region.first + unit) as usize].order.exponent();
+        let start = within >> exponent << exponent;
+        Some(BlockIndex(region.first + (start >> region.unit.exponent())))
     }
 
     /// The mapping that holds `page`.
@@ -233,7 +217,8 @@ impl BlockMap {
                 let clip = ((*from).max(grid), (*to).min(grid + span));
                 if kept[index as usize] {
                     let old = self.regions[region as usize].clone();
-                    regions.push(self.new_region(grid, clip, old.order, old.delivery));
+                    // The smallest blocks: none of them covers two of the old ones.
+                    regions.push(self.new_region(grid, clip, old.unit, old.delivery));
                 } else {
                     kept[index as usize] = true;
                     self.regions[region as usize].clip = clip;
@@ -260,26 +245,53 @@ impl BlockMap {
         self.free_regions.push(region);
     }
 
-    /// The state of all blocks of the region, when it is the same Stored or Empty: only then may their size
-    /// change.
-    pub fn uniform(&self, region: u32) -> Option<State> {
-        let region = &self.regions[region as usize];
-        let state = self.block(region.blocks().next()?).state;
-        let same = region.blocks().all(|block| self.block(block).state == state);
-        (same && matches!(state, State::Stored | State::Empty)).then_some(state)
+    /// How far apart the indices of this block and the one behind it are.
+    pub fn stride(&self, block: BlockIndex) -> u32 {
+        1 << (self.block(block).order.exponent() - self.region_of(block).unit.exponent())
     }
 
-    /// Gives the region blocks of `order`. It must be [`uniform`](Self::uniform).
-    pub fn reorder(&mut self, region: u32, order: Order) {
-        let state = self.uniform(region).expect("a region changes its block size when all blocks are away");
-        let entry = &mut self.regions[region as usize];
-        assert!(order >= entry.unit, "a block is not smaller than its region's unit");
-        let left = entry.blocks().map(|block| self.blocks[block.0 as usize].evicted_at).max().unwrap_or(0);
-        entry.order = order;
-        for block in entry.blocks() {
-            self.blocks[block.0 as usize] = Block::new(region);
-            self.blocks[block.0 as usize].state = state;
-            self.blocks[block.0 as usize].evicted_at = left;
+    /// The block behind this one in the same region.
+    pub fn next_in_region(&self, block: BlockIndex) -> Option<BlockIndex> {
+        let region = self.region_of(block);
+        let next = block.0 + self.stride(block);
+        (next < region.first + (REGION_PAGES >> region.unit.exponent())).then_some(BlockIndex(next))
+    }
+
+    /// Cuts a block that is away into blocks of `order`. The one with `page` is returned.
+    pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: u64) -> BlockIndex {
+        assert!(
+            order <= self.block(block).order && order >= self.region_of(block).unit,
+            "a split makes blocks smaller"
+        );
+        self.resize(block, self.block(block).state, order, self.stride(block));
+        self.find(page).expect("a split takes no page away")
+    }
+
+    /// Makes one block of `order` of the blocks around `block`, if they are all away and alike.
+    pub(crate) fn merge(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
+        let region = self.region_of(block);
+        let units = 1 << (order.exponent() - region.unit.exponent());
+        let first = BlockIndex(region.first + (block.0 - region.first) / units * units);
+        let state = self.block(block).state;
+        let mut at = first;
+        while at.0 < first.0 + units {
+            let part = self.block(at);
+            let outside = part.state == State::Empty && self.pages(at).count == 0;
+            if !part.is_away() || part.order >= order || (part.state != state && !outside) {
+                return block;
+            }
+            at = BlockIndex(at.0 + self.stride(at));
+        }
+        self.resize(first, state, order, units);
+        first
+    }
+
+    /// Gives the `units` from `first` on, which are all away, blocks of `order` in `state`.
+    fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
+        let old = *self.block(first);
+        assert!(old.is_away(), "only what is away changes its size");
+        for unit in first.0..first.0 + units {
+            self.blocks[unit as usize] = Block { state, evicted_at: old.evicted_at, ..Block::new(old.region, order) };
         }
     }
 
@@ -322,7 +334,7 @@ impl BlockMap {
     pub fn pages(&self, index: BlockIndex) -> Pages {
         let region = self.region_of(index);
         let start = region.start + u64::from((index.0 - region.first) << region.unit.exponent());
-        let end = (start + u64::from(region.order.pages())).min(region.clip.1);
+        let end = (start + u64::from(self.block(index).order.pages())).min(region.clip.1);
         let start = start.max(region.clip.0);
         Pages { start, count: u32::try_from(end.saturating_sub(start)).expect("a block is at most 2 MiB") }
     }
@@ -431,13 +443,17 @@ mod tests {
     }
 
     #[test]
-    fn a_region_changes_its_block_size_in_place() {
+    fn blocks_are_split_and_merged_in_place() {
         let mut map = map();
-        let region = map.block(map.find(1000).expect("managed")).region;
-        map.slab_for(region);
-        map.reorder(region, Order::UNIT);
-        let block = map.find(1033).expect("managed");
-        assert_eq!(map.pages(block), Pages { start: 1032, count: 4 });
-        assert_eq!(map.slot(block), Some(32 * PAGE_BYTES));
+        let block = map.find(1000).expect("managed");
+        map.slab_for(map.block(block).region);
+        let small = map.split(map.find(1033).expect("managed"), Order::UNIT, 1033);
+        assert_eq!(map.pages(small), Pages { start: 1032, count: 4 });
+        assert_eq!(map.slot(small), Some(32 * PAGE_BYTES));
+        assert_eq!(map.pages(block), Pages { start: 1000, count: 32 });
+        let large = map.merge(small, Order::new(8).expect("1 MiB"));
+        assert_eq!(map.pages(large), Pages { start: 1000, count: 256 });
+        assert_eq!(map.find(1255), Some(large));
+        assert_eq!(map.next_in_region(large), map.find(1256));
     }
 }

@@ -38,7 +38,7 @@ impl Standby {
             map.block_mut(BlockIndex(newest)).next = block.0;
         }
         self.newest = block.0;
-        self.pages += u64::from(map.region_of(block).order.pages());
+        self.pages += u64::from(map.block(block).order.pages());
     }
 
     /// Takes a block out, wherever it stands.
@@ -55,7 +55,7 @@ impl Standby {
         } else {
             map.block_mut(BlockIndex(next)).previous = previous;
         }
-        self.pages -= u64::from(map.region_of(block).order.pages());
+        self.pages -= u64::from(map.block(block).order.pages());
     }
 
     /// The block that has waited longest.

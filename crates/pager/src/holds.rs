@@ -222,7 +222,7 @@ impl Pager {
 
     /// What holding `start..end` keeps from eviction, in pages: whole blocks.
     fn weight(&self, start: u64, end: u64) -> u64 {
-        let block = u64::from(self.order.pages());
+        let block = u64::from(self.largest.pages());
         end.next_multiple_of(block) - start / block * block
     }
 

@@ -135,6 +135,8 @@ pub struct Pager {
     pub(crate) can_poison: bool,
     pub(crate) counters: &'static Counters,
     pub(crate) order: Order,
+    /// The largest block that there can be.
+    pub(crate) largest: Order,
     pub(crate) budget_pages: u64,
     pub(crate) holds: Holds,
     /// Signalled after every report for which somebody waits.
@@ -176,7 +178,6 @@ impl Pager {
             settings.policy,
         );
         let pager = Box::leak(Box::new(Pager {
-            engine: Mutex::new(engine),
             area,
             signal,
             listener,
@@ -185,6 +186,8 @@ impl Pager {
             can_poison: found & feature::POISON != 0,
             counters,
             order: settings.order,
+            largest: engine.largest(settings.order),
+            engine: Mutex::new(engine),
             budget_pages,
             holds: Holds::new(),
             progress: EventCount::new(),

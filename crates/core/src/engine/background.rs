@@ -160,7 +160,7 @@ impl Engine {
         if !self.settings.prefetch || self.map.block(block).state == State::Resident {
             return false;
         }
-        let block_pages = self.map.region_of(block).order.pages();
+        let block_pages = self.map.block(block).order.pages();
         let Some(mapping) = self.map.mapping_of(page) else { return false };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
         let shift = mapping.origin % u64::from(block_pages);
@@ -203,7 +203,7 @@ impl Engine {
                 self.ahead.pop();
                 continue;
             };
-            let block = self.suit_stream(run.next().unwrap_or(run.start), block);
+            let block = self.suit_stream(block);
             let pages = self.map.pages(block);
             if self.frames.free_pages() < reserve + u64::from(self.weight(block)) {
                 return;
@@ -223,7 +223,7 @@ impl Engine {
         if !matches!(state, State::Stored | State::Empty) {
             return Some(());
         }
-        let order = self.map.region_of(block).order;
+        let order = self.map.block(block).order;
         let Some(taken) = self.frames.take_filled(order) else {
             self.plan_room(order, plan);
             return None;

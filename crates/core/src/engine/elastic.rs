@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which block size suits a region: large blocks where a stream passes, small ones where faults are scattered.
+//! Which size suits a block: large where a stream passes, small where faults are scattered.
 //!
 //! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many
 //! pages; where only one page of it is wanted, the others take the room of pages that are. Both are decided
-//! when a region is wanted that is away as a whole: its size may change then without moving a byte (`map.rs`).
+//! when a block is wanted that is away: its size may change then without moving a byte (`map.rs`).
 //!
-//! Evidence is what the prefetcher says of each fault. A fault of a stream grows the region it comes to. One
-//! of no stream is *scattered*; when most fetches of late were, the regions they hit become small.
+//! Evidence is what the prefetcher says of each fault. A fault of a stream merges the block it comes to with
+//! its neighbours. One of no stream is *scattered*; when most fetches of late were, it splits the block.
 //!
 //! The sizes are choices, tried by STREAM and the graph kernels of `aquifer bench`.
 
@@ -20,7 +20,7 @@ use crate::units::{BlockIndex, Order};
 const LARGE: u8 = 8;
 const LARGE_BLOCKS_LEAST: u64 = 256;
 
-/// [`Scatter`]'s ceiling, the level from which regions become small, and what a fault of a stream takes away.
+/// [`Scatter`]'s ceiling, the level from which blocks are split, and what a fault of a stream takes away.
 const SCATTER_MAX: u8 = 64;
 const SCATTERED: u8 = 32;
 const STREAM_WEIGHT: u8 = 4;
@@ -40,44 +40,37 @@ impl Scatter {
 }
 
 impl Engine {
-    /// Changes the block size of the region of `page`, when another suits better and may be had now. Returns
-    /// the block that holds the page from now on.
+    /// Changes the size of the block with `page`, when another suits better and may be had now. Returns the
+    /// block that holds the page from now on.
     pub(super) fn suit_fault(&mut self, page: u64, block: BlockIndex, streams: bool) -> BlockIndex {
-        let state = self.map.block(block).state;
-        if !self.settings.elastic || !matches!(state, State::Stored | State::Empty) {
+        if !self.settings.elastic || !self.map.block(block).is_away() {
             return block;
         }
-        if state == State::Stored || streams {
+        let stored = self.map.block(block).state == State::Stored;
+        if stored || streams {
             self.scatter.saw(streams);
         }
-        let wanted = if streams {
-            self.large
-        } else if self.scatter.is_high() && state == State::Stored {
-            Order::UNIT
+        if streams {
+            self.suit_stream(block)
+        } else if stored && self.scatter.is_high() && self.map.block(block).order > Order::UNIT {
+            self.map.split(block, Order::UNIT, page)
         } else {
-            return block;
-        };
-        self.resize(block, wanted);
-        self.map.find(page).expect("a change of size takes no page away")
+            block
+        }
     }
 
-    /// A stream is about to be read ahead at `block`.
-    pub(super) fn suit_stream(&mut self, page: u64, block: BlockIndex) -> BlockIndex {
-        if !self.settings.elastic {
-            return block;
-        }
-        self.resize(block, self.large);
-        self.map.find(page).expect("a change of size takes no page away")
+    /// The largest block that a mapping of blocks of `order` can have.
+    pub fn largest(&self, order: Order) -> Order {
+        if self.settings.elastic { order.max(self.large) } else { order }
     }
 
-    /// Gives the region of `block` blocks of `order`, unless they are larger already and shall be large.
-    fn resize(&mut self, block: BlockIndex, order: Order) {
-        let region = self.map.region_of(block);
-        let index = self.map.block(block).region;
-        let suits = if order == self.large { region.order >= order } else { region.order <= order };
-        if !suits && order >= region.unit && self.map.uniform(index).is_some() {
-            self.map.reorder(index, order);
+    /// A stream comes to `block`. Returns the block that begins where it did, or before.
+    pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
+        let entry = self.map.block(block);
+        if !self.settings.elastic || !entry.is_away() || entry.order >= self.large {
+            return block;
         }
+        self.map.merge(block, self.large)
     }
 }
 

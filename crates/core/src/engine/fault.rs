@@ -16,7 +16,7 @@ use crate::block::{NONE, State};
 use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, REGION_PAGES, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
 
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Engine {
             block = self.suit_fault(page, block, streams);
         }
         let pages = self.map.pages(block);
-        let order = self.map.region_of(block).order;
+        let order = self.map.block(block).order;
         match self.map.block(block).state {
             State::Resident => {
                 self.policy.removed(block);
@@ -170,10 +170,12 @@ impl Engine {
         }
         let mut count = 1;
         self.start_ready(block);
-        while let Some(next) = self.follower(block, count, pages, frame) {
+        let mut last = block;
+        while let Some(next) = self.follower(last, frame.0 + count, pages) {
             pages.count += self.map.pages(next).count;
             self.start_ready(next);
             count += 1;
+            last = next;
         }
         self.tally.prefetch_hits += u64::from(count);
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched }
@@ -186,17 +188,13 @@ impl Engine {
         entry.become_state(State::Installing);
     }
 
-    /// The block `count` places behind `first`, if it was read ahead, too, and pages and frames go on
-    /// without a gap.
-    fn follower(&self, first: BlockIndex, count: u32, run: Pages, frame: FrameIndex) -> Option<BlockIndex> {
-        let region = self.map.region_of(first);
-        let next = BlockIndex(first.0 + count * region.stride());
-        if next.0 >= region.first + (REGION_PAGES >> region.unit.exponent()) {
-            return None;
-        }
-        let entry = self.map.block(next);
-        let ready = entry.state == State::Standby && entry.prefetched && entry.frame == frame.0 + count;
-        let adjacent = run.count == count * region.order.pages();
+    /// The block behind `last`, the end of `run`, if it was read ahead, too, into the frame `frame`, and pages
+    /// and frames go on without a gap.
+    fn follower(&self, last: BlockIndex, frame: u32, run: Pages) -> Option<BlockIndex> {
+        let next = self.map.next_in_region(last)?;
+        let (entry, order) = (self.map.block(next), self.map.block(last).order);
+        let ready = entry.state == State::Standby && entry.prefetched && entry.frame == frame;
+        let adjacent = entry.order == order && run.count.is_multiple_of(order.pages());
         (ready && adjacent && self.map.pages(next).count > 0).then_some(next)
     }
 
@@ -244,7 +242,7 @@ impl Engine {
     /// Takes the policy's next victim and a hollow frame for it.
     pub(super) fn start_evicting(&mut self) -> Option<(BlockIndex, FrameIndex)> {
         let block = self.policy.victim()?;
-        let order = self.map.region_of(block).order;
+        let order = self.map.block(block).order;
         let Some(frame) = self.frames.take_hollow(order) else {
             // Only while debt is open: the class has frames for the whole budget, and all are being cleaned.
             self.policy.arrived(block, order.pages(), Arrival::Rescued);
@@ -278,7 +276,7 @@ impl Engine {
 
     /// The blocks `first..first + count` are at the program's address. Returns whether others wait.
     pub fn installed_run(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
-        let stride = self.map.region_of(first).stride();
+        let stride = self.map.stride(first);
         (0..count).fold(false, |wanted, place| self.installed(BlockIndex(first.0 + place * stride), arrival) | wanted)
     }
 

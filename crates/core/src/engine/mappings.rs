@@ -133,8 +133,13 @@ impl Engine {
             step => return step,
         }
         // Behind the cut, blocks get new numbers, and lose what is known of them but their state.
-        let carried: Vec<(u64, State)> =
-            beyond.iter().map(|block| (self.map.pages(*block).start.max(end), self.map.block(*block).state)).collect();
+        let carried: Vec<(u64, u64, State)> = beyond
+            .iter()
+            .map(|block| {
+                let pages = self.map.pages(*block);
+                (pages.start.max(end), pages.start + u64::from(pages.count), self.map.block(*block).state)
+            })
+            .collect();
         for block in beyond {
             // A block around the hole stays with the first piece, and is met again in the second.
             if self.map.pages(block).start >= start {
@@ -144,22 +149,27 @@ impl Engine {
         self.release_cut(start, end);
         self.map.remove(start, end);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
-        for (page, state) in carried {
-            let block = self.map.find(page).expect("the second piece is in the map");
-            match state {
-                State::Resident => {
-                    let weight = u64::from(self.weight(block));
-                    self.debt_pages += self.frames.spend(weight);
-                    self.admit(block);
-                }
-                State::Poisoned => {
-                    self.map.block_mut(block).become_state(State::Fetching);
-                    self.map.block_mut(block).become_state(State::Poisoned);
-                }
-                _ => {}
-            }
+        for (first, last, state) in carried {
+            let blocks: Vec<BlockIndex> = self.map.blocks_in(first, last).collect();
+            blocks.into_iter().for_each(|block| self.carry(block, state));
         }
         DiscardStep::Done
+    }
+
+    /// Gives a block of the second piece the state that its pages had.
+    fn carry(&mut self, block: BlockIndex, state: State) {
+        match state {
+            State::Resident => {
+                let weight = u64::from(self.weight(block));
+                self.debt_pages += self.frames.spend(weight);
+                self.admit(block);
+            }
+            State::Poisoned => {
+                self.map.block_mut(block).become_state(State::Fetching);
+                self.map.block_mut(block).become_state(State::Poisoned);
+            }
+            _ => {}
+        }
     }
 
     /// Blocks that lie, at least in part, behind a hole that is cut into the inside of one region: they get

@@ -170,7 +170,7 @@ impl Engine {
     }
 
     fn weight(&self, block: BlockIndex) -> u32 {
-        self.map.region_of(block).order.pages()
+        self.map.block(block).order.pages()
     }
 
     /// Puts a block into the resident set, for the policy and for the account.
