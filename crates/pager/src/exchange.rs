@@ -6,8 +6,11 @@
 //! Two ways. *Move* (UFFDIO_MOVE, Linux 6.8) hands the pages themselves over: nothing is allocated, copied
 //! or zeroed, and taking away is one atomic step, so no store of the program can be lost in between.
 //! *Copy* works everywhere: install with UFFDIO_COPY; to take away, write-protect, copy, drop. It also
-//! serves single blocks for which the kernel refuses to move: pages shared after `fork` (EBUSY), or a
-//! mapping whose protection differs from the frames' (EINVAL).
+//! serves mappings whose protection differs from the frames' (EINVAL).
+//!
+//! EBUSY at taking away says that a page is shared (after `fork`) or pinned: a device may be writing to it this
+//! moment. A shared page is made ours alone, and moves then. A pinned one is never copied, since the device
+//! would go on writing to the old page; its block stays until the transfer is over.
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
@@ -22,7 +25,7 @@
 
 use aquifer_core::map::Pages;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
-use aquifer_sys::memory::{RESIDENT_PAGES_MOST, drop_pages, resident_pages};
+use aquifer_sys::memory::{MADV_POPULATE_WRITE, RESIDENT_PAGES_MOST, advise, drop_pages, resident_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
@@ -180,15 +183,25 @@ fn moved_already(target: usize, source: usize, len: usize) -> usize {
 pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
-    if way == Way::Move {
+    let mut unshared = None;
+    while way == Way::Move {
         match move_all(target, source, len, &mut done, |done| {
             // SAFETY: the block is Leaving and the frame is hollow and ours.
             unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
         }) {
             Ok(()) => return Ok(()),
+            // The page is there, so this asks for no fault of ours.
+            Err(Errno(libc::EBUSY)) if unshared != Some(done) => {
+                unshared = Some(done);
+                let _ = advise(source + done, PAGE_BYTES as usize, MADV_POPULATE_WRITE);
+            }
             // With holes allowed, a range without any page at all has nothing to move.
             Err(Errno(libc::ENOENT)) => return Ok(()),
-            Err(_) => {}
+            Err(errno @ Errno(libc::EBUSY)) => {
+                put_back(uffds.program, source, target, done);
+                return Err(Refused(errno));
+            }
+            Err(_) => break,
         }
     }
     copy_away(uffds.program, source + done, target + done, len - done).map_err(|errno| {

@@ -21,6 +21,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
+use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 
@@ -202,7 +203,9 @@ impl Pager {
         let (first, last) = page_range(start, len);
         let engine = self.engine();
         let mut found: Option<(u64, u64)> = None;
-        for mapping in engine.map().overlapping(first, last).filter(|mapping| mapping.delivery == Delivery::Signal) {
+        // Copying would take a page from under a device that is writing to it, whoever brings the page.
+        let needs = |delivery: Delivery| delivery == Delivery::Signal || self.way == Way::Copy;
+        for mapping in engine.map().overlapping(first, last).filter(|mapping| needs(mapping.delivery)) {
             let start = found.map_or(mapping.start.max(first), |(start, _)| start);
             found = Some((start, mapping.end.min(last)));
         }
