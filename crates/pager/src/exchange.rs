@@ -183,31 +183,39 @@ fn moved_already(target: usize, source: usize, len: usize) -> usize {
 pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
-    let mut unshared = None;
-    while way == Way::Move {
-        match move_all(target, source, len, &mut done, |done| {
-            // SAFETY: the block is Leaving and the frame is hollow and ours.
-            unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
-        }) {
+    if way == Way::Move {
+        match move_away(uffds.frames, target, source, len, &mut done) {
             Ok(()) => return Ok(()),
-            // The page is there, so this asks for no fault of ours.
-            Err(Errno(libc::EBUSY)) if unshared != Some(done) => {
-                unshared = Some(done);
-                let _ = advise(source + done, PAGE_BYTES as usize, MADV_POPULATE_WRITE);
-            }
             // With holes allowed, a range without any page at all has nothing to move.
             Err(Errno(libc::ENOENT)) => return Ok(()),
             Err(errno @ Errno(libc::EBUSY)) => {
                 put_back(uffds.program, source, target, done);
                 return Err(Refused(errno));
             }
-            Err(_) => break,
+            Err(_) => {}
         }
     }
     copy_away(uffds.program, source + done, target + done, len - done).map_err(|errno| {
         put_back(uffds.program, source, target, done);
         Refused(errno)
     })
+}
+
+/// Moves a block's pages into its frame. A page that is shared is made ours alone on the way.
+fn move_away(frames: &Uffd, target: usize, source: usize, len: usize, done: &mut usize) -> Result<(), Errno> {
+    let mut unshared = None;
+    loop {
+        let moved = move_all(target, source, len, done, |done| {
+            // SAFETY: the block is Leaving and the frame is hollow and ours.
+            unsafe { frames.move_pages(target + done, source + done, len - done, true) }
+        });
+        if moved != Err(Errno(libc::EBUSY)) || unshared == Some(*done) {
+            return moved;
+        }
+        unshared = Some(*done);
+        // The page is there, so this asks for no fault of ours.
+        let _ = advise(source + *done, PAGE_BYTES as usize, MADV_POPULATE_WRITE);
+    }
 }
 
 /// Makes sure that a refused eviction has left nothing in its frame: the bytes there would be the only ones.
