@@ -258,8 +258,7 @@ fn an_idle_program_uses_no_cpu() {
                 return 0;";
     let Some(program) = small("idle", body) else { return };
     // With a tier that takes nothing any more, the pager looks at it twice a second.
-    // Interrupts of a busy machine are in the account, too: 1.6 ms were seen, and 0.2 ms on a quiet one. A worker that
-    // woke every millisecond used 26 ms.
+    // Interrupts of a busy machine are in the account, too: 1.6 ms were seen, and 0.2 ms on a quiet one.
     for (tier, most_us) in [("dram:", 5_000), ("failing:after=550,on=write:dram:", 20_000)] {
         let ended = run(managed(&["--dram", "32MiB", "--tier", tier], &program, &[]), LIMIT);
         if tier.starts_with("failing") && ended.status == Some(135) {

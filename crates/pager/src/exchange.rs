@@ -15,7 +15,7 @@
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
 //! Linux 6.18 may report EEXIST for pages that the same call has just moved, when it met a page that was
-//! being migrated (compaction, NUMA balancing): its loop comes back to them with the old EAGAIN in hand.
+//! being migrated (compaction, NUMA balancing): as if its loop came back to them with the old EAGAIN in hand.
 //! Both ends belong to this thread, so a page that is at the target and not at the source has been moved
 //! ([`moved_already`]). Taking such an error for a refusal would lose the page.
 //!

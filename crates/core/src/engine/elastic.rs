@@ -10,7 +10,7 @@
 //! Evidence is what the prefetcher says of each fault. A fault of a stream merges the block it comes to with
 //! its neighbours. One of no stream is *scattered*; when most fetches of late were, it splits the block.
 //!
-//! The sizes are choices, tried by STREAM and the graph kernels of `aquifer bench`.
+//! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
 
 use super::Engine;
 use crate::block::State;
@@ -78,4 +78,86 @@ impl Engine {
 pub(super) fn large(budget_pages: u64) -> Order {
     let fits = |order: &Order| u64::from(order.pages()) * LARGE_BLOCKS_LEAST <= budget_pages;
     (0..=LARGE).rev().filter_map(Order::new).find(fits).unwrap_or(Order::MIN).max(Order::DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{FaultStep, Settings};
+    use crate::map::Delivery;
+    use crate::policy::{self, PolicyName};
+    use crate::units::ThreadIndex;
+
+    const BUDGET_PAGES: u64 = 1 << 17;
+    const PAGES: u64 = 64 * 512;
+
+    fn engine(elastic: bool) -> Engine {
+        let settings = Settings { budget_pages: BUDGET_PAGES, tier_slabs: 64, prefetch: true, elastic };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        engine.add(0, PAGES, Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
+        engine
+    }
+
+    fn order_at(engine: &Engine, page: u64) -> Order {
+        engine.map.block(engine.map.find(page).expect("managed")).order
+    }
+
+    /// Says that every block has been written back.
+    fn store_all(engine: &mut Engine) {
+        let blocks: Vec<BlockIndex> = engine.map.blocks_in(0, PAGES).collect();
+        for block in blocks {
+            engine.slot_for(block).expect("the tier has room");
+            let entry = engine.map.block_mut(block);
+            entry.become_state(State::Fetching);
+            entry.become_state(State::Stored);
+        }
+    }
+
+    fn touch(engine: &mut Engine, page: u64) {
+        match engine.fault(page, ThreadIndex(0), true) {
+            FaultStep::Fill { block, .. } => drop(engine.installed(block, crate::policy::Arrival::Fresh)),
+            FaultStep::Fetch { block, .. } => {
+                engine.fetched(block);
+                let arrival = engine.refault(block);
+                engine.installed(block, arrival);
+            }
+            step => panic!("unforeseen: {step:?}"),
+        }
+    }
+
+    #[test]
+    fn a_stream_grows_the_blocks_it_comes_to() {
+        for (elastic, wanted) in [(true, Order::new(LARGE).expect("1 MiB")), (false, Order::DEFAULT)] {
+            let mut engine = engine(elastic);
+            let mut page = 0;
+            while page < 2 * 512 {
+                touch(&mut engine, page);
+                page += u64::from(order_at(&engine, page).pages());
+            }
+            assert_eq!(order_at(&engine, 256), wanted, "elastic: {elastic}");
+            assert_eq!(order_at(&engine, 0), Order::DEFAULT, "what was there before the stream was known stays");
+            assert_eq!(order_at(&engine, 7 * 512), Order::DEFAULT, "where no stream has come");
+        }
+    }
+
+    #[test]
+    fn scattered_faults_split_what_they_hit() {
+        for (elastic, wanted) in [(true, Order::UNIT), (false, Order::DEFAULT)] {
+            let mut engine = engine(elastic);
+            store_all(&mut engine);
+            let blocks = PAGES / u64::from(Order::DEFAULT.pages());
+            // Places of a linear congruential generator with the full period.
+            let places = std::iter::successors(Some(1), |at| Some((at * 405 + 131) % blocks)).take(300);
+            let pages = places.map(|at| at * 32 + at % 7 * 4);
+            let mut last = 0;
+            for page in pages {
+                let block = engine.map.find(page).expect("managed");
+                if engine.map.block(block).is_away() {
+                    touch(&mut engine, page);
+                    last = page;
+                }
+            }
+            assert_eq!(order_at(&engine, last), wanted, "elastic: {elastic}");
+        }
+    }
 }

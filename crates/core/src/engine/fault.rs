@@ -6,7 +6,7 @@
 //! Pure. Called with the engine's lock held, from the thread that resolves the fault.
 //!
 //! A fault is resolved in rounds: [`Engine::fault`] answers with one step, the driver carries it out and
-//! reports, and asks again until the answer is [`FaultStep::Resume`]. Making room is part of the same
+//! reports, and asks again until the block is installed. Making room is part of the same
 //! loop, so a fault never waits for the worker unless every block is busy.
 //!
 //! Next on the path: the driver's `pager/src/resolve.rs`, which carries the steps out.
