@@ -203,7 +203,8 @@ impl Pager {
         let (first, last) = page_range(start, len);
         let engine = self.engine();
         let mut found: Option<(u64, u64)> = None;
-        // Copying would take a page from under a device that is writing to it, whoever brings the page.
+        // Copying would take a page from under a device that is writing to it, whoever brings the page. Where no
+        // memory has signal delivery, no call asks here (docs/fault-path.md, "What the kernel refuses").
         let needs = |delivery: Delivery| delivery == Delivery::Signal || self.way == Way::Copy;
         for mapping in engine.map().overlapping(first, last).filter(|mapping| needs(mapping.delivery)) {
             let start = found.map_or(mapping.start.max(first), |(start, _)| start);
