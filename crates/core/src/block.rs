@@ -110,8 +110,13 @@ pub struct Block {
     pub wanted: bool,
     /// True from read-ahead until the first touch that we see.
     pub prefetched: bool,
-    /// True when the bytes in the standby frame are known to equal the tier's.
+    /// True when its bytes are known to equal the tier's: on standby those in the frame, at the program's
+    /// address only while it is sealed.
     pub known_clean: bool,
+    /// True while it is resident, installed write-protected and not written to since.
+    pub sealed: bool,
+    /// True while it is exchanged by copying: its pages are accounted for at both ends.
+    pub copied: bool,
     /// The frame, in the states that have one; otherwise [`NONE`].
     pub frame: u32,
     /// Its region.
@@ -131,6 +136,8 @@ impl Block {
             wanted: false,
             prefetched: false,
             known_clean: false,
+            sealed: false,
+            copied: false,
             frame: NONE,
             region,
             evicted_at: 0,

@@ -180,6 +180,13 @@ impl FramePool {
         assert!(self.credit_pages <= self.budget_pages, "more credit than budget");
     }
 
+    /// Spends `pages`, if they are all there.
+    pub fn reserve(&mut self, pages: u64) -> bool {
+        let granted = pages <= self.credit_pages;
+        self.credit_pages -= if granted { pages } else { 0 };
+        granted
+    }
+
     /// Spends what is there of `pages`; returns how much was missing.
     pub fn spend(&mut self, pages: u64) -> u64 {
         let spent = pages.min(self.credit_pages);

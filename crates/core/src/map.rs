@@ -62,7 +62,7 @@ pub struct Region {
 }
 
 /// Everything that is known about the program's managed memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct BlockMap {
     mappings: BTreeMap<u64, Mapping>,
     regions: Vec<Region>,
@@ -74,7 +74,13 @@ pub struct BlockMap {
     slabs_free: Vec<u32>,
     slabs_used: u32,
     slabs_most: u32,
+    /// The unit of the first regions.
+    smallest: Order,
 }
+
+/// Units that may be as small as the map was told. What is known of one takes some 50 bytes, here, at the policy and
+/// as guards: 25 MiB for the first 2 GiB in units of 4 KiB, half a percent for what comes after in larger ones.
+const SMALL_UNITS_MOST: usize = 1 << 19;
 
 /// A block's pages: first page number and count. Shorter than the block size at the ends of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,9 +104,20 @@ impl Pages {
 }
 
 impl BlockMap {
-    /// A map whose tier has room for `slabs` regions.
-    pub fn new(slabs: u32) -> Self {
-        Self { slabs_most: slabs, ..Self::default() }
+    /// A map whose tier has room for `slabs` regions, and whose first regions can have blocks of `smallest`.
+    pub fn new(slabs: u32, smallest: Order) -> Self {
+        Self {
+            mappings: BTreeMap::new(),
+            regions: Vec::new(),
+            free_regions: Vec::new(),
+            blocks: Vec::new(),
+            free_runs: Default::default(),
+            guards: Vec::new(),
+            slabs_free: Vec::new(),
+            slabs_used: 0,
+            slabs_most: slabs,
+            smallest,
+        }
     }
 
     /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
@@ -117,7 +134,8 @@ impl BlockMap {
     }
 
     fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
-        let unit = order.min(Order::UNIT);
+        let small = self.blocks.len() < SMALL_UNITS_MOST;
+        let unit = order.min(if small { self.smallest } else { Order::UNIT });
         let region = self.free_regions.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
             self.regions.push(Region { order, unit, first: 0, start, clip, slab: NONE, delivery });
@@ -391,7 +409,7 @@ mod tests {
     use super::*;
 
     fn map() -> BlockMap {
-        let mut map = BlockMap::new(16);
+        let mut map = BlockMap::new(16, Order::UNIT);
         map.insert(1000, 1000 + 1100, Order::DEFAULT, Delivery::Signal);
         map
     }
@@ -432,7 +450,7 @@ mod tests {
 
     #[test]
     fn a_full_tier_says_so() {
-        let mut map = BlockMap::new(1);
+        let mut map = BlockMap::new(1, Order::UNIT);
         map.insert(0, 1024, Order::MAX, Delivery::Signal);
         let (first, second) = (map.find(0).expect("managed"), map.find(512).expect("managed"));
         assert_eq!(map.slab_for(map.block(first).region), Some(0));

@@ -7,9 +7,10 @@
 //! list makes that cheap, if it is long enough for a hot block to be touched while it waits. In a cyclic
 //! scan nothing comes back in time, and DRAM on standby is DRAM that could keep a part of the scan.
 //!
-//! So the length follows the evidence: blocks that were rescued, and blocks that came back so soon after
-//! they had left that a longer list would have caught them. What it gained so far, and what it did not, is in
-//! `docs/decisions/0005-standby-follows-the-evidence.md`.
+//! So the length follows the evidence. Blocks that came back so soon after they had left that a longer list would
+//! have caught them speak for a longer list: each cost a fetch. Blocks that were rescued speak against it: each was
+//! hot, cost two exchanges and a fault, and would have stayed, had the list not taken the room. A list that grows
+//! with its own rescues ends by rescuing everything (`docs/decisions/0005-standby-follows-the-evidence.md`).
 
 /// The longest list, as a part of the budget. Beyond a third, what is kept resident suffers.
 const LONGEST_PART: u64 = 3;
@@ -23,19 +24,23 @@ const EPOCH_PART: u64 = 8;
 const GROW_AT: u64 = 4;
 const SHRINK_BELOW: u64 = 1;
 
-/// See the module. All quantities are pages.
+/// See the module. All quantities are pages, but for the cost.
 #[derive(Clone, Copy, Debug)]
 pub struct SecondChance {
     budget: u64,
+    /// What a fetch costs, in rescues.
+    fetch_cost: u64,
     target: u64,
     evicted: u64,
-    came_back: u64,
+    rescued: u64,
+    refaulted: u64,
 }
 
 impl SecondChance {
-    /// Starts with the shortest list.
-    pub fn new(budget: u64) -> Self {
-        Self { budget, target: (budget / SHORTEST_PART).max(64), evicted: 0, came_back: 0 }
+    /// Starts with the shortest list. A fetch costs as much as `fetch_cost` rescues.
+    pub fn new(budget: u64, fetch_cost: u64) -> Self {
+        let target = (budget / SHORTEST_PART).max(64);
+        Self { budget, fetch_cost, target, evicted: 0, rescued: 0, refaulted: 0 }
     }
 
     /// How many pages should wait on standby.
@@ -45,13 +50,13 @@ impl SecondChance {
 
     /// A block of `pages` was touched on standby.
     pub fn rescued(&mut self, pages: u64) {
-        self.came_back += pages;
+        self.rescued += pages;
     }
 
     /// A block of `pages` had to be fetched again after `distance` other pages had left.
     pub fn refaulted(&mut self, pages: u64, distance: u64) {
         if distance <= self.budget / NEAR_PART {
-            self.came_back += pages;
+            self.refaulted += pages;
         }
     }
 
@@ -62,12 +67,13 @@ impl SecondChance {
             return false;
         }
         let before = self.target;
-        if self.came_back * 64 >= self.evicted * GROW_AT {
+        let missed = self.refaulted * self.fetch_cost;
+        if missed > self.rescued && self.refaulted * 64 >= self.evicted * GROW_AT {
             self.target = (self.target * 3 / 2).min(self.budget / LONGEST_PART);
-        } else if self.came_back * 64 < self.evicted * SHRINK_BELOW {
-            self.target = (self.target * 7 / 8).max((self.budget / SHORTEST_PART).max(64));
+        } else if missed * 2 < self.rescued || (self.rescued + self.refaulted) * 64 < self.evicted * SHRINK_BELOW {
+            self.target = (self.target * 3 / 4).max((self.budget / SHORTEST_PART).max(64));
         }
-        (self.evicted, self.came_back) = (0, 0);
+        (self.evicted, self.rescued, self.refaulted) = (0, 0, 0);
         self.target != before
     }
 }
@@ -79,7 +85,7 @@ mod tests {
     const BUDGET: u64 = 100_000;
 
     fn after(epochs: u64, came_back: impl Fn(&mut SecondChance)) -> u64 {
-        let mut chance = SecondChance::new(BUDGET);
+        let mut chance = SecondChance::new(BUDGET, 2);
         for _ in 0..epochs {
             came_back(&mut chance);
             chance.evicted(BUDGET / EPOCH_PART);
@@ -94,15 +100,24 @@ mod tests {
 
     #[test]
     fn blocks_that_come_back_make_it_long() {
-        assert_eq!(after(20, |chance| chance.rescued(2_000)), BUDGET / LONGEST_PART);
         assert_eq!(after(20, |chance| chance.refaulted(2_000, BUDGET / 10)), BUDGET / LONGEST_PART);
+        let both = |chance: &mut SecondChance| {
+            chance.rescued(2_000);
+            chance.refaulted(2_000, BUDGET / 10);
+        };
+        assert_eq!(after(20, both), BUDGET / LONGEST_PART);
+    }
+
+    #[test]
+    fn rescues_alone_do_not_feed_it() {
+        assert_eq!(after(20, |chance| chance.rescued(12_000)), BUDGET / SHORTEST_PART);
     }
 
     #[test]
     fn it_shrinks_again_when_they_stop() {
-        let mut chance = SecondChance::new(BUDGET);
+        let mut chance = SecondChance::new(BUDGET, 2);
         for _ in 0..20 {
-            chance.rescued(2_000);
+            chance.refaulted(2_000, BUDGET / 10);
             chance.evicted(BUDGET / EPOCH_PART);
         }
         for _ in 0..60 {

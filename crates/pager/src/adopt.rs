@@ -248,7 +248,7 @@ impl Adopter {
                 }
                 DiscardStep::MakeResident { page } => {
                     drop(engine);
-                    let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0));
+                    let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0), true);
                     if !matches!(outcome, Outcome::Resolved) {
                         abort(&[
                             "a block that the program partly gives back cannot be fetched; its other part would be lost",

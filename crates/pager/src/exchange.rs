@@ -23,6 +23,7 @@
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
 
+use aquifer_core::engine::Exchange;
 use aquifer_core::map::Pages;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
 use aquifer_sys::memory::{MADV_POPULATE_WRITE, RESIDENT_PAGES_MOST, advise, drop_pages, resident_pages};
@@ -58,15 +59,29 @@ pub struct Refused(pub Errno);
 pub enum Installed {
     /// They are at the program's address now.
     Moved,
-    /// They were copied, and have been given back to the kernel.
+    /// They were copied: given back to the kernel since, unless the exchange was to be a copy.
     Copied,
 }
 
+/// Bytes up to which blocks are copied to the program's address, which interrupts no other CPU, rather than moved.
+pub const COPIED_BYTES_MOST: u64 = 16 << 10;
+
 /// Installs the bytes of `frame` at `pages`, which are all missing. Wakes who waits there. `pages` may go
-/// on into the frames that follow `frame`.
-pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<Installed, Partial> {
+/// on into the frames that follow `frame`. The frames keep their pages only where the exchange is a copy.
+pub fn install(
+    uffd: &Uffd,
+    area: &FrameArea,
+    way: Way,
+    exchange: Exchange,
+    pages: Pages,
+    frame: FrameIndex,
+) -> Result<Installed, Partial> {
     let (target, source, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
+    if let Exchange::Copy { seal } = exchange {
+        copy_in(uffd, target, source, len, done, seal)?;
+        return Ok(Installed::Copied);
+    }
     if way == Way::Move {
         match move_all(target, source, len, &mut done, |done| {
             // SAFETY: the frame is ours (the engine named it to this thread) and the block is Installing, so
@@ -86,10 +101,21 @@ pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: Fra
             Err(errno) => return Err(Partial { done, errno }),
         }
     }
+    copy_in(uffd, target, source, len, done, false)?;
+    // SAFETY: the frames are ours and their bytes are at the program's address now.
+    let _ = unsafe { drop_pages(source, len.next_multiple_of(frame.order().bytes() as usize)) };
+    Ok(Installed::Copied)
+}
+
+/// Copies what is behind the first `done` bytes of a frame, which this thread holds, to missing pages of the block
+/// that it installs.
+fn copy_in(uffd: &Uffd, target: usize, source: usize, len: usize, done: usize, seal: bool) -> Result<(), Partial> {
+    let mut done = done;
     let copy = |done: &mut usize, end: usize| {
         retry(end, done, |done| {
-            // SAFETY: as above; the frame's bytes do not change while this thread holds it.
-            unsafe { uffd.copy(target + done, source + done, end - done, false) }
+            // SAFETY: the frame is ours, so its bytes do not change, and the block is Installing, so nobody else
+            // works on its pages.
+            unsafe { uffd.copy(target + done, source + done, end - done, seal) }
         })
     };
     match copy(&mut done, len) {
@@ -100,12 +126,10 @@ pub fn install(uffd: &Uffd, area: &FrameArea, way: Way, pages: Pages, frame: Fra
                 copy(&mut done, end).map_err(|errno| Partial { done, errno })?;
                 done = end;
             }
+            Ok(())
         }
-        copied => copied.map_err(|errno| Partial { done, errno })?,
+        copied => copied.map_err(|errno| Partial { done, errno }),
     }
-    // SAFETY: the frames are ours and their bytes are at the program's address now.
-    let _ = unsafe { drop_pages(source, len.next_multiple_of(frame.order().bytes() as usize)) };
-    Ok(Installed::Copied)
 }
 
 /// A block at the end of a mapping is shorter than its frame: what is behind it goes back to the kernel.

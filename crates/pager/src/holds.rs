@@ -238,11 +238,12 @@ impl Pager {
             let found = {
                 let engine = self.engine();
                 let block = engine.map().blocks_in(page, end).next();
-                block.map(|block| (engine.map().block(block).state, engine.map().pages(block)))
+                block.map(|block| (*engine.map().block(block), engine.map().pages(block)))
             };
-            let Some((state, pages)) = found else { break };
-            if state != State::Resident {
-                let outcome = self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread);
+            let Some((block, pages)) = found else { break };
+            // The kernel may be about to write, and cannot signal a write-protected page either.
+            if block.state != State::Resident || block.sealed {
+                let outcome = self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true);
                 if outcome == Outcome::NoRoom {
                     return;
                 }
@@ -266,7 +267,7 @@ impl Pager {
         }
         for page in start..end {
             if has_holes(page, page + 1) {
-                self.resolve((page * PAGE_BYTES) as usize, thread);
+                self.resolve((page * PAGE_BYTES) as usize, thread, true);
             }
         }
     }

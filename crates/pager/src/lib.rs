@@ -19,6 +19,7 @@ mod own_memory;
 pub mod pager;
 pub mod resolve;
 pub mod signal;
+mod together;
 mod transfers;
 pub mod worker;
 

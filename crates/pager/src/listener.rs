@@ -43,7 +43,7 @@ fn listen(pager: &'static Pager) -> ! {
             Ok(Some(fault)) => {
                 let thread = ThreadIndex((fault.thread % u32::from(THREADS_MOST)) as u16);
                 let page = fault.address as usize & !4095;
-                match pager.resolve(page, thread) {
+                match pager.resolve(page, thread, fault.write) {
                     // Installing has woken it, unless another thread's installing came first.
                     Outcome::Resolved => {
                         let _ = uffd.wake(page, 4096);

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use aquifer_core::engine::FaultStep;
+use aquifer_core::engine::{Exchange, FaultStep};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES, ThreadIndex};
@@ -48,8 +48,9 @@ pub enum Outcome {
 }
 
 impl Pager {
-    /// Resolves the fault at `address` for the thread `thread`.
-    pub fn resolve(&self, address: usize, thread: ThreadIndex) -> Outcome {
+    /// Resolves the fault at `address` for the thread `thread`. `write` is false only when the access is known to be
+    /// a read.
+    pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
         let started = now_ns();
         let page = address as u64 / PAGE_BYTES;
         let mut kind = None;
@@ -57,7 +58,7 @@ impl Pager {
         let mut first = true;
         loop {
             let ticket = self.progress.ticket();
-            let (step, delivery, guards) = self.decide(page, thread, std::mem::take(&mut first));
+            let (step, delivery, guards) = self.decide(page, thread, write, std::mem::take(&mut first));
             if kind.is_none() {
                 kind = Some(kind_of(&step));
             }
@@ -82,19 +83,20 @@ impl Pager {
                         }
                     }
                 }
-                FaultStep::FillHole { block, page } => {
-                    self.fill_hole(block, page, delivery);
+                FaultStep::FillHole { block, pages, page, sealed } => {
+                    self.lift_protection(pages, page, delivery);
+                    self.fill_hole(block, (!sealed).then_some(page), delivery);
                     break;
                 }
-                FaultStep::Fill { block, pages, frame, fresh } => {
+                FaultStep::Fill { block, pages, frame, fresh, exchange } => {
                     self.zero(pages, frame, fresh);
-                    self.install(block, 1, pages, frame, delivery, Arrival::Fresh);
+                    self.install(block, 1, pages, frame, delivery, exchange, Arrival::Fresh);
                     self.counters.add(Counter::FaultsFresh, 1);
                     break;
                 }
-                FaultStep::Rescue { block, count, pages, frame, arrival } => {
+                FaultStep::Rescue { block, count, pages, frame, arrival, exchange } => {
                     self.counters.add(Counter::RescuedBlocks, u64::from(arrival == Arrival::Rescued));
-                    self.install(block, count, pages, frame, delivery, arrival);
+                    self.install(block, count, pages, frame, delivery, exchange, arrival);
                     break;
                 }
                 FaultStep::Fetch { block, pages, frame, slot } => {
@@ -102,9 +104,11 @@ impl Pager {
                         self.fetch_lost(block, pages, counter);
                         return Outcome::Lost;
                     }
-                    self.engine().fetched(block);
-                    let arrival = self.engine().refault(block);
-                    self.install(block, 1, pages, frame, delivery, arrival);
+                    let (exchange, arrival) = {
+                        let mut engine = self.engine();
+                        (engine.fetched(block, write), engine.refault(block))
+                    };
+                    self.install(block, 1, pages, frame, delivery, exchange, arrival);
                     break;
                 }
             }
@@ -116,10 +120,10 @@ impl Pager {
 
     /// Asks the engine, and takes what the step needs to know along: the delivery of the block's mapping
     /// and the guards of the tier's copy.
-    fn decide(&self, page: u64, thread: ThreadIndex, first: bool) -> (FaultStep, Delivery, Guards) {
+    fn decide(&self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> (FaultStep, Delivery, Guards) {
         let mut guards = [0; PAGES_MOST];
         let mut engine = self.engine();
-        let step = engine.fault(page, thread, first);
+        let step = engine.fault(page, thread, write, first);
         let mut delivery = Delivery::Signal;
         match &step {
             FaultStep::Fetch { block, .. } | FaultStep::Clean { block, .. } => {
@@ -193,6 +197,7 @@ impl Pager {
     }
 
     /// Installs the bytes of `count` blocks, whose frames lie side by side, and reports.
+    #[allow(clippy::too_many_arguments, reason = "what one step of the engine says, and where it says it for")]
     fn install(
         &self,
         block: BlockIndex,
@@ -200,12 +205,13 @@ impl Pager {
         pages: Pages,
         frame: FrameIndex,
         delivery: Delivery,
+        exchange: Exchange,
         arrival: Arrival,
     ) {
-        match exchange::install(self.uffd(delivery), &self.area, self.way, pages, frame) {
+        match exchange::install(self.uffd(delivery), &self.area, self.way, exchange, pages, frame) {
             Ok(Installed::Moved) => {}
             Ok(Installed::Copied) => {
-                if self.way == Way::Move {
+                if self.way == Way::Move && exchange == Exchange::Move {
                     self.counters.add(Counter::ExchangeFallbacks, 1);
                 }
             }
@@ -236,9 +242,35 @@ impl Pager {
         }
     }
 
-    /// Installs the zero page at one page that a resident block lacks. The kernel replaces it at the first
+    /// Lets the program write to a resident block, of which `page` was touched.
+    fn lift_protection(&self, pages: Pages, page: u64, delivery: Delivery) {
+        let uffd = self.uffd(delivery);
+        let lift = |start: u64, pages: u64| {
+            for _ in 0..exchange::EAGAIN_MOST {
+                match uffd.write_protect((start * PAGE_BYTES) as usize, (pages * PAGE_BYTES) as usize, false) {
+                    Err(Errno(libc::EAGAIN)) => {}
+                    lifted => return lifted,
+                }
+            }
+            Ok(()) // If the address space never comes to rest, the access simply faults again.
+        };
+        // mprotect(2) within the block has made two mappings of it for the kernel: then only the page.
+        if let Err(errno) = lift(pages.start, u64::from(pages.count)).or_else(|_| lift(page, 1)) {
+            abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]);
+        }
+    }
+
+    /// Installs the zero page at one page that a resident block lacks, if any. The kernel replaces it at the first
     /// store, from pages that the account already holds for the whole block.
-    fn fill_hole(&self, block: BlockIndex, page: u64, delivery: Delivery) {
+    fn fill_hole(&self, block: BlockIndex, page: Option<u64>, delivery: Delivery) {
+        if let Some(page) = page {
+            self.install_zero_page(page, delivery);
+        }
+        let wanted = self.engine().installed(block, Arrival::Rescued);
+        self.report(wanted);
+    }
+
+    fn install_zero_page(&self, page: u64, delivery: Delivery) {
         let (address, len) = ((page * PAGE_BYTES) as usize, PAGE_BYTES as usize);
         let uffd = self.uffd(delivery);
         for _ in 0..exchange::EAGAIN_MOST {
@@ -256,8 +288,6 @@ impl Pager {
                 }
             }
         }
-        let wanted = self.engine().installed(block, Arrival::Rescued);
-        self.report(wanted);
     }
 }
 

@@ -87,17 +87,16 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     let outcome = match pager {
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();
-            pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MOST)))
+            // SAFETY: the context of a SIGBUS that a page fault has raised.
+            let write = unsafe { signals::was_write(context) };
+            let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MOST)), write);
+            pager.counters.add(Counter::FaultsWrite, u64::from(write && outcome == Outcome::Resolved));
+            outcome
         }
         _ => Outcome::Foreign,
     };
     match outcome {
-        Outcome::Resolved => {
-            // SAFETY: the context of a SIGBUS that a page fault has raised.
-            if let (Some(pager), true) = (pager, unsafe { signals::was_write(context) }) {
-                pager.counters.add(Counter::FaultsWrite, 1);
-            }
-        }
+        Outcome::Resolved => {}
         Outcome::NoRoom => {
             say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);
             pass_on(signal, info, context);

@@ -6,25 +6,27 @@
 //! Threads: one worker per pager. Sleeps in the kernel when there is nothing to do. Neighbouring blocks are
 //! moved by one kernel call: each call interrupts every CPU that runs the program, whatever its length.
 //!
-//! Next on the path: `exchange.rs` for evictions and installs; the tier's queue for transfers.
+//! Next on the path: `together.rs` and `exchange.rs` for evictions; the tier's queue for transfers.
 
 use std::time::Duration;
 
-use aquifer_core::engine::{CleanVerdict, Plan, Task};
+use aquifer_core::engine::{CleanVerdict, Plan, Task, Transfers};
 use aquifer_core::map::{Delivery, Pages};
-use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES};
 use aquifer_stats::Counter;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
 
 use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
 use crate::pager::{Pager, StartFailure, start_thread};
+use crate::together;
 
 /// Transfers in flight at most. Sixteen of 128 KiB saturate the disk of design.md; twice that hides the
 /// gaps between plans.
 const DEPTH: u32 = 32;
 
-/// Transfers in one plan where they do not overlap: what the worker has not begun, a fault can do itself.
-const TRANSFERS_AT_ONCE: usize = 1;
+/// Transfers in one plan where they do not overlap: one block of the usual size, or small ones of as many pages.
+/// What the worker has not begun, a fault can do itself.
+const TRANSFERS_AT_ONCE: Transfers = Transfers { blocks: 16, pages: Order::DEFAULT.pages() };
 
 /// How long the worker sleeps at most when transfers are in flight, and when none is: only bounds.
 const SLEEP_BUSY: Duration = Duration::from_millis(100);
@@ -76,12 +78,12 @@ impl Job {
     }
 }
 
-/// A block to be moved, with its neighbours.
+/// A block to be taken away.
 #[derive(Clone, Copy)]
-struct Move {
-    block: BlockIndex,
-    pages: Pages,
-    frame: FrameIndex,
+pub(crate) struct Move {
+    pub(crate) block: BlockIndex,
+    pub(crate) pages: Pages,
+    pub(crate) frame: FrameIndex,
     delivery: Delivery,
 }
 
@@ -124,8 +126,9 @@ impl Worker {
     /// Asks the engine, unless no job is free to carry the answer out.
     fn plan(&mut self, plan: &mut Plan) {
         plan.tasks.clear();
-        let room = if self.pager.tier.overlaps() { self.free_jobs.len() } else { TRANSFERS_AT_ONCE };
-        if room == 0 {
+        let in_flight = Transfers { blocks: self.free_jobs.len(), pages: u32::MAX };
+        let room = if self.pager.tier.overlaps() { in_flight } else { TRANSFERS_AT_ONCE };
+        if room.blocks == 0 {
             return;
         }
         let mut engine = self.pager.engine();
@@ -157,10 +160,10 @@ impl Worker {
         }
         self.kick();
         let progress = self.evict(plan);
+        self.empty(plan);
         for task in &plan.tasks {
             match *task {
-                Task::Empty { frame } => self.pager.empty(frame),
-                Task::Evict { .. } | Task::Fetch { .. } => {}
+                Task::Empty { .. } | Task::Evict { .. } | Task::Fetch { .. } => {}
                 Task::Fill { block, pages, frame, fresh } => {
                     self.pager.zero(pages, frame, fresh);
                     let wanted = self.pager.engine().read_ahead_arrived(block);
@@ -182,18 +185,29 @@ impl Worker {
         self.pager.engine().map().region_of(block).delivery
     }
 
-    /// Carries out the plan's evictions, neighbours together. False when there was nothing else in the plan
-    /// and the kernel let no victim go.
+    /// Carries out the plan's evictions, sealed blocks together and neighbours together. False when there was
+    /// nothing else in the plan and the kernel let no victim go.
     fn evict(&mut self, plan: &Plan) -> bool {
-        let mut run: Vec<Move> = Vec::with_capacity(plan.tasks.len());
+        let mut moved: Vec<Move> = Vec::with_capacity(plan.tasks.len());
+        let mut sealed: Vec<Move> = Vec::with_capacity(plan.tasks.len());
         for task in &plan.tasks {
-            if let Task::Evict { block, pages, frame } = *task {
-                run.push(Move { block, pages, frame, delivery: self.delivery(block) });
+            if let Task::Evict { block, pages, frame, copied } = *task {
+                let list = if copied { &mut sealed } else { &mut moved };
+                list.push(Move { block, pages, frame, delivery: self.delivery(block) });
             }
         }
-        let mut progress = run.len() < plan.tasks.len() || run.is_empty();
-        for_each_run(&run, |pages, members| progress |= self.evict_run(pages, members));
+        let evictions = moved.len() + sealed.len();
+        let mut progress = evictions < plan.tasks.len() || evictions == 0;
+        progress |= together::evict_sealed(self.pager, &sealed);
+        for_each_run(&moved, |pages, members| progress |= self.evict_run(pages, members));
         progress
+    }
+
+    /// Gives the plan's frames back to the kernel, all together.
+    fn empty(&self, plan: &Plan) {
+        let frame_of = |task: &Task| if let Task::Empty { frame } = *task { Some(frame) } else { None };
+        let frames: Vec<FrameIndex> = plan.tasks.iter().filter_map(frame_of).collect();
+        together::empty(self.pager, &frames);
     }
 
     fn evict_run(&self, pages: Pages, members: &[Move]) -> bool {

@@ -197,7 +197,8 @@ impl Replay<'_> {
         self.outcome.written_back += u64::from(std::mem::take(&mut block.dirty));
         if std::mem::take(&mut block.unvisited) {
             self.outcome.read_ahead_wasted += 1;
-            self.prefetcher.wasted(u64::from(number) * u64::from(self.machine.block_pages));
+            let pages = self.machine.block_pages;
+            self.prefetcher.wasted(u64::from(number) * u64::from(pages), pages);
         }
     }
 

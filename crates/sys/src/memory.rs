@@ -92,6 +92,61 @@ pub unsafe fn drop_pages(start: usize, len: usize) -> Result<(), Errno> {
     unsafe { syscall(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) }.map(|_| ())
 }
 
+/// A range of addresses, as readv(2) and its like take it.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Span {
+    /// The first address.
+    pub start: usize,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// Ranges that [`drop_spans`] and [`read_spans`] take at once: UIO_MAXIOV.
+pub const SPANS_MOST: usize = 1024;
+
+/// As [`drop_pages`] for many ranges, with one interruption of the other CPUs for all of them where the kernel can:
+/// process_madvise(2) on oneself, since Linux 6.13. Returns how many bytes it came, from the first on; the rest
+/// is as it was.
+///
+/// # Safety
+/// As for [`drop_pages`], for every range.
+pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
+    /// "This process" as a descriptor, since Linux 6.14. One that is opened would still name the parent after fork.
+    const PIDFD_SELF_THREAD_GROUP: usize = -10001isize as usize;
+    assert!(spans.len() <= SPANS_MOST, "a call takes {SPANS_MOST} ranges at most");
+    let args = [PIDFD_SELF_THREAD_GROUP, spans.as_ptr() as usize, spans.len(), libc::MADV_DONTNEED as usize, 0, 0];
+    // SAFETY: the caller has promised that the contents are not needed; a `Span` is laid out as an iovec.
+    let together = unsafe { syscall(libc::SYS_process_madvise, args) };
+    if together.is_ok() {
+        return together;
+    }
+    let mut done = 0;
+    for span in spans {
+        // SAFETY: the caller's promise.
+        match unsafe { drop_pages(span.start, span.len) } {
+            Ok(()) => done += span.len,
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Copies ranges of this process's memory into others of the same lengths without faulting on the way:
+/// process_vm_readv(2). Returns how many bytes it came; it ends before a page that is missing.
+///
+/// # Safety
+/// The targets are the caller's to write, and nobody writes to the sources meanwhile.
+pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Errno> {
+    assert!(targets.len().max(sources.len()) <= SPANS_MOST, "a call takes {SPANS_MOST} ranges at most");
+    // SAFETY: getpid(2) takes nothing.
+    let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }?;
+    let (to, from) = (targets.as_ptr() as usize, sources.as_ptr() as usize);
+    // SAFETY: the caller's promise; a `Span` is laid out as an iovec.
+    unsafe { syscall(libc::SYS_process_vm_readv, [process, to, targets.len(), from, sources.len(), 0]) }
+}
+
 /// Pages that [`resident_pages`] can look at in one call.
 pub const RESIDENT_PAGES_MOST: usize = 64;
 

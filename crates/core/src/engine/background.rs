@@ -40,14 +40,18 @@ pub enum Task {
         /// A filled frame of another block size.
         frame: FrameIndex,
     },
-    /// As [`FaultStep::Evict`](super::FaultStep::Evict).
+    /// As [`FaultStep::Evict`](super::FaultStep::Evict), but for `copied`: then the block is sealed and the frame
+    /// has pages. Copy the block's bytes there and give its own pages back to the kernel, together with those of
+    /// the plan's other such blocks.
     Evict {
         /// The victim.
         block: BlockIndex,
         /// Its pages.
         pages: Pages,
-        /// A hollow frame.
+        /// A hollow frame, unless `copied`.
         frame: FrameIndex,
+        /// Whether to copy.
+        copied: bool,
     },
     /// Read the slot into the frame, check it; then report `read_ahead_arrived` or `fetch_failed`.
     Fetch {
@@ -90,10 +94,22 @@ impl Plan {
         self.tasks.len() >= PLAN_MOST
     }
 
-    fn has_transfers(&self, most: usize) -> bool {
-        let transfers = |task: &&Task| matches!(task, Task::Clean { .. } | Task::Fetch { .. });
-        self.tasks.iter().filter(transfers).count() >= most
+    fn has_transfers(&self, most: Transfers) -> bool {
+        let (blocks, pages) = self.tasks.iter().fold((0, 0), |(blocks, sum), task| match task {
+            Task::Clean { pages, .. } | Task::Fetch { pages, .. } => (blocks + 1, sum + pages.count),
+            _ => (blocks, sum),
+        });
+        blocks >= most.blocks || pages >= most.pages
     }
+}
+
+/// How much of a plan may need the tier.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfers {
+    /// Blocks at most.
+    pub blocks: usize,
+    /// From so many pages on, no other block.
+    pub pages: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -175,11 +191,12 @@ impl Engine {
         advice.streams
     }
 
-    /// Fills `plan` with what is to be done now, with at most `transfers` that may need the tier. Empty
+    /// Fills `plan` with what is to be done now, with at most `transfers` of it. Empty
     /// when there is nothing.
-    pub fn plan(&mut self, plan: &mut Plan, transfers: usize) {
+    pub fn plan(&mut self, plan: &mut Plan, transfers: Transfers) {
         plan.tasks.clear();
         self.plan_repayment(plan);
+        self.plan_credit(plan);
         self.plan_read_ahead(plan, transfers);
         self.plan_cleaning(plan, transfers);
         self.plan_eviction(plan);
@@ -195,7 +212,28 @@ impl Engine {
         }
     }
 
-    fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: usize) {
+    /// Whether small blocks come, and there is little credit to copy them with.
+    pub(super) fn wants_credit(&self) -> bool {
+        let credit = self.frames.credit_pages();
+        self.copies_lately && credit < self.watermarks.free_low && credit < self.frames.free_pages()
+    }
+
+    /// Small blocks are copied to the program's address, which takes credit and leaves frames with pages behind.
+    /// Gives some of those back to the kernel, many at once.
+    fn plan_credit(&mut self, plan: &mut Plan) {
+        if !self.wants_credit() {
+            return;
+        }
+        self.copies_lately = false;
+        let mut missing = self.watermarks.free_high.saturating_sub(self.frames.credit_pages());
+        while missing > 0 && !plan.is_full() {
+            let Some(frame) = self.frames.take_any() else { return };
+            missing = missing.saturating_sub(u64::from(frame.order().pages()));
+            plan.tasks.push(Task::Empty { frame });
+        }
+    }
+
+    fn plan_read_ahead(&mut self, plan: &mut Plan, transfers: Transfers) {
         while !plan.is_full() && !plan.has_transfers(transfers) {
             let reserve = self.watermarks.free_low / 2;
             let Some(run) = self.ahead.front().copied() else { return };
@@ -251,12 +289,15 @@ impl Engine {
         }
     }
 
-    fn plan_cleaning(&mut self, plan: &mut Plan, transfers: usize) {
+    fn plan_cleaning(&mut self, plan: &mut Plan, transfers: Transfers) {
         while !plan.is_full()
             && !plan.has_transfers(transfers)
             && !self.holds_back()
             && self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_high
         {
+            if self.drop_clean().is_some() {
+                continue;
+            }
             let Some((block, frame)) = self.start_cleaning() else { return };
             let pages = self.map.pages(block);
             let entry = self.map.block(block);
@@ -270,9 +311,11 @@ impl Engine {
         while !plan.is_full()
             && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target
         {
-            let Some((block, frame)) = self.start_evicting() else { return };
-            leaving += u64::from(self.weight(block));
-            plan.tasks.push(Task::Evict { block, pages: self.map.pages(block), frame });
+            let Some((block, frame)) = self.start_evicting(true) else { return };
+            let copied = self.map.block(block).copied;
+            // A frame with pages was counted as free before it was taken.
+            leaving += u64::from(self.weight(block)) * if copied { 2 } else { 1 };
+            plan.tasks.push(Task::Evict { block, pages: self.map.pages(block), frame, copied });
         }
     }
 

@@ -52,8 +52,8 @@ impl Engine {
         }
         if streams {
             self.suit_stream(block)
-        } else if stored && self.scatter.is_high() && self.map.block(block).order > Order::UNIT {
-            self.map.split(block, Order::UNIT, page)
+        } else if stored && self.scatter.is_high() && self.map.stride(block) > 1 {
+            self.map.split(block, self.map.region_of(block).unit, page)
         } else {
             block
         }
@@ -67,10 +67,18 @@ impl Engine {
     /// A stream comes to `block`. Returns the block that begins where it did, or before.
     pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
         let entry = self.map.block(block);
-        if !self.settings.elastic || !entry.is_away() || entry.order >= self.large {
+        if !self.settings.elastic || !entry.is_away() {
             return block;
         }
-        self.map.merge(block, self.large)
+        // Where a part of the large block is in DRAM, as much around this one as is away.
+        let exponents = entry.order.exponent() as u8 + 1..=self.large.exponent() as u8;
+        for order in exponents.rev().filter_map(Order::new) {
+            let merged = self.map.merge(block, order);
+            if self.map.block(merged).order == order {
+                return merged;
+            }
+        }
+        block
     }
 }
 
@@ -92,7 +100,15 @@ mod tests {
     const PAGES: u64 = 64 * 512;
 
     fn engine(elastic: bool) -> Engine {
-        let settings = Settings { budget_pages: BUDGET_PAGES, tier_slabs: 64, prefetch: true, elastic };
+        let settings = Settings {
+            budget_pages: BUDGET_PAGES,
+            tier_slabs: 64,
+            prefetch: true,
+            elastic,
+            copied_pages_most: 0,
+            seals: false,
+            fetch_cost: 2,
+        };
         let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
         engine.add(0, PAGES, Order::DEFAULT, Delivery::Signal, &mut |_, _| false);
         engine
@@ -114,10 +130,10 @@ mod tests {
     }
 
     fn touch(engine: &mut Engine, page: u64) {
-        match engine.fault(page, ThreadIndex(0), true) {
+        match engine.fault(page, ThreadIndex(0), true, true) {
             FaultStep::Fill { block, .. } => drop(engine.installed(block, crate::policy::Arrival::Fresh)),
             FaultStep::Fetch { block, .. } => {
-                engine.fetched(block);
+                engine.fetched(block, true);
                 let arrival = engine.refault(block);
                 engine.installed(block, arrival);
             }
@@ -142,7 +158,7 @@ mod tests {
 
     #[test]
     fn scattered_faults_split_what_they_hit() {
-        for (elastic, wanted) in [(true, Order::UNIT), (false, Order::DEFAULT)] {
+        for (elastic, wanted) in [(true, Order::MIN), (false, Order::DEFAULT)] {
             let mut engine = engine(elastic);
             store_all(&mut engine);
             let blocks = PAGES / u64::from(Order::DEFAULT.pages());

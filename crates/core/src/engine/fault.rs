@@ -12,11 +12,16 @@
 //! Next on the path: the driver's `pager/src/resolve.rs`, which carries the steps out.
 
 use super::Engine;
-use crate::block::{NONE, State};
+use crate::block::{Block, NONE, State};
+use crate::frames::Taken;
 use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
+use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
+
+/// What was read ahead and not touched yet may take this part of the budget: twice what read-ahead aims at. Beyond, the
+/// oldest leaves before any victim does.
+const READY_PART: u64 = 8;
 
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +47,21 @@ pub enum FaultStep {
         frame: FrameIndex,
         /// True when the frame never had pages, so that the kernel's are zero already.
         fresh: bool,
+        /// How to install it.
+        exchange: Exchange,
     },
-    /// One page inside a resident block has never been touched. Install a zero page there unless one has
-    /// come meanwhile; then report `installed`.
+    /// A resident block was touched where the kernel did not let it happen. Lift the block's write-protection;
+    /// where it was not `sealed`, one page inside it has never been touched: install a zero page there unless
+    /// one has come meanwhile. Then report `installed`.
     FillHole {
         /// The block.
         block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
         /// The page.
         page: u64,
+        /// True when every page of it is there.
+        sealed: bool,
     },
     /// The block waits in a frame with the right bytes, and so may the blocks that follow it, in the frames
     /// that follow: install them all. Then report `installed_run`.
@@ -64,6 +76,8 @@ pub enum FaultStep {
         frame: FrameIndex,
         /// How their arrival is to be judged.
         arrival: Arrival,
+        /// How to install them.
+        exchange: Exchange,
     },
     /// No frame is free: move this victim's pages into the frame; report `evicted`; ask again.
     Evict {
@@ -99,6 +113,19 @@ pub enum FaultStep {
     Foreign,
 }
 
+/// How a block's bytes get from its frame to the program's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// The frame's pages are handed over; the frame has none afterwards.
+    Move,
+    /// The bytes are copied to new pages, and the frame keeps its own. For small blocks: a move interrupts every
+    /// CPU that runs the program, a copy none.
+    Copy {
+        /// Whether to write-protect them, so that the block is known to be clean for as long as nobody writes.
+        seal: bool,
+    },
+}
+
 /// What comparing a standby block with the tier's copy has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanVerdict {
@@ -111,9 +138,9 @@ pub enum CleanVerdict {
 }
 
 impl Engine {
-    /// Decides the next step for a fault at `page`. `first` is true the first time this fault asks, and
-    /// lets the prefetcher see it once.
-    pub fn fault(&mut self, page: u64, thread: ThreadIndex, first: bool) -> FaultStep {
+    /// Decides the next step for a fault at `page`. `write` is false only when the access is known to be a read.
+    /// `first` is true the first time this fault asks, and lets the prefetcher see it once.
+    pub fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let Some(mut block) = self.map.find(page) else { return FaultStep::Foreign };
         if first {
             let streams = self.look_ahead(page, block, thread);
@@ -125,20 +152,23 @@ impl Engine {
             State::Resident => {
                 self.policy.removed(block);
                 self.resident_pages -= u64::from(order.pages());
-                self.map.block_mut(block).become_state(State::Installing);
-                FaultStep::FillHole { block, page }
+                let entry = self.map.block_mut(block);
+                entry.become_state(State::Installing);
+                FaultStep::FillHole { block, pages, page, sealed: entry.sealed }
             }
-            State::Standby => self.rescue(block),
-            State::Empty => match self.frames.take_filled(order) {
+            State::Standby => self.rescue(block, write),
+            State::Empty => match self.take_frame(order) {
                 None => self.make_room(order),
                 Some(taken) => {
                     let entry = self.map.block_mut(block);
                     entry.become_state(State::Installing);
                     entry.frame = taken.frame.0;
-                    FaultStep::Fill { block, pages, frame: taken.frame, fresh: taken.fresh }
+                    entry.known_clean = true;
+                    let exchange = self.exchange(block, 1, write);
+                    FaultStep::Fill { block, pages, frame: taken.frame, fresh: taken.fresh, exchange }
                 }
             },
-            State::Stored => match self.frames.take_filled(order) {
+            State::Stored => match self.take_frame(order) {
                 None => self.make_room(order),
                 Some(taken) => {
                     let slot = self.map.slot(block).expect("a stored block has a slot");
@@ -159,14 +189,15 @@ impl Engine {
     }
 
     /// Brings a standby block back. One that was read ahead brings its followers in the same frames' row.
-    fn rescue(&mut self, block: BlockIndex) -> FaultStep {
+    fn rescue(&mut self, block: BlockIndex, write: bool) -> FaultStep {
         let frame = FrameIndex(self.map.block(block).frame);
         let mut pages = self.map.pages(block);
         if !self.map.block(block).prefetched {
             self.standby.remove(&mut self.map, block);
             self.map.block_mut(block).become_state(State::Installing);
             self.second_chance.rescued(u64::from(self.weight(block)));
-            return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued };
+            let exchange = self.exchange(block, 1, write);
+            return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued, exchange };
         }
         let mut count = 1;
         self.start_ready(block);
@@ -178,7 +209,30 @@ impl Engine {
             last = next;
         }
         self.tally.prefetch_hits += u64::from(count);
-        FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched }
+        self.prefetcher.used(pages.count);
+        let exchange = self.exchange(block, count, write);
+        FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
+    }
+
+    /// How the `count` blocks from `first` on, which are being installed, get to the program's address. Small ones
+    /// are copied while there is credit for the second set of pages, and sealed where nothing is about to be
+    /// written and the tier has the same bytes.
+    fn exchange(&mut self, first: BlockIndex, count: u32, write: bool) -> Exchange {
+        let weight = self.weight(first);
+        let small = weight * count <= self.settings.copied_pages_most;
+        self.copies_lately |= small;
+        if !small || !self.frames.reserve(u64::from(weight * count)) {
+            return Exchange::Move;
+        }
+        let stride = self.map.stride(first);
+        let blocks = (0..count).map(|place| BlockIndex(first.0 + place * stride));
+        let clean = blocks.clone().all(|block| self.map.block(block).known_clean);
+        let seal = self.settings.seals && clean && !write;
+        for block in blocks {
+            let entry = self.map.block_mut(block);
+            (entry.copied, entry.sealed) = (true, seal);
+        }
+        Exchange::Copy { seal }
     }
 
     fn start_ready(&mut self, block: BlockIndex) {
@@ -198,8 +252,20 @@ impl Engine {
         (ready && adjacent && self.map.pages(next).count > 0).then_some(next)
     }
 
+    /// A frame to fill, if one is to be had without anything for the driver to do.
+    fn take_frame(&mut self, order: Order) -> Option<Taken> {
+        let mut dropped = 0;
+        loop {
+            let taken = self.frames.take_filled(order);
+            if taken.is_some() || dropped >= order.pages() {
+                return taken;
+            }
+            dropped += self.drop_clean()?;
+        }
+    }
+
     /// The cheapest way to one free frame of `order`.
-    fn make_room(&mut self, order: crate::units::Order) -> FaultStep {
+    fn make_room(&mut self, order: Order) -> FaultStep {
         if let Some(frame) = self.frames.take_to_empty(order) {
             return FaultStep::Empty { frame };
         }
@@ -207,43 +273,64 @@ impl Engine {
             let known_clean = self.map.block(block).known_clean;
             return FaultStep::Clean { block, pages: self.map.pages(block), frame, known_clean };
         }
-        match self.start_evicting() {
+        match self.start_evicting(false) {
             Some((block, frame)) => FaultStep::Evict { block, pages: self.map.pages(block), frame },
             None => FaultStep::Wait,
         }
     }
 
-    /// Takes the oldest standby block to be cleaned.
+    /// Takes the next standby block to be cleaned.
     pub(super) fn start_cleaning(&mut self) -> Option<(BlockIndex, FrameIndex)> {
-        let block = match self.standby.oldest() {
-            Some(block) => {
-                self.standby.remove(&mut self.map, block);
-                block
-            }
-            None => self.waste_ready()?,
-        };
+        let block = self.next_to_leave()?;
+        self.stop_waiting(block);
         self.cleaning_pages += u64::from(self.weight(block));
         let entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
         Some((block, FrameIndex(entry.frame)))
     }
 
-    /// Gives up the oldest block that was read ahead and not touched.
-    fn waste_ready(&mut self) -> Option<BlockIndex> {
-        let block = self.ready.oldest()?;
-        self.ready.remove(&mut self.map, block);
-        self.map.block_mut(block).prefetched = false;
-        self.tally.prefetch_wasted += 1;
-        let page = self.map.pages(block).start;
-        self.prefetcher.wasted(page);
-        Some(block)
+    /// The standby block whose frame is the first to be wanted: the oldest victim, or what was read ahead longest ago
+    /// where that takes too much room.
+    fn next_to_leave(&self) -> Option<BlockIndex> {
+        let victim = self.standby.oldest().filter(|_| self.ready.pages() <= self.settings.budget_pages / READY_PART);
+        victim.or_else(|| self.ready.oldest()).or_else(|| self.standby.oldest())
     }
 
-    /// Takes the policy's next victim and a hollow frame for it.
-    pub(super) fn start_evicting(&mut self) -> Option<(BlockIndex, FrameIndex)> {
+    /// Takes a block off the list on which it waits.
+    fn stop_waiting(&mut self, block: BlockIndex) {
+        if !std::mem::take(&mut self.map.block_mut(block).prefetched) {
+            self.standby.remove(&mut self.map, block);
+            return;
+        }
+        self.ready.remove(&mut self.map, block);
+        self.tally.prefetch_wasted += 1;
+        let pages = self.map.pages(block);
+        self.prefetcher.wasted(pages.start, pages.count);
+    }
+
+    /// Frees the frame of the next standby block, if the tier is known to hold its bytes. Returns how many pages
+    /// that is.
+    pub(super) fn drop_clean(&mut self) -> Option<u32> {
+        let block = self.next_to_leave().filter(|block| self.map.block(*block).known_clean)?;
+        self.stop_waiting(block);
+        self.tally.dropped_clean_blocks += 1;
+        let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
+        let entry = self.map.block_mut(block);
+        entry.become_state(State::Cleaning);
+        let frame = entry.take_frame();
+        self.release(frame);
+        self.settle(block, if zero { State::Empty } else { State::Stored });
+        Some(frame.order().pages())
+    }
+
+    /// Takes the policy's next victim and a frame for it: a hollow one to move its pages into, or, where `copies`
+    /// allows it and the block is sealed, one with pages to copy them to.
+    pub(super) fn start_evicting(&mut self, copies: bool) -> Option<(BlockIndex, FrameIndex)> {
         let block = self.policy.victim()?;
-        let order = self.map.block(block).order;
-        let Some(frame) = self.frames.take_hollow(order) else {
+        let Block { order, sealed, .. } = *self.map.block(block);
+        let full = if copies && sealed { self.frames.take_filled(order) } else { None };
+        let copied = full.is_some();
+        let Some(frame) = full.map(|taken| taken.frame).or_else(|| self.frames.take_hollow(order)) else {
             // Only while debt is open: the class has frames for the whole budget, and all are being cleaned.
             self.policy.arrived(block, order.pages(), Arrival::Rescued);
             return None;
@@ -251,20 +338,27 @@ impl Engine {
         let entry = self.map.block_mut(block);
         entry.become_state(State::Leaving);
         entry.frame = frame.0;
+        entry.copied = copied;
         Some((block, frame))
     }
 
-    /// The bytes arrived and were checked: the driver installs them next.
-    pub fn fetched(&mut self, block: BlockIndex) {
-        self.map.block_mut(block).become_state(State::Installing);
+    /// The bytes arrived and were checked: the driver installs them next, as the answer says.
+    pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
+        let entry = self.map.block_mut(block);
+        entry.become_state(State::Installing);
+        entry.known_clean = true;
+        self.exchange(block, 1, write)
     }
 
     /// The block is at the program's address. Returns whether others wait for it.
     pub fn installed(&mut self, block: BlockIndex, arrival: Arrival) -> bool {
         let entry = self.map.block_mut(block);
-        if entry.frame != NONE {
+        if entry.frame == NONE {
+            entry.sealed = false;
+        } else {
             let frame = entry.take_frame();
-            self.frames.put_hollow(frame);
+            let copied = std::mem::take(&mut entry.copied);
+            if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
         }
         if arrival == Arrival::Rescued {
             self.tally.rescued_blocks += 1;
@@ -295,7 +389,13 @@ impl Engine {
     /// The victim's pages are in its frame. Returns whether others wait for it.
     pub fn evicted(&mut self, block: BlockIndex) -> bool {
         self.leave(block);
-        self.map.block_mut(block).known_clean = false;
+        let weight = u64::from(self.weight(block));
+        let entry = self.map.block_mut(block);
+        // Sealed: not written to since it was the tier's.
+        entry.known_clean = std::mem::take(&mut entry.sealed);
+        if std::mem::take(&mut entry.copied) {
+            self.repay(weight);
+        }
         let wanted = self.settle(block, State::Standby);
         self.standby.push(&mut self.map, block);
         wanted
@@ -303,8 +403,16 @@ impl Engine {
 
     /// The kernel would not let the victim go. Returns whether others wait for it.
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
-        let frame = self.map.block_mut(block).take_frame();
-        self.frames.put_hollow(frame);
+        let entry = self.map.block_mut(block);
+        let frame = entry.take_frame();
+        let copied = std::mem::take(&mut entry.copied);
+        // The driver may have lifted the protection to put everything back.
+        entry.sealed = false;
+        if copied {
+            self.frames.put_filled(frame)
+        } else {
+            self.frames.put_hollow(frame)
+        }
         let weight = self.weight(block);
         self.policy.arrived(block, weight, Arrival::Rescued);
         self.settle(block, State::Resident)

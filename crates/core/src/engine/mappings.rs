@@ -70,6 +70,9 @@ impl Engine {
             let pages = self.map.pages(block);
             if pages.start >= start && pages.start + u64::from(pages.count) <= end {
                 self.forget(block, freed);
+            } else {
+                // Some of its pages read as zeros from now on: it is not the tier's any more.
+                self.map.block_mut(block).sealed = false;
             }
         }
         DiscardStep::Done
@@ -97,6 +100,7 @@ impl Engine {
                 self.policy.removed(block);
                 self.resident_pages -= weight;
                 self.repay(weight);
+                self.map.block_mut(block).sealed = false;
             }
             State::Standby => {
                 let prefetched = std::mem::take(&mut self.map.block_mut(block).prefetched);

@@ -20,8 +20,8 @@ mod elastic;
 mod fault;
 mod mappings;
 
-pub use background::{PLAN_MOST, Plan, Task};
-pub use fault::{CleanVerdict, FaultStep};
+pub use background::{PLAN_MOST, Plan, Task, Transfers};
+pub use fault::{CleanVerdict, Exchange, FaultStep};
 pub use mappings::DiscardStep;
 
 use crate::block::{NONE, State};
@@ -52,6 +52,12 @@ pub struct Settings {
     pub prefetch: bool,
     /// Whether regions may change their block size.
     pub elastic: bool,
+    /// Pages up to which blocks are copied to the program's address rather than moved.
+    pub copied_pages_most: u32,
+    /// Whether the driver can install pages write-protected.
+    pub seals: bool,
+    /// What fetching a small block costs, in rescues of one from standby.
+    pub fetch_cost: u64,
 }
 
 /// What the engine has done so far. Monotonic.
@@ -61,6 +67,8 @@ pub struct Tally {
     pub evicted_pages: u64,
     /// Blocks that left the resident set.
     pub evicted_blocks: u64,
+    /// Blocks whose frame was free without a look at the bytes: the tier was known to hold them.
+    pub dropped_clean_blocks: u64,
     /// Blocks found on standby by a fault.
     pub rescued_blocks: u64,
     /// Blocks that read-ahead brought and a fault then asked for.
@@ -95,20 +103,22 @@ pub struct Engine {
     pub(crate) tally: Tally,
     /// Write-backs that failed since the last one that did not.
     pub(crate) failed_in_a_row: u32,
+    /// Whether a small block was installed since credit was last made for such.
+    pub(crate) copies_lately: bool,
 }
 
 impl Engine {
     /// An engine with nothing mapped.
     pub fn new(settings: Settings, policy: Box<dyn Policy>) -> Self {
         Self {
-            map: BlockMap::new(settings.tier_slabs),
+            map: BlockMap::new(settings.tier_slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
             frames: FramePool::new(settings.budget_pages),
             policy,
             prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART),
             standby: Standby::default(),
             ready: Standby::default(),
             watermarks: Watermarks::for_budget(settings.budget_pages),
-            second_chance: SecondChance::new(settings.budget_pages),
+            second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
             scatter: elastic::Scatter::default(),
             large: elastic::large(settings.budget_pages),
@@ -118,6 +128,7 @@ impl Engine {
             cleaning_pages: 0,
             tally: Tally::default(),
             failed_in_a_row: 0,
+            copies_lately: false,
         }
     }
 
@@ -155,6 +166,7 @@ impl Engine {
     pub fn wants_worker(&self) -> bool {
         self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_low
             || self.debt_pages > 0
+            || self.wants_credit()
             || !self.ahead.is_empty()
     }
 
@@ -225,6 +237,8 @@ impl Engine {
             for block in self.map.blocks_in(mapping.start, mapping.end) {
                 let entry = self.map.block(block);
                 let weight = u64::from(self.weight(block));
+                // Accounted for at both ends, on the way in and on the way out.
+                framed += if entry.copied { weight } else { 0 };
                 match entry.state {
                     State::Resident => resident += weight,
                     State::Leaving => leaving += weight,
@@ -240,6 +254,8 @@ impl Engine {
                     State::Installing => {}
                     _ => assert_eq!(entry.frame, NONE, "{:?}", entry.state),
                 }
+                let moving = matches!(entry.state, State::Installing | State::Leaving);
+                assert!(moving || !entry.copied, "reserved twice for ever: {:?}", entry.state);
                 waiting += if entry.state == State::Standby { weight } else { 0 };
                 cleaning += if entry.state == State::Cleaning { weight } else { 0 };
                 assert!(entry.state != State::Stored || self.map.slot(block).is_some(), "stored, and nowhere");

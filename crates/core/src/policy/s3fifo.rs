@@ -9,6 +9,9 @@
 //! a block that comes back goes to main. Changed, because hits on resident blocks are invisible here:
 //!
 //! - Second chance is the standby list: a victim touched there comes back as `Rescued`, into main.
+//! - The paper counts hits, and lets a block of main that has some go round again. Here the count is of rescues:
+//!   each one in a row doubles the rounds that the block goes before it is asked again, since asking costs
+//!   two exchanges.
 //! - No ghost queue: an absent block carries a note saying when it left.
 //! - The paper moves every ghost hit to main. On a cyclic scan a little larger than memory every arrival
 //!   is a ghost hit, and main becomes a FIFO that never hits. Here a block that comes back takes only room
@@ -62,6 +65,13 @@ const AHEAD_PART: u64 = 8;
 
 /// Mark of a block that was fetched ahead and not asked for since.
 const UNTOUCHED: u8 = 1;
+/// Rescues in a row that count, and what a mark has of them: rounds of main to go, in the higher bits.
+const RESCUES_MOST: u8 = 4;
+const RESCUE: u8 = 1 << 1;
+const RESCUES: u8 = 7 << 1;
+const ROUND: u8 = 1 << 4;
+/// Blocks that one search for a victim sends round again at most.
+const SEARCH_MOST: u32 = 64;
 /// In the second word of a note: the first word says when the block left.
 const LEFT: u32 = 1 << 30;
 /// In the second word of a note: place of the block's duel plus one; 0 for none.
@@ -245,6 +255,18 @@ impl S3Fifo {
         self.lists.set_note(block, note);
     }
 
+    /// Moves main's oldest blocks to its newest end while they have rounds to go.
+    fn send_round(&mut self) {
+        for _ in 0..SEARCH_MOST {
+            let Some(block) = self.lists.oldest(MAIN) else { return };
+            let Some(mark) = self.lists.mark(block).checked_sub(ROUND) else { return };
+            let weight = self.lists.weight(block);
+            self.lists.remove(block);
+            self.lists.push(MAIN, block, weight);
+            self.lists.set_mark(block, mark);
+        }
+    }
+
     /// Which queue the next victim comes from.
     fn victim_list(&mut self) -> usize {
         // Half, not all: a rescue that always took its room from main would take the block that a scan comes to
@@ -262,6 +284,18 @@ impl S3Fifo {
         }
         self.main_due -= ONE;
         MAIN
+    }
+}
+
+/// The mark of a block that had `before` and arrives now.
+fn mark_of(before: u8, arrival: Arrival) -> u8 {
+    match arrival {
+        Arrival::Prefetched => UNTOUCHED,
+        Arrival::Fresh | Arrival::Refault { .. } => 0,
+        Arrival::Rescued => {
+            let rescues = ((before & RESCUES) / RESCUE + 1).min(RESCUES_MOST);
+            rescues * RESCUE + ((1 << (rescues - 1)) - 1) * ROUND
+        }
     }
 }
 
@@ -286,7 +320,7 @@ impl Policy for S3Fifo {
             Arrival::Rescued => Some(0),
         };
         let too_early =
-            self.lists.mark(block) == UNTOUCHED && distance.is_some_and(|it| it <= self.full() / AHEAD_PART);
+            self.lists.mark(block) & UNTOUCHED != 0 && distance.is_some_and(|it| it <= self.full() / AHEAD_PART);
         self.came_back(block, note, distance.is_some() && !too_early);
         let to_main = if too_early {
             self.left_too_early();
@@ -299,7 +333,7 @@ impl Policy for S3Fifo {
             }
         };
         self.lists.push(if to_main { MAIN } else { SMALL }, block, weight);
-        self.lists.set_mark(block, if arrival == Arrival::Prefetched { UNTOUCHED } else { 0 });
+        self.lists.set_mark(block, mark_of(self.lists.mark(block), arrival));
     }
 
     fn removed(&mut self, block: BlockIndex) {
@@ -309,6 +343,9 @@ impl Policy for S3Fifo {
     fn victim(&mut self) -> Option<BlockIndex> {
         self.full_pages = Some(self.lists.pages_all());
         let list = self.victim_list();
+        if list == MAIN {
+            self.send_round();
+        }
         let block = self.lists.pop(list).or_else(|| self.lists.pop(SMALL))?;
         self.record_departure(block, list);
         Some(block)

@@ -9,7 +9,8 @@
 //!
 //! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or
 //! more than half of the latest took the same step (`trend.rs`). Its window doubles each time the program
-//! reaches the marker, and halves on waste (`stream.rs`).
+//! reaches the marker, and halves on waste (`stream.rs`). While most of what is read ahead is wasted, a stream must
+//! prove itself first: among random accesses many are neighbours by chance.
 
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
@@ -36,6 +37,13 @@ pub const STRIDE_BLOCKS_MAX: u64 = 64;
 pub const NO_MARKER: u64 = u64::MAX;
 /// A stream that was not heard of for this many faults no longer takes a share of the cap.
 const SILENT_MAX: u64 = 512;
+/// Trust is in 1/1024. A page that was used raises it by this part of what is missing, a wasted one lowers it by this
+/// part of what is there, as if there had been no more than so many.
+const TRUST_FULL: u32 = 1024;
+const TRUST_PART: u32 = 1024;
+const TRUST_PAGES_MOST: u32 = 32;
+/// Continuations that a stream must show before anything is read ahead of it, while less than half is used.
+const PROOF: u8 = 4;
 /// Faults between two counts of the streams that are alive.
 const COUNT_INTERVAL: u64 = 64;
 
@@ -100,13 +108,15 @@ pub struct Prefetcher {
     faults: u64,
     /// Streams alive when last counted.
     alive: u64,
+    /// The part of what was read ahead lately that was used.
+    trust: u32,
 }
 
 impl Prefetcher {
     /// An empty table. All streams together will be at most about `ahead_pages_max` pages ahead.
     pub fn new(ahead_pages_max: u64) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
-        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1 }
+        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, trust: TRUST_FULL }
     }
 
     /// Another cap, when the budget changes.
@@ -123,12 +133,12 @@ impl Prefetcher {
             self.count_alive();
         }
         let limit = self.limit();
+        let proof = if self.trust * 2 < TRUST_FULL { PROOF } else { 0 };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
-            stream.advance(page, block, limit, heard, &mut advice);
-            advice.streams = true;
+            advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
             return advice;
         }
         trend.record(page);
@@ -139,13 +149,12 @@ impl Prefetcher {
         let unsettled = streams.iter_mut().filter(|stream| !stream.has_step()).filter(near);
         if let Some(stream) = unsettled.min_by_key(|stream| stream.distance(page)) {
             if stream.learn(page, block, heard) {
-                stream.advance(page, block, limit, heard, &mut advice);
-                advice.streams = true;
+                advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
                 return advice;
             }
             if let Some(step) = Self::trend_step(trend, block) {
                 *stream = Stream::with_step(page, step, block, heard);
-                stream.advance(page, block, limit, heard, &mut advice);
+                stream.advance(page, block, (limit, proof), heard, &mut advice);
             }
             return advice;
         }
@@ -155,13 +164,19 @@ impl Prefetcher {
             None => Stream::begin(page, heard),
         };
         if oldest.has_step() {
-            oldest.advance(page, block, limit, heard, &mut advice);
+            oldest.advance(page, block, (limit, proof), heard, &mut advice);
         }
         advice
     }
 
-    /// A block that was read ahead at `page` left memory unused.
-    pub fn wasted(&mut self, page: u64) {
+    /// `pages` that were read ahead were asked for.
+    pub fn used(&mut self, pages: u32) {
+        self.trust += (TRUST_FULL - self.trust) * pages.min(TRUST_PAGES_MOST) / TRUST_PART;
+    }
+
+    /// A block of `pages` that was read ahead at `page` left memory unused.
+    pub fn wasted(&mut self, page: u64, pages: u32) {
+        self.trust -= (self.trust * pages.min(TRUST_PAGES_MOST)).div_ceil(TRUST_PART).min(self.trust);
         let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
         if let Some(stream) = streams.into_iter().find(|stream| stream.covers(page)) {
             stream.wasted();

@@ -94,21 +94,29 @@ impl Stream {
         self.latest.abs_diff(page)
     }
 
-    /// Takes a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead.
-    pub(super) fn advance(&mut self, page: u64, block: u32, limit: u32, heard: u64, advice: &mut Advice) {
+    /// Takes a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead, if there was
+    /// `proof`, in continuations, that this is a stream. Returns whether there was.
+    pub(super) fn advance(
+        &mut self,
+        page: u64,
+        block: u32,
+        (limit, proof): (u32, u8),
+        heard: u64,
+        advice: &mut Advice,
+    ) -> bool {
         if block != self.block && !self.follow_block_size(page, block) {
             *self = Stream::begin(page, heard);
-            return;
+            return false;
         }
         let at_marker = self.beyond(page, self.marker);
         (self.latest, self.heard) = (page, heard);
         if !at_marker {
             self.missed += 1;
             if self.missed < MISSED_MAX {
-                return;
+                return self.successes >= proof;
             }
             self.frontier = page.wrapping_add_signed(self.step);
-        } else if self.successes > 0 {
+        } else if self.successes > 0 && self.successes >= proof {
             self.window = self.window.saturating_mul(2).min(WINDOW_MAX);
         }
         self.missed = 0;
@@ -116,8 +124,14 @@ impl Stream {
         if self.beyond(page, self.frontier) {
             self.frontier = page.wrapping_add_signed(self.step);
         }
+        if self.successes < proof {
+            self.frontier = page.wrapping_add_signed(self.step);
+            self.marker = self.frontier;
+            return false;
+        }
         advice.confidence = self.successes;
         self.advise(block, self.window.min(limit), advice);
+        true
     }
 
     /// Part of what was read ahead was not used: look less far ahead, and begin anew when nothing is left.

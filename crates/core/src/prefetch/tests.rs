@@ -123,7 +123,7 @@ fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
         let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK);
         end = advice.runs().iter().map(|run| run.start + run.pages).max().unwrap_or(end);
     }
-    (0..12).for_each(|_| prefetcher.wasted(end - 32));
+    (0..12).for_each(|_| prefetcher.wasted(end - 32, BLOCK));
     assert_eq!(prefetcher.fault(ThreadIndex(0), 100 * 32 + 64 * 32 * 3, BLOCK).pages(), 0);
     assert!(prefetcher.threads[0].streams.iter().all(|stream| !stream.has_step()));
 }
@@ -144,7 +144,7 @@ proptest! {
                 prop_assert!(page < run.start || page >= run.start + run.pages);
             }
             if order == 3 {
-                prefetcher.wasted(page);
+                prefetcher.wasted(page, BLOCK);
             }
         }
     }

@@ -24,6 +24,8 @@ pub struct Page {
     pub there: Option<u32>,
     /// True from a failed fetch until the program discards it: a load must be an error.
     pub lost: bool,
+    /// A store faults, though the page is there.
+    pub protected: bool,
 }
 
 /// See the module.
@@ -76,10 +78,41 @@ impl Memory {
             let number = pages.start + at as u64;
             let page = self.pages.get_mut(&number).expect("only managed pages are installed");
             assert_eq!(page.there, None, "EEXIST: page {number} is there already");
-            page.there = value;
+            (page.there, page.protected) = (value, false);
         }
         let frames = (pages.count as usize).div_ceil(span) as u32;
         (0..frames).for_each(|at| self.empty_frame(FrameIndex::in_class(first.order(), first.index() + at)));
+    }
+
+    /// Copies a frame, and those that follow it, to the program's address. The frames keep their pages.
+    pub fn copy(&mut self, pages: Pages, first: FrameIndex, protected: bool) {
+        let span = first.order().pages() as usize;
+        for at in 0..pages.count as usize {
+            let frame = FrameIndex::in_class(first.order(), first.index() + (at / span) as u32);
+            let value = self.frame_value(frame, at % span);
+            self.set_frame(frame, at % span, value);
+            let number = pages.start + at as u64;
+            assert_eq!(self.pages[&number].there, None, "EEXIST: page {number} is there already");
+            self.put(number, value);
+            self.pages.get_mut(&number).expect("managed").protected = protected;
+        }
+    }
+
+    /// Lets stores happen again.
+    pub fn lift_protection(&mut self, pages: Pages) {
+        for (_, page) in self.pages.range_mut(pages.start..pages.start + u64::from(pages.count)) {
+            page.protected = false;
+        }
+    }
+
+    /// Copies what is at the program's address into a frame, and drops it there. No store may come in between.
+    pub fn copy_away(&mut self, pages: Pages, frame: FrameIndex) {
+        for at in 0..pages.count as usize {
+            let page = self.pages[&(pages.start + at as u64)];
+            assert!(page.protected, "page {} could be written to while it is copied", pages.start + at as u64);
+            self.set_frame(frame, at, page.there.expect("a sealed block has all its pages"));
+        }
+        self.drop_pages(pages.start, pages.start + u64::from(pages.count));
     }
 
     /// Moves what is at the program's address into a frame, which must have no pages.
@@ -96,6 +129,7 @@ impl Memory {
     pub fn put(&mut self, page: u64, value: u32) {
         let entry = self.pages.get_mut(&page).expect("managed");
         let old = entry.there.replace(value);
+        entry.protected = false;
         self.physical += u64::from(old.is_none());
     }
 

@@ -5,7 +5,7 @@
 //!
 //! Each call of [`Work::advance`] does one thing: one effect on memory, or one report to the engine.
 
-use aquifer_core::engine::{CleanVerdict, Engine, FaultStep, Task};
+use aquifer_core::engine::{CleanVerdict, Engine, Exchange, FaultStep, Task};
 use aquifer_core::map::Pages;
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex};
@@ -43,29 +43,33 @@ pub enum Work {
     Cleaned { block: BlockIndex, verdict: CleanVerdict, guards: Vec<u64> },
     Empty { frame: FrameIndex },
     Emptied { frame: FrameIndex },
-    Evict { block: BlockIndex, pages: Pages, frame: FrameIndex },
+    Evict { block: BlockIndex, pages: Pages, frame: FrameIndex, copied: bool },
     Evicted { block: BlockIndex, refused: bool },
-    Fetch { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, ahead: bool },
+    Fetch { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, access: Option<bool> },
     FetchFailed { block: BlockIndex, pages: Pages, lost: bool },
-    Fetched { block: BlockIndex, pages: Pages, frame: FrameIndex, ahead: bool },
-    Fill { block: BlockIndex, pages: Pages, frame: FrameIndex, fresh: bool, ahead: bool },
-    FillHole { block: BlockIndex, page: u64 },
-    Install { block: BlockIndex, count: u32, pages: Pages, frame: FrameIndex, arrival: Arrival },
+    Fetched { block: BlockIndex, pages: Pages, frame: FrameIndex, access: Option<bool> },
+    Fill { block: BlockIndex, pages: Pages, frame: FrameIndex, fresh: bool, exchange: Option<Exchange> },
+    FillHole { block: BlockIndex, pages: Pages, page: u64, sealed: bool },
+    Install { block: BlockIndex, count: u32, pages: Pages, frame: FrameIndex, arrival: Arrival, exchange: Exchange },
     Installed { block: BlockIndex, count: u32, arrival: Arrival },
 }
 
 impl Work {
     /// What a faulting thread does next. `None` for answers that are no work.
-    pub fn of_step(step: FaultStep) -> Option<Work> {
+    pub fn of_step(step: FaultStep, write: bool) -> Option<Work> {
         Some(match step {
             FaultStep::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
             FaultStep::Empty { frame } => Work::Empty { frame },
-            FaultStep::Evict { block, pages, frame } => Work::Evict { block, pages, frame },
-            FaultStep::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, ahead: false },
-            FaultStep::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, ahead: false },
-            FaultStep::FillHole { block, page } => Work::FillHole { block, page },
-            FaultStep::Rescue { block, count, pages, frame, arrival } => {
-                Work::Install { block, count, pages, frame, arrival }
+            FaultStep::Evict { block, pages, frame } => Work::Evict { block, pages, frame, copied: false },
+            FaultStep::Fetch { block, pages, frame, slot } => {
+                Work::Fetch { block, pages, frame, slot, access: Some(write) }
+            }
+            FaultStep::Fill { block, pages, frame, fresh, exchange } => {
+                Work::Fill { block, pages, frame, fresh, exchange: Some(exchange) }
+            }
+            FaultStep::FillHole { block, pages, page, sealed } => Work::FillHole { block, pages, page, sealed },
+            FaultStep::Rescue { block, count, pages, frame, arrival, exchange } => {
+                Work::Install { block, count, pages, frame, arrival, exchange }
             }
             _ => return None,
         })
@@ -76,9 +80,9 @@ impl Work {
         match task {
             Task::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
             Task::Empty { frame } => Work::Empty { frame },
-            Task::Evict { block, pages, frame } => Work::Evict { block, pages, frame },
-            Task::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, ahead: true },
-            Task::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, ahead: true },
+            Task::Evict { block, pages, frame, copied } => Work::Evict { block, pages, frame, copied },
+            Task::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, access: None },
+            Task::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, exchange: None },
         }
     }
 
@@ -115,10 +119,12 @@ impl Work {
                 engine.emptied(frame);
                 return Progress::Done;
             }
-            Work::Evict { block, pages, frame } => {
+            Work::Evict { block, pages, frame, copied } => {
                 let refused = unlucky(trouble.refuse);
-                if !refused {
-                    memory.take_away(pages, frame);
+                match (refused, copied) {
+                    (true, _) => {}
+                    (false, true) => memory.copy_away(pages, frame),
+                    (false, false) => memory.take_away(pages, frame),
                 }
                 Work::Evicted { block, refused }
             }
@@ -130,17 +136,17 @@ impl Work {
                 }
                 return Progress::Done;
             }
-            Work::Fetch { block, pages, frame, slot, ahead } => {
+            Work::Fetch { block, pages, frame, slot, access } => {
                 // What was in the frame before is overwritten, or garbage after a failure.
                 for at in 0..pages.count as usize {
                     memory.set_frame(frame, at, GARBAGE - 1);
                 }
                 if unlucky(trouble.fetch) {
                     // Read-ahead leaves the verdict to the fault that wants the block.
-                    Work::FetchFailed { block, pages, lost: !ahead && luck.is_multiple_of(2) }
+                    Work::FetchFailed { block, pages, lost: access.is_some() && luck.is_multiple_of(2) }
                 } else {
                     fetch(engine, memory, (block, pages, frame, slot));
-                    Work::Fetched { block, pages, frame, ahead }
+                    Work::Fetched { block, pages, frame, access }
                 }
             }
             Work::FetchFailed { block, pages, lost } => {
@@ -152,33 +158,40 @@ impl Work {
                 }
                 return if lost { Progress::Lost } else { Progress::Failed };
             }
-            Work::Fetched { block, ahead: true, .. } => {
+            Work::Fetched { block, access: None, .. } => {
                 engine.read_ahead_arrived(block);
                 return Progress::Done;
             }
-            Work::Fetched { block, pages, frame, ahead: false } => {
-                engine.fetched(block);
-                Work::Install { block, count: 1, pages, frame, arrival: engine.refault(block) }
+            Work::Fetched { block, pages, frame, access: Some(write) } => {
+                let exchange = engine.fetched(block, write);
+                Work::Install { block, count: 1, pages, frame, arrival: engine.refault(block), exchange }
             }
-            Work::Fill { block, pages, frame, fresh, ahead } => {
+            Work::Fill { block, pages, frame, fresh, exchange } => {
                 for at in 0..pages.count as usize {
                     assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
                     memory.set_frame(frame, at, 0);
                 }
-                if ahead {
-                    Work::Fetched { block, pages, frame, ahead }
-                } else {
-                    Work::Install { block, count: 1, pages, frame, arrival: Arrival::Fresh }
+                match exchange {
+                    None => Work::Fetched { block, pages, frame, access: None },
+                    Some(exchange) => {
+                        Work::Install { block, count: 1, pages, frame, arrival: Arrival::Fresh, exchange }
+                    }
                 }
             }
-            Work::FillHole { block, page } => {
+            Work::FillHole { block, pages, page, sealed } => {
+                memory.lift_protection(pages);
+                let there = memory.pages.get(&page).expect("managed").there.is_some();
+                assert!(there || !sealed, "page {page} of a sealed block is not there");
                 if memory.pages.get(&page).expect("managed").there.is_none() {
                     memory.put(page, 0);
                 }
                 Work::Installed { block, count: 1, arrival: Arrival::Rescued }
             }
-            Work::Install { block, count, pages, frame, arrival } => {
-                memory.install(pages, frame);
+            Work::Install { block, count, pages, frame, arrival, exchange } => {
+                match exchange {
+                    Exchange::Move => memory.install(pages, frame),
+                    Exchange::Copy { seal } => memory.copy(pages, frame, seal),
+                }
                 Work::Installed { block, count, arrival }
             }
             Work::Installed { block, count, arrival } => {

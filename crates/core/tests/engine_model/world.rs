@@ -3,7 +3,7 @@
 
 //! A program with threads, a worker and a tier around one engine, in whatever order the test says.
 
-use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings};
+use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings, Transfers};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::units::{Order, ThreadIndex};
@@ -17,6 +17,9 @@ pub const THREADS: usize = 4;
 const JOBS_MOST: usize = 24;
 /// Failed write-backs after which a fault gives up, as the driver's does.
 const FAILURES_MOST: u32 = 16;
+
+/// Blocks up to here are copied to the program's address, larger ones moved.
+const COPIED_PAGES_MOST: u32 = 8;
 
 /// What a thread wants from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +66,15 @@ pub struct World {
 
 impl World {
     pub fn new(policy: PolicyName, budget_pages: u64, tier_slabs: u32, prefetch: bool, elastic: bool) -> World {
-        let settings = Settings { budget_pages, tier_slabs, prefetch, elastic };
+        let settings = Settings {
+            budget_pages,
+            tier_slabs,
+            prefetch,
+            elastic,
+            copied_pages_most: COPIED_PAGES_MOST,
+            seals: true,
+            fetch_cost: 2,
+        };
         World {
             engine: Engine::new(settings, policy::build(policy)),
             memory: Memory::default(),
@@ -135,7 +146,8 @@ impl World {
     }
 
     fn ask(&mut self, thread: &mut Thread, index: usize, page: u64, first: bool) {
-        let step = self.engine.fault(page, ThreadIndex(index as u16), first);
+        let write = !matches!(thread.access, Some(Access::Load { .. }));
+        let step = self.engine.fault(page, ThreadIndex(index as u16), write, first);
         thread.fault = Some((page, true));
         match step {
             FaultStep::Wait => {}
@@ -148,7 +160,7 @@ impl World {
                 assert!(entry.lost, "page {page} is called lost and is not");
                 *thread = Thread::default();
             }
-            step => thread.work = Work::of_step(step),
+            step => thread.work = Work::of_step(step, write),
         }
     }
 
@@ -159,7 +171,8 @@ impl World {
                     *thread = Thread::default();
                     return;
                 };
-                let Some(there) = entry.there.as_mut() else {
+                let stopped = entry.protected && matches!(access, Access::Store { .. });
+                let Some(there) = entry.there.as_mut().filter(|_| !stopped) else {
                     thread.fault = Some((page, false));
                     return;
                 };
@@ -213,7 +226,7 @@ impl World {
             return 0;
         }
         let mut plan = std::mem::take(&mut self.plan);
-        self.engine.plan(&mut plan, room);
+        self.engine.plan(&mut plan, Transfers { blocks: room, pages: u32::MAX });
         let count = plan.tasks.len();
         self.jobs.extend(plan.tasks.iter().map(|task| Work::of_task(*task)));
         self.plan = plan;

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the worker does to many small blocks at once: takes sealed ones out of the program's reach, and gives
+//! frames back to the kernel.
+//!
+//! Taking a page away interrupts every CPU that runs the program, at a price of many page copies, once for each
+//! kernel call. A sealed block needs no call of its own: it is write-protected since it came, so its bytes can be
+//! copied while the program runs, and all copied blocks are dropped by one call. Nothing is lost in between. A
+//! store faults on the protection and waits, since the block is Leaving; and no device can be about to write to a
+//! page, since a pin for writing would have lifted the protection first.
+
+#![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
+
+use aquifer_core::units::FrameIndex;
+use aquifer_stats::Counter;
+use aquifer_sys::memory::{SPANS_MOST, Span, drop_spans, read_spans};
+
+use crate::pager::Pager;
+use crate::worker::Move;
+
+/// Takes `victims` away, which are all sealed, into their frames. Returns whether any went.
+pub(crate) fn evict_sealed(pager: &Pager, victims: &[Move]) -> bool {
+    let (mut rest, mut progress) = (victims, false);
+    while !rest.is_empty() {
+        let gone = evict_first(pager, rest);
+        progress |= gone > 0;
+        rest = &rest[gone..];
+        if let Some((kept, others)) = rest.split_first() {
+            pager.counters.add(Counter::ExchangeFallbacks, 1);
+            let wanted = pager.engine().eviction_refused(kept.block);
+            pager.report(wanted);
+            rest = others;
+        }
+    }
+    progress
+}
+
+/// Takes away as many of the first `victims` as go without trouble, and reports them; returns how many.
+fn evict_first(pager: &Pager, victims: &[Move]) -> usize {
+    let free = victims.iter().take(SPANS_MOST).take_while(|victim| !pager.holds.cover(victim.pages)).count();
+    let sources: Vec<Span> = victims[..free].iter().map(source).collect();
+    let targets: Vec<Span> = victims[..free].iter().map(|victim| target(pager, victim)).collect();
+    // SAFETY: the frames are this thread's, as the engine's answer says, and the blocks are Leaving and
+    // write-protected: nobody writes to either.
+    let copied = whole(&sources, unsafe { read_spans(&targets, &sources) }.unwrap_or(0));
+    // SAFETY: as above, and what is dropped has been copied.
+    let dropped = whole(&sources, unsafe { drop_spans(&sources[..copied]) }.unwrap_or(0));
+    let mut engine = pager.engine();
+    let wanted = victims[..dropped].iter().fold(false, |wanted, victim| engine.evicted(victim.block) | wanted);
+    drop(engine);
+    pager.counters.add(Counter::EvictedBlocks, dropped as u64);
+    pager.report(wanted);
+    dropped
+}
+
+fn source(victim: &Move) -> Span {
+    Span { start: victim.pages.address() as usize, len: victim.pages.bytes() as usize }
+}
+
+fn target(pager: &Pager, victim: &Move) -> Span {
+    Span { start: pager.area.address(victim.frame), len: victim.pages.bytes() as usize }
+}
+
+/// How many of `spans` lie within their first `bytes` bytes.
+fn whole(spans: &[Span], bytes: usize) -> usize {
+    let mut left = bytes;
+    spans.iter().take_while(|span| left.checked_sub(span.len).map(|rest| left = rest).is_some()).count()
+}
+
+/// Gives the pages of `frames` back to the kernel, and reports.
+pub(crate) fn empty(pager: &Pager, frames: &[FrameIndex]) {
+    for frames in frames.chunks(SPANS_MOST) {
+        let spans: Vec<Span> = frames
+            .iter()
+            .map(|frame| Span { start: pager.area.address(*frame), len: frame.order().bytes() as usize })
+            .collect();
+        // SAFETY: the frames are this thread's, and what is in them is not needed.
+        let dropped = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+        frames[dropped..].iter().for_each(|frame| pager.area.drop_pages(*frame));
+        let mut engine = pager.engine();
+        frames.iter().for_each(|frame| engine.emptied(*frame));
+        drop(engine);
+        pager.progress.signal();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_was_done_in_part_does_not_count() {
+        let spans = [8, 4, 4].map(|pages| Span { start: 0, len: pages << 12 });
+        let done = |pages: usize| whole(&spans, pages << 12);
+        assert_eq!([0, 7, 8, 11, 12, 16].map(done), [0, 0, 1, 1, 2, 3]);
+    }
+}
