@@ -13,6 +13,8 @@
 //!   Resident   -> Installing            a hole inside it is being filled with zeros
 //!   Resident   -> Leaving               chosen as victim, its pages are being taken away
 //!   Leaving    -> Standby               out of the program's reach, still in DRAM
+//!   Leaving    -> Stored                it was clean, and a fetch costs no more than a rescue
+//!   Leaving    -> Empty                 the same, and all zero
 //!   Leaving    -> Resident              the kernel would not give the pages (pinned): it stays
 //!   Standby    -> Installing            touched in time: rescued
 //!   Standby    -> Cleaning              its frame is wanted: are the tier's bytes the same?
@@ -81,7 +83,7 @@ impl State {
             Empty => matches!(next, Installing | Fetching),
             Installing => matches!(next, Resident),
             Resident => matches!(next, Installing | Leaving | Empty),
-            Leaving => matches!(next, Standby | Resident),
+            Leaving => matches!(next, Standby | Stored | Empty | Resident),
             Standby => matches!(next, Installing | Cleaning | Empty),
             Cleaning => matches!(next, Standby | Stored | Empty),
             Stored => matches!(next, Fetching | Empty),

@@ -10,7 +10,8 @@
 //! So the length follows the evidence. Blocks that came back so soon after they had left that a longer list would
 //! have caught them speak for a longer list: each cost a fetch. Blocks that were rescued speak against it: each was
 //! hot, cost two exchanges and a fault, and would have stayed, had the list not taken the room. A list that grows
-//! with its own rescues ends by rescuing everything (`docs/decisions/0005-standby-follows-the-evidence.md`).
+//! with its own rescues ends by rescuing everything (`docs/decisions/0005-standby-follows-the-evidence.md`). Where a
+//! fetch costs no more than a rescue, the list stays at its shortest.
 
 /// The longest list, as a part of the budget. Beyond a third, what is kept resident suffers.
 const LONGEST_PART: u64 = 3;
@@ -68,7 +69,7 @@ impl SecondChance {
         }
         let before = self.target;
         let missed = self.refaulted * self.fetch_cost;
-        if missed > self.rescued && self.refaulted * 64 >= self.evicted * GROW_AT {
+        if self.fetch_cost > 1 && missed > self.rescued && self.refaulted * 64 >= self.evicted * GROW_AT {
             self.target = (self.target * 3 / 2).min(self.budget / LONGEST_PART);
         } else if missed * 2 < self.rescued || (self.rescued + self.refaulted) * 64 < self.evicted * SHRINK_BELOW {
             self.target = (self.target * 3 / 4).max((self.budget / SHORTEST_PART).max(64));
@@ -106,6 +107,16 @@ mod tests {
             chance.refaulted(2_000, BUDGET / 10);
         };
         assert_eq!(after(20, both), BUDGET / LONGEST_PART);
+    }
+
+    #[test]
+    fn it_is_of_no_use_where_a_fetch_costs_no_more_than_a_rescue() {
+        let mut chance = SecondChance::new(BUDGET, 1);
+        for _ in 0..20 {
+            chance.refaulted(2_000, BUDGET / 10);
+            chance.evicted(BUDGET / EPOCH_PART);
+        }
+        assert_eq!(chance.target(), BUDGET / SHORTEST_PART);
     }
 
     #[test]

@@ -56,9 +56,10 @@ impl Pager {
         let mut kind = None;
         let (mut failures, mut refusals) = (0, 0);
         let mut first = true;
+        let mut guards: Guards = [0; PAGES_MOST];
         loop {
             let ticket = self.progress.ticket();
-            let (step, delivery, guards) = self.decide(page, thread, write, std::mem::take(&mut first));
+            let (step, delivery) = self.decide(page, thread, write, std::mem::take(&mut first), &mut guards);
             if kind.is_none() {
                 kind = Some(kind_of(&step));
             }
@@ -120,8 +121,14 @@ impl Pager {
 
     /// Asks the engine, and takes what the step needs to know along: the delivery of the block's mapping
     /// and the guards of the tier's copy.
-    fn decide(&self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> (FaultStep, Delivery, Guards) {
-        let mut guards = [0; PAGES_MOST];
+    fn decide(
+        &self,
+        page: u64,
+        thread: ThreadIndex,
+        write: bool,
+        first: bool,
+        guards: &mut Guards,
+    ) -> (FaultStep, Delivery) {
         let mut engine = self.engine();
         let step = engine.fault(page, thread, write, first);
         let mut delivery = Delivery::Signal;
@@ -142,7 +149,7 @@ impl Pager {
         if wants_worker {
             self.worker_bell.ring();
         }
-        (step, delivery, guards)
+        (step, delivery)
     }
 
     fn wait(&self, ticket: u32, started: u64) {

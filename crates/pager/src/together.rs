@@ -12,15 +12,24 @@
 
 #![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
 
-use aquifer_core::units::FrameIndex;
+use aquifer_core::map::Pages;
+use aquifer_core::units::{BlockIndex, FrameIndex};
 use aquifer_stats::Counter;
 use aquifer_sys::memory::{SPANS_MOST, Span, drop_spans, read_spans};
 
 use crate::pager::Pager;
-use crate::worker::Move;
 
-/// Takes `victims` away, which are all sealed, into their frames. Returns whether any went.
-pub(crate) fn evict_sealed(pager: &Pager, victims: &[Move]) -> bool {
+/// A sealed block to be taken away.
+#[derive(Clone, Copy)]
+pub(crate) struct Sealed {
+    pub(crate) block: BlockIndex,
+    pub(crate) pages: Pages,
+    /// Where to copy it; `None` when the tier's copy will do.
+    pub(crate) frame: Option<FrameIndex>,
+}
+
+/// Takes `victims` away. Returns whether any went.
+pub(crate) fn evict(pager: &Pager, victims: &[Sealed]) -> bool {
     let (mut rest, mut progress) = (victims, false);
     while !rest.is_empty() {
         let gone = evict_first(pager, rest);
@@ -37,29 +46,44 @@ pub(crate) fn evict_sealed(pager: &Pager, victims: &[Move]) -> bool {
 }
 
 /// Takes away as many of the first `victims` as go without trouble, and reports them; returns how many.
-fn evict_first(pager: &Pager, victims: &[Move]) -> usize {
+fn evict_first(pager: &Pager, victims: &[Sealed]) -> usize {
     let free = victims.iter().take(SPANS_MOST).take_while(|victim| !pager.holds.cover(victim.pages)).count();
-    let sources: Vec<Span> = victims[..free].iter().map(source).collect();
-    let targets: Vec<Span> = victims[..free].iter().map(|victim| target(pager, victim)).collect();
+    let copied = copy_out(pager, &victims[..free]);
+    let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
+    // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied, or
+    // are the tier's.
+    let gone = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+    let mut engine = pager.engine();
+    let wanted = victims[..gone].iter().fold(false, |wanted, victim| {
+        let waited = if victim.frame.is_some() { engine.evicted(victim.block) } else { engine.dropped(victim.block) };
+        waited | wanted
+    });
+    drop(engine);
+    pager.counters.add(Counter::EvictedBlocks, gone as u64);
+    pager.report(wanted);
+    gone
+}
+
+/// Copies victims to their frames. Returns how many from the first on are copied now or need no copy.
+fn copy_out(pager: &Pager, victims: &[Sealed]) -> usize {
+    let framed = |victim: &&Sealed| victim.frame.is_some();
+    let sources: Vec<Span> = victims.iter().filter(framed).map(source).collect();
+    let targets: Vec<Span> = victims
+        .iter()
+        .filter_map(|victim| Some(Span { start: pager.area.address(victim.frame?), ..source(victim) }))
+        .collect();
+    if sources.is_empty() {
+        return victims.len();
+    }
     // SAFETY: the frames are this thread's, as the engine's answer says, and the blocks are Leaving and
     // write-protected: nobody writes to either.
     let copied = whole(&sources, unsafe { read_spans(&targets, &sources) }.unwrap_or(0));
-    // SAFETY: as above, and what is dropped has been copied.
-    let dropped = whole(&sources, unsafe { drop_spans(&sources[..copied]) }.unwrap_or(0));
-    let mut engine = pager.engine();
-    let wanted = victims[..dropped].iter().fold(false, |wanted, victim| engine.evicted(victim.block) | wanted);
-    drop(engine);
-    pager.counters.add(Counter::EvictedBlocks, dropped as u64);
-    pager.report(wanted);
-    dropped
+    let missing = |(_, victim): &(usize, &Sealed)| victim.frame.is_some();
+    victims.iter().enumerate().filter(missing).nth(copied).map_or(victims.len(), |(index, _)| index)
 }
 
-fn source(victim: &Move) -> Span {
+fn source(victim: &Sealed) -> Span {
     Span { start: victim.pages.address() as usize, len: victim.pages.bytes() as usize }
-}
-
-fn target(pager: &Pager, victim: &Move) -> Span {
-    Span { start: pager.area.address(victim.frame), len: victim.pages.bytes() as usize }
 }
 
 /// How many of `spans` lie within their first `bytes` bytes.

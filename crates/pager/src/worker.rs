@@ -18,7 +18,7 @@ use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
 
 use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
 use crate::pager::{Pager, StartFailure, start_thread};
-use crate::together;
+use crate::together::{self, Sealed};
 
 /// Transfers in flight at most. Sixteen of 128 KiB saturate the disk of design.md; twice that hides the
 /// gaps between plans.
@@ -78,12 +78,12 @@ impl Job {
     }
 }
 
-/// A block to be taken away.
+/// A block to be moved away, with its neighbours.
 #[derive(Clone, Copy)]
-pub(crate) struct Move {
-    pub(crate) block: BlockIndex,
-    pub(crate) pages: Pages,
-    pub(crate) frame: FrameIndex,
+struct Move {
+    block: BlockIndex,
+    pages: Pages,
+    frame: FrameIndex,
     delivery: Delivery,
 }
 
@@ -163,7 +163,7 @@ impl Worker {
         self.empty(plan);
         for task in &plan.tasks {
             match *task {
-                Task::Empty { .. } | Task::Evict { .. } | Task::Fetch { .. } => {}
+                Task::Empty { .. } | Task::Evict { .. } | Task::Drop { .. } | Task::Fetch { .. } => {}
                 Task::Fill { block, pages, frame, fresh } => {
                     self.pager.zero(pages, frame, fresh);
                     let wanted = self.pager.engine().read_ahead_arrived(block);
@@ -189,16 +189,22 @@ impl Worker {
     /// nothing else in the plan and the kernel let no victim go.
     fn evict(&mut self, plan: &Plan) -> bool {
         let mut moved: Vec<Move> = Vec::with_capacity(plan.tasks.len());
-        let mut sealed: Vec<Move> = Vec::with_capacity(plan.tasks.len());
+        let mut sealed: Vec<Sealed> = Vec::with_capacity(plan.tasks.len());
         for task in &plan.tasks {
-            if let Task::Evict { block, pages, frame, copied } = *task {
-                let list = if copied { &mut sealed } else { &mut moved };
-                list.push(Move { block, pages, frame, delivery: self.delivery(block) });
+            match *task {
+                Task::Evict { block, pages, frame, copied: true } => {
+                    sealed.push(Sealed { block, pages, frame: Some(frame) });
+                }
+                Task::Evict { block, pages, frame, copied: false } => {
+                    moved.push(Move { block, pages, frame, delivery: self.delivery(block) });
+                }
+                Task::Drop { block, pages } => sealed.push(Sealed { block, pages, frame: None }),
+                _ => {}
             }
         }
         let evictions = moved.len() + sealed.len();
         let mut progress = evictions < plan.tasks.len() || evictions == 0;
-        progress |= together::evict_sealed(self.pager, &sealed);
+        progress |= together::evict(self.pager, &sealed);
         for_each_run(&moved, |pages, members| progress |= self.evict_run(pages, members));
         progress
     }

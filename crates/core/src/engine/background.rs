@@ -53,6 +53,14 @@ pub enum Task {
         /// Whether to copy.
         copied: bool,
     },
+    /// The block is sealed, and a fetch costs no more than a rescue: give its pages back to the kernel, together with
+    /// those of the plan's other such blocks; then report `dropped` or `eviction_refused`.
+    Drop {
+        /// The victim.
+        block: BlockIndex,
+        /// Its pages.
+        pages: Pages,
+    },
     /// Read the slot into the frame, check it; then report `read_ahead_arrived` or `fetch_failed`.
     Fetch {
         /// The block.
@@ -311,11 +319,19 @@ impl Engine {
         while !plan.is_full()
             && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target
         {
-            let Some((block, frame)) = self.start_evicting(true) else { return };
+            let Some(block) = self.policy.victim() else { return };
+            let (weight, pages) = (u64::from(self.weight(block)), self.map.pages(block));
+            if self.map.block(block).sealed && self.settings.fetch_cost <= 1 {
+                self.map.block_mut(block).become_state(State::Leaving);
+                leaving += weight;
+                plan.tasks.push(Task::Drop { block, pages });
+                continue;
+            }
+            let Some(frame) = self.start_leaving(block, true) else { return };
             let copied = self.map.block(block).copied;
             // A frame with pages was counted as free before it was taken.
-            leaving += u64::from(self.weight(block)) * if copied { 2 } else { 1 };
-            plan.tasks.push(Task::Evict { block, pages: self.map.pages(block), frame, copied });
+            leaving += weight * if copied { 2 } else { 1 };
+            plan.tasks.push(Task::Evict { block, pages, frame, copied });
         }
     }
 

@@ -23,6 +23,9 @@ use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 /// oldest leaves before any victim does.
 const READY_PART: u64 = 8;
 
+/// A block that comes back within evictions of this part of the budget is hot.
+const HOT_PART: u64 = 16;
+
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultStep {
@@ -273,7 +276,8 @@ impl Engine {
             let known_clean = self.map.block(block).known_clean;
             return FaultStep::Clean { block, pages: self.map.pages(block), frame, known_clean };
         }
-        match self.start_evicting(false) {
+        let victim = self.policy.victim();
+        match victim.and_then(|block| Some((block, self.start_leaving(block, false)?))) {
             Some((block, frame)) => FaultStep::Evict { block, pages: self.map.pages(block), frame },
             None => FaultStep::Wait,
         }
@@ -323,10 +327,9 @@ impl Engine {
         Some(frame.order().pages())
     }
 
-    /// Takes the policy's next victim and a frame for it: a hollow one to move its pages into, or, where `copies`
-    /// allows it and the block is sealed, one with pages to copy them to.
-    pub(super) fn start_evicting(&mut self, copies: bool) -> Option<(BlockIndex, FrameIndex)> {
-        let block = self.policy.victim()?;
+    /// Takes a frame for a victim of the policy: a hollow one to move its pages into, or, where `copies` allows it and
+    /// the block is sealed, one with pages to copy them to.
+    pub(super) fn start_leaving(&mut self, block: BlockIndex, copies: bool) -> Option<FrameIndex> {
         let Block { order, sealed, .. } = *self.map.block(block);
         let full = if copies && sealed { self.frames.take_filled(order) } else { None };
         let copied = full.is_some();
@@ -339,7 +342,7 @@ impl Engine {
         entry.become_state(State::Leaving);
         entry.frame = frame.0;
         entry.copied = copied;
-        Some((block, frame))
+        Some(frame)
     }
 
     /// The bytes arrived and were checked: the driver installs them next, as the answer says.
@@ -374,9 +377,14 @@ impl Engine {
         (0..count).fold(false, |wanted, place| self.installed(BlockIndex(first.0 + place * stride), arrival) | wanted)
     }
 
-    /// How the arrival of a block that a fault has fetched is to be judged.
+    /// How the arrival of a block that a fault has fetched is to be judged. One that was dropped without a wait on
+    /// standby counts as rescued when it is back soon.
     pub fn refault(&self, block: BlockIndex) -> Arrival {
-        Arrival::Refault { distance: self.distance(block) }
+        let distance = self.distance(block);
+        if self.settings.fetch_cost <= 1 && distance <= self.settings.budget_pages / HOT_PART {
+            return Arrival::Rescued;
+        }
+        Arrival::Refault { distance }
     }
 
     /// The bytes could not be had. `lost` says that trying again is pointless. Returns whether others wait.
@@ -401,17 +409,25 @@ impl Engine {
         wanted
     }
 
+    /// The victim's pages went back to the kernel. Returns whether others wait for it.
+    pub fn dropped(&mut self, block: BlockIndex) -> bool {
+        self.leave(block);
+        self.map.block_mut(block).sealed = false;
+        self.repay(u64::from(self.weight(block)));
+        self.tally.dropped_clean_blocks += 1;
+        let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
+        self.settle(block, if zero { State::Empty } else { State::Stored })
+    }
+
     /// The kernel would not let the victim go. Returns whether others wait for it.
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
         let entry = self.map.block_mut(block);
-        let frame = entry.take_frame();
-        let copied = std::mem::take(&mut entry.copied);
         // The driver may have lifted the protection to put everything back.
         entry.sealed = false;
-        if copied {
-            self.frames.put_filled(frame)
-        } else {
-            self.frames.put_hollow(frame)
+        let copied = std::mem::take(&mut entry.copied);
+        if entry.frame != NONE {
+            let frame = entry.take_frame();
+            if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
         }
         let weight = self.weight(block);
         self.policy.arrived(block, weight, Arrival::Rescued);

@@ -248,9 +248,8 @@ impl Engine {
                     State::Empty | State::Stored | State::Poisoned => {}
                 }
                 match entry.state {
-                    State::Standby | State::Cleaning | State::Fetching | State::Leaving => {
-                        assert_ne!(entry.frame, NONE)
-                    }
+                    State::Standby | State::Cleaning | State::Fetching => assert_ne!(entry.frame, NONE),
+                    State::Leaving => assert!(entry.frame != NONE || entry.sealed),
                     State::Installing => {}
                     _ => assert_eq!(entry.frame, NONE, "{:?}", entry.state),
                 }

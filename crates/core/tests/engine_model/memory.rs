@@ -112,7 +112,14 @@ impl Memory {
             assert!(page.protected, "page {} could be written to while it is copied", pages.start + at as u64);
             self.set_frame(frame, at, page.there.expect("a sealed block has all its pages"));
         }
-        self.drop_pages(pages.start, pages.start + u64::from(pages.count));
+        self.drop_sealed(pages);
+    }
+
+    /// Drops a block that nobody may write to.
+    pub fn drop_sealed(&mut self, pages: Pages) {
+        let range = pages.start..pages.start + u64::from(pages.count);
+        assert!(self.pages.range(range.clone()).all(|(_, page)| page.protected), "{pages:?} could be written to");
+        self.drop_pages(range.start, range.end);
     }
 
     /// Moves what is at the program's address into a frame, which must have no pages.

@@ -45,6 +45,8 @@ pub enum Work {
     Emptied { frame: FrameIndex },
     Evict { block: BlockIndex, pages: Pages, frame: FrameIndex, copied: bool },
     Evicted { block: BlockIndex, refused: bool },
+    Drop { block: BlockIndex, pages: Pages },
+    Dropped { block: BlockIndex },
     Fetch { block: BlockIndex, pages: Pages, frame: FrameIndex, slot: u64, access: Option<bool> },
     FetchFailed { block: BlockIndex, pages: Pages, lost: bool },
     Fetched { block: BlockIndex, pages: Pages, frame: FrameIndex, access: Option<bool> },
@@ -81,6 +83,7 @@ impl Work {
             Task::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
             Task::Empty { frame } => Work::Empty { frame },
             Task::Evict { block, pages, frame, copied } => Work::Evict { block, pages, frame, copied },
+            Task::Drop { block, pages } => Work::Drop { block, pages },
             Task::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, access: None },
             Task::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, exchange: None },
         }
@@ -134,6 +137,15 @@ impl Work {
                 } else {
                     engine.evicted(block);
                 }
+                return Progress::Done;
+            }
+            Work::Drop { block, .. } if unlucky(trouble.refuse) => Work::Evicted { block, refused: true },
+            Work::Drop { block, pages } => {
+                memory.drop_sealed(pages);
+                Work::Dropped { block }
+            }
+            Work::Dropped { block } => {
+                engine.dropped(block);
                 return Progress::Done;
             }
             Work::Fetch { block, pages, frame, slot, access } => {

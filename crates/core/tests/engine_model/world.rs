@@ -73,7 +73,7 @@ impl World {
             elastic,
             copied_pages_most: COPIED_PAGES_MOST,
             seals: true,
-            fetch_cost: 2,
+            fetch_cost: 1 + u64::from(prefetch),
         };
         World {
             engine: Engine::new(settings, policy::build(policy)),
