@@ -45,9 +45,9 @@ pub struct Adopter {
     pager: AtomicPtr<Pager>,
     counters: &'static Counters,
     budget_bytes: u64,
-    /// The addresses between which every mapping with signal delivery lies; only ever grows.
-    signal_low: AtomicUsize,
-    signal_high: AtomicUsize,
+    /// The addresses between which every mapping lies whose memory calls must hold; only ever grows.
+    held_low: AtomicUsize,
+    held_high: AtomicUsize,
     /// The program had an io_uring when the pager started. It reads and writes when no call is to be seen, so all
     /// memory gets listener delivery where that can be had.
     rings: AtomicBool,
@@ -76,8 +76,8 @@ impl Adopter {
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
             budget_bytes,
-            signal_low: AtomicUsize::new(usize::MAX),
-            signal_high: AtomicUsize::new(0),
+            held_low: AtomicUsize::new(usize::MAX),
+            held_high: AtomicUsize::new(0),
             rings: AtomicBool::new(false),
         }
     }
@@ -125,6 +125,13 @@ impl Adopter {
             Ok(pager) => pager,
             Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
         };
+        if pager.copies() && (with_rings || rings::are_mapped()) {
+            abort(&[
+                "cannot manage memory: the program has an io_uring or asynchronous I/O (io_setup), and pages cannot be ",
+                "moved here: evicting one could lose what a device writes to it; use Linux 6.8 or newer without ",
+                "--exchange copy, or give it enough DRAM (--dram) to stay below its budget",
+            ]);
+        }
         if let Err(errno) = signal::install(pager) {
             abort(&["cannot install the fault handler (", errno.name(), ")"]);
         }
@@ -169,14 +176,14 @@ impl Adopter {
                 let index = (page - first) as usize;
                 present[index..index + count as usize].iter().any(|present| *present)
             });
-            if delivery == Delivery::Signal {
-                // Release pairs with the Acquire in `may_need_signal`: the program may use the range from now on.
-                self.signal_low.fetch_min(start, Ordering::Release);
-                self.signal_high.fetch_max(range.end, Ordering::Release);
+            if pager.calls_must_hold(delivery) {
+                // Release pairs with the Acquire in `may_need_hold`: the program may use the range from now on.
+                self.held_low.fetch_min(start, Ordering::Release);
+                self.held_high.fetch_max(range.end, Ordering::Release);
             }
             self.counters.increase(registered(delivery), 1);
         }
-        if self.has_signal_delivery() {
+        if self.watches_calls() {
             signal::trap_calls();
         }
         pager.publish(&engine);
@@ -263,16 +270,21 @@ impl Adopter {
         }
     }
 
-    /// Whether `start..start + len` may have pages that only a signal can bring. Quick, and right when false.
-    pub fn may_need_signal(&self, start: usize, len: usize) -> bool {
-        start < self.signal_high.load(Ordering::Acquire)
-            && start.saturating_add(len) > self.signal_low.load(Ordering::Acquire)
+    /// Whether `start..start + len` may have pages that a call must hold. Quick, and right when false.
+    pub fn may_need_hold(&self, start: usize, len: usize) -> bool {
+        start < self.held_high.load(Ordering::Acquire)
+            && start.saturating_add(len) > self.held_low.load(Ordering::Acquire)
             && len > 0
     }
 
-    /// Whether there may be any page that only a signal can bring.
-    pub fn has_signal_delivery(&self) -> bool {
-        self.signal_high.load(Ordering::Acquire) != 0
+    /// Whether there may be any page that a call must hold.
+    pub fn watches_calls(&self) -> bool {
+        self.held_high.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether pages are copied away, so that what is written to them when no call is to be seen would be lost.
+    pub fn copies(&self) -> bool {
+        self.pager().is_some_and(Pager::copies)
     }
 
     /// The memory of a system call, which is to be brought and held. `None` before the pager has started.

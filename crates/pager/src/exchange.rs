@@ -212,11 +212,13 @@ pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, fra
             Ok(()) => return Ok(()),
             // With holes allowed, a range without any page at all has nothing to move.
             Err(Errno(libc::ENOENT)) => return Ok(()),
-            Err(errno @ Errno(libc::EBUSY)) => {
+            // The protection differs from the frames': copied below.
+            Err(Errno(libc::EINVAL)) => {}
+            // A page that does not move now may be pinned: never copied.
+            Err(errno) => {
                 put_back(uffds.program, source, target, done);
                 return Err(Refused(errno));
             }
-            Err(_) => {}
         }
     }
     copy_away(uffds.program, source + done, target + done, len - done).map_err(|errno| {

@@ -4,7 +4,8 @@
 //! Ranges whose blocks may not be evicted for a while: the memory of a system call in progress, and locked memory.
 //!
 //! Under signal delivery the kernel's own access to a missing page is an error, and a call that has consumed a
-//! message cannot be repeated. So what the kernel will touch is brought first, and kept until the call returns.
+//! message cannot be repeated. So what the kernel will touch is brought first, and kept until the call returns. Where
+//! pages are copied away, the same keeps them from leaving while a device writes to them.
 //!
 //! The order makes it safe. A hold is published before its blocks are looked at under the engine's lock. A victim
 //! chosen earlier is seen there as Leaving, and waited for; one chosen later finds the hold, and is refused.
@@ -159,7 +160,7 @@ impl Holding {
     /// Brings `start..start + len` and holds it. Where it cannot be held it is brought at least.
     pub fn add(&mut self, start: usize, len: usize) {
         let _blocked = Blocked::all();
-        let Some((start, end)) = self.pager.needs_signal(start, len) else { return };
+        let Some((start, end)) = self.pager.needs_hold(start, len) else { return };
         let weight = self.pager.weight(start, end);
         let most = self.pager.budget_pages / CALLS_PART;
         let spent = self.pager.holds.calls_pages.load(Ordering::SeqCst);
@@ -198,27 +199,34 @@ impl Pager {
         (self.budget_pages / CALLS_PART / 2 * PAGE_BYTES) as usize
     }
 
-    /// The pages of `start..start + len` from the first to the last that only a signal can bring.
-    fn needs_signal(&self, start: usize, len: usize) -> Option<(u64, u64)> {
-        let (first, last) = page_range(start, len);
-        let engine = self.engine();
-        let mut found: Option<(u64, u64)> = None;
-        // Copying would take a page from under a device that is writing to it, whoever brings the page. Where no
-        // memory has signal delivery, no call asks here (docs/fault-path.md, "What the kernel refuses").
-        let needs = |delivery: Delivery| delivery == Delivery::Signal || self.way == Way::Copy;
-        for mapping in engine.map().overlapping(first, last).filter(|mapping| needs(mapping.delivery)) {
-            let start = found.map_or(mapping.start.max(first), |(start, _)| start);
-            found = Some((start, mapping.end.min(last)));
-        }
-        found
+    /// Whether a page is copied when it is taken away.
+    pub(crate) fn copies(&self) -> bool {
+        self.way == Way::Copy
+    }
+
+    /// Whether system calls must hold the memory they touch. With signal delivery the kernel cannot bring it. And
+    /// where pages are copied away, a direct read (O_DIRECT) would go on writing to the page that was left behind,
+    /// whoever brings it: nothing tells that a page is pinned.
+    pub(crate) fn calls_must_hold(&self, delivery: Delivery) -> bool {
+        delivery == Delivery::Signal || self.copies()
+    }
+
+    /// The pages of `start..start + len` from the first to the last that a call must hold.
+    fn needs_hold(&self, start: usize, len: usize) -> Option<(u64, u64)> {
+        self.span(start, len, |delivery| self.calls_must_hold(delivery))
     }
 
     /// The pages of `start..start + len` from the first to the last that are managed.
     fn managed(&self, start: usize, len: usize) -> Option<(u64, u64)> {
+        self.span(start, len, |_| true)
+    }
+
+    /// The pages of `start..start + len` from the first to the last whose mapping is `wanted`.
+    fn span(&self, start: usize, len: usize, wanted: impl Fn(Delivery) -> bool) -> Option<(u64, u64)> {
         let (first, last) = page_range(start, len);
         let engine = self.engine();
         let mut found: Option<(u64, u64)> = None;
-        for mapping in engine.map().overlapping(first, last) {
+        for mapping in engine.map().overlapping(first, last).filter(|mapping| wanted(mapping.delivery)) {
             found = Some((found.map_or(mapping.start.max(first), |(start, _)| start), mapping.end.min(last)));
         }
         found

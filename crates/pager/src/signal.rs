@@ -54,6 +54,8 @@ pub(crate) fn trap_calls() {
     {
         *action = old;
     }
+    // This thread at once; the others at their next fault, or call by a name that we wrap.
+    dispatch::arm_if_due();
 }
 
 /// Whether a handler of ours is in place for this signal, so that the program's own wishes must go through

@@ -5,8 +5,8 @@
 //!
 //! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that
 //! may have consumed a message. So nothing is repaired afterwards: `pointers.rs` says what the call touches, and
-//! the pager keeps that resident. What is larger than a call may hold goes in windows (files) or through memory
-//! of our own (`bounce.rs`).
+//! the pager keeps that resident; where pages are copied away, under every delivery (`pager/src/holds.rs`). What is
+//! larger than a call may hold goes in windows (files) or through memory of our own (`bounce.rs`).
 //!
 //! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread
 //! may be cancelled or leave by siglongjmp(3) while the kernel has the call.
@@ -67,7 +67,7 @@ pub fn in_libcs_manner(result: isize) -> isize {
 }
 
 fn adopter() -> Option<&'static Adopter> {
-    instance().map(|instance| &instance.adopter).filter(|adopter| adopter.has_signal_delivery())
+    instance().map(|instance| &instance.adopter).filter(|adopter| adopter.watches_calls())
 }
 
 impl Caller {
@@ -97,23 +97,23 @@ impl Caller {
         }
     }
 
-    /// Whether a call would meet memory that only a signal can bring.
+    /// Whether a call would meet memory that it must hold.
     ///
     /// # Safety
     /// As for the system call.
     pub unsafe fn touches(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter else { return false };
-        if (0..6).any(|index| adopter.may_need_signal(args[index], length(number, index, args))) {
+        if (0..6).any(|index| adopter.may_need_hold(args[index], length(number, index, args))) {
             return true;
         }
         match shape(number) {
-            Shape::Bytes { .. } => adopter.may_need_signal(args[1], args[2]),
-            Shape::Vector { .. } | Shape::Remote => {
+            Shape::Bytes { .. } => adopter.may_need_hold(args[1], args[2]),
+            Shape::Vector { .. } => {
                 // SAFETY: the caller's promise.
                 let entries = unsafe { Entries::read(args[1], args[2]) };
-                entries.list().iter().any(|entry| adopter.may_need_signal(entry.iov_base as usize, entry.iov_len))
+                entries.list().iter().any(|entry| adopter.may_need_hold(entry.iov_base as usize, entry.iov_len))
             }
-            Shape::Message { .. } | Shape::Messages | Shape::Submit | Shape::Strings(_) => true,
+            Shape::Remote | Shape::Message { .. } | Shape::Messages | Shape::Submit | Shape::Strings(_) => true,
             Shape::Plain | Shape::Word => false,
         }
     }
@@ -145,7 +145,7 @@ impl Caller {
     pub fn bring(&self, starts: &[usize], len: usize) {
         let Some(adopter) = self.adopter else { return };
         let Some(mut holding) = adopter.holding() else { return };
-        starts.iter().filter(|start| adopter.may_need_signal(**start, len)).for_each(|start| holding.add(*start, len));
+        starts.iter().filter(|start| adopter.may_need_hold(**start, len)).for_each(|start| holding.add(*start, len));
     }
 
     /// What a program and its words are, held: `call` starts it from another process that shares our memory, where
@@ -157,7 +157,7 @@ impl Caller {
         let holding = adopter().and_then(|adopter| {
             let mut holding = adopter.holding()?;
             let mut add = |start: usize, len: usize| {
-                if adopter.may_need_signal(start, len) {
+                if adopter.may_need_hold(start, len) {
                     holding.add(start, len);
                 }
             };
@@ -184,14 +184,14 @@ impl Caller {
             let Some(mut holding) = adopter.holding() else { break };
             for (index, start) in args.iter().enumerate() {
                 let len = length(number, index, &args).max(if turn == 0 { 0 } else { WIDE_BYTES });
-                if adopter.may_need_signal(*start, len) {
+                if adopter.may_need_hold(*start, len) {
                     holding.add(*start, len);
                 }
             }
             // SAFETY: the caller's promise.
             unsafe {
                 each_pointer(number, &args, &mut |start, len| {
-                    if adopter.may_need_signal(start, len) {
+                    if adopter.may_need_hold(start, len) {
                         holding.add(start, len);
                     }
                 });
@@ -209,7 +209,7 @@ impl Caller {
         let mut result = FAULT;
         for _ in 0..TRIES {
             if let Some(mut holding) = adopter.holding() {
-                for start in args.iter().filter(|start| adopter.may_need_signal(**start, size_of::<u32>())) {
+                for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
                     holding.add(*start, size_of::<libc::timespec>());
                 }
             }
@@ -322,7 +322,7 @@ impl Caller {
         part: impl Fn(&[libc::iovec], usize) -> isize,
     ) -> isize {
         let &Memory { descriptor, entries, reads, also } = memory;
-        let far = |(start, len): (usize, usize)| adopter.may_need_signal(start, len);
+        let far = |(start, len): (usize, usize)| adopter.may_need_hold(start, len);
         let payload = |entry: &libc::iovec| (entry.iov_base as usize, entry.iov_len);
         if !entries.iter().map(payload).chain(also.iter().copied()).any(far) {
             return whole();
@@ -384,6 +384,12 @@ unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usiz
             let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MOST)) };
             each(args[1], size_of_val(entries.list()));
             entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            if matches!(number, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev) {
+                // SAFETY: the caller's promise.
+                let far = unsafe { Entries::read(args[3], args[4].min(bounce::ENTRIES_MOST)) };
+                each(args[3], size_of_val(far.list()));
+                far.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            }
         }
         Shape::Messages => {
             const STRIDE: usize = size_of::<libc::mmsghdr>();

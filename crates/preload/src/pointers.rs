@@ -26,7 +26,8 @@ pub enum Shape {
     Messages,
     /// Every argument that points into managed memory points to [`length`] bytes.
     Plain,
-    /// A local vector at argument 1, with its length in argument 2, that is not in windows: process_vm_readv(2).
+    /// A local vector at argument 1, with its length in argument 2, that is not in windows; and for
+    /// process_vm_readv(2) a remote one at argument 3, which may be the program's own memory.
     Remote,
     /// Arrays of strings: execve(2). The number is that of the argument with the path.
     Strings(usize),

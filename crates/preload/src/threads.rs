@@ -110,6 +110,8 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
         Job { run: job.run, argument: job.argument }
     };
     let _stack = give_stack().map(StackOfThread);
+    // Not left to the first fault: under listener delivery there is none on this thread.
+    dispatch::arm_if_due();
     // SAFETY: the program asked for this function to be run with this argument.
     unsafe { (job.run)(job.argument) }
 }

@@ -3,7 +3,7 @@
 
 //! System calls that no wrapper sees: from inside the C library, from other libraries, from the program itself.
 //!
-//! Once memory with signal delivery exists, each thread's calls trap (`sys/src/dispatch.rs`), except this
+//! Once there is memory that calls must hold, each thread's calls trap (`sys/src/dispatch.rs`), except this
 //! library's own. A call that touches no such memory happens as if nothing had been; the others go the way of the
 //! wrapped ones, `calls.rs`. A few are ours to answer: those that change signal masks and actions, on which
 //! trapping itself depends, and those that change mappings under the pager.
@@ -13,6 +13,7 @@
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::abort::say;
 use aquifer_pager::signal::pass_on;
@@ -138,19 +139,37 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_mlockall => return Some(locks::lock_all(args[0])),
             libc::SYS_munlockall => return Some(locks::unlock_all()),
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => return Some(-(libc::EINVAL as isize)),
-            libc::SYS_io_uring_setup => return Some(refuse_rings()),
+            libc::SYS_io_uring_setup => return Some(refuse_rings(adopter.copies())),
+            libc::SYS_io_setup if adopter.copies() => return Some(refuse_asynchronous_io()),
             _ => return None,
         }
     };
     Some(if result == -1 { -(signals::errno() as isize) } else { result })
 }
 
-/// An io_uring's reads and writes happen when no call of the program's is to be seen, so their memory could be away.
-fn refuse_rings() -> isize {
-    use std::sync::atomic::{AtomicBool, Ordering};
+/// An io_uring's reads and writes happen when no call of the program's is to be seen. Their memory could be away;
+/// and where pages are copied, it could be taken away from under them.
+fn refuse_rings(copies: bool) -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
-        say(&["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"]);
+    if copies {
+        return refuse(&SAID, &["io_uring", COPIES]);
+    }
+    refuse(&SAID, &["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"])
+}
+
+/// io_submit(2) returns while the device goes on writing.
+fn refuse_asynchronous_io() -> isize {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    refuse(&SAID, &["asynchronous I/O (io_setup)", COPIES])
+}
+
+const COPIES: &str = " is refused (ENOSYS), since pages cannot be moved here, and copying one away could lose what a \
+                      device writes to it; use Linux 6.8 or newer without --exchange copy";
+
+/// Says why, once.
+fn refuse(said: &AtomicBool, why: &[&str]) -> isize {
+    if !said.swap(true, Ordering::Relaxed) {
+        say(why);
     }
     -(libc::ENOSYS as isize)
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds out whether this process has an io_uring: see io_uring(7) and proc_pid_fd(5).
+//! Finds out whether this process has asynchronous I/O, whose transfers no system call shows: an io_uring, or a
+//! context of io_setup(2). See io_uring(7), proc_pid_fd(5) and proc_pid_maps(5).
 //!
 //! Allocates nothing, and calls nothing of libc's that does.
 
-use crate::raw::syscall;
+use crate::raw::{Errno, syscall};
 
 /// Descriptors that are looked at. A program makes its rings early, when few are open.
 const DESCRIPTORS_MOST: usize = 1024;
@@ -13,6 +14,43 @@ const DESCRIPTORS_MOST: usize = 1024;
 /// Whether one of the first descriptors is an io_uring.
 pub fn are_there() -> bool {
     (0..DESCRIPTORS_MOST).any(is_ring)
+}
+
+/// How the kernel names the mappings of asynchronous I/O: an io_uring's, and the completion ring of a context.
+const MAPPINGS: [&[u8]; 2] = [b" anon_inode:[io_uring]\n", b" /[aio] (deleted)\n"];
+/// What is read of the list of mappings at once.
+const PIECE_BYTES: usize = 1024;
+/// What is kept of the piece before, so that no name is missed between two: more than the longest name.
+const KEPT_BYTES: usize = 32;
+
+/// Whether asynchronous I/O has mapped its rings, or the kernel does not say. Also finds an io_uring whose
+/// descriptor was closed or registered.
+pub fn are_mapped() -> bool {
+    let path = c"/proc/self/maps";
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
+    // SAFETY: openat(2) with a path that ends in NUL.
+    let Ok(maps) = (unsafe { syscall(libc::SYS_openat, args) }) else { return true };
+    let found = maps_name_rings(maps).unwrap_or(true);
+    // SAFETY: closes what was opened above.
+    let _ = unsafe { syscall(libc::SYS_close, [maps, 0, 0, 0, 0, 0]) };
+    found
+}
+
+fn maps_name_rings(maps: usize) -> Result<bool, Errno> {
+    let mut text = [0u8; KEPT_BYTES + PIECE_BYTES];
+    loop {
+        let args = [maps, text[KEPT_BYTES..].as_mut_ptr() as usize, PIECE_BYTES, 0, 0, 0];
+        // SAFETY: read(2) writes no more than the piece has room for.
+        let len = unsafe { syscall(libc::SYS_read, args) }?;
+        if len == 0 {
+            return Ok(false);
+        }
+        let text_end = KEPT_BYTES + len;
+        if MAPPINGS.iter().any(|name| text[..text_end].windows(name.len()).any(|part| part == *name)) {
+            return Ok(true);
+        }
+        text.copy_within(len..text_end, 0);
+    }
 }
 
 fn is_ring(descriptor: usize) -> bool {
@@ -45,5 +83,20 @@ mod tests {
         // SAFETY: closes what was opened above.
         let _ = unsafe { syscall(libc::SYS_close, [ring, 0, 0, 0, 0, 0]) };
         assert!(!is_ring(ring));
+    }
+
+    #[test]
+    fn a_context_is_found() {
+        let mut context = 0usize;
+        // SAFETY: io_setup(2) writes one word.
+        let made = unsafe { syscall(libc::SYS_io_setup, [1, &raw mut context as usize, 0, 0, 0, 0]) };
+        if made.is_err() {
+            eprintln!("skipped, because this kernel has no asynchronous I/O");
+            return;
+        }
+        // That nothing is found where there is nothing, e2e sees: tests beside this one have rings.
+        assert!(are_mapped());
+        // SAFETY: ends what was made above.
+        let _ = unsafe { syscall(libc::SYS_io_destroy, [context, 0, 0, 0, 0, 0]) };
     }
 }
