@@ -26,12 +26,12 @@
 use aquifer_core::engine::Exchange;
 use aquifer_core::map::Pages;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
-use aquifer_sys::memory::{MADV_POPULATE_WRITE, RESIDENT_PAGES_MOST, advise, drop_pages, resident_pages};
+use aquifer_sys::memory::{MADV_POPULATE_WRITE, advise, drop_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
 use crate::frame_area::FrameArea;
-use crate::own_memory::OwnMemory;
+use crate::own_memory::{AT_ONCE, OwnMemory, PageTable};
 
 /// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
 /// changed by another thread; each change is short.
@@ -93,11 +93,12 @@ pub fn install(
                 return Ok(Installed::Moved);
             }
             // A block all of whose pages the program had given back, one part after the other, when it left.
-            Err(Errno(libc::ENOENT)) => {
+            Err(Errno(libc::ENOENT)) if is_empty(source + done, len - done) => {
                 drop_rest(frame, source, len);
                 return Ok(Installed::Moved);
             }
-            Err(Errno(libc::EBUSY | libc::EINVAL)) => {}
+            // ENOENT otherwise means the target, of which copying finds out what is the matter.
+            Err(Errno(libc::EBUSY | libc::EINVAL | libc::ENOENT)) => {}
             Err(errno) => return Err(Partial { done, errno }),
         }
     }
@@ -189,9 +190,10 @@ fn move_all(
 fn moved_already(target: usize, source: usize, len: usize) -> usize {
     let page_bytes = PAGE_BYTES as usize;
     let (pages, mut moved) = (len / page_bytes, 0);
+    let table = PageTable::open();
     while moved < pages {
-        let count = (pages - moved).min(RESIDENT_PAGES_MOST);
-        let at = |start: usize| resident_pages(start + moved * page_bytes, count);
+        let count = (pages - moved).min(AT_ONCE);
+        let at = |start: usize| table.contents(start + moved * page_bytes, count);
         let (Ok(there), Ok(left)) = (at(target), at(source)) else { break };
         let run = (!(there & !left)).trailing_zeros() as usize;
         moved += run.min(count);
@@ -205,13 +207,23 @@ fn moved_already(target: usize, source: usize, len: usize) -> usize {
 /// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused,
 /// the block is whole at the program's address as before.
 pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
+    let taken = try_take_away(uffds, area, way, pages, frame);
+    // What a refused eviction has left in the frame would be the only bytes there are.
+    let whole = (pages.bytes() as usize).next_multiple_of(frame.order().bytes() as usize);
+    if taken.is_err() && !is_empty(area.address(frame), whole) {
+        crate::abort::abort(&["a block that could not be evicted is in part in its frame; it would be lost"]);
+    }
+    taken
+}
+
+fn try_take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
         match move_away(uffds.frames, target, source, len, &mut done) {
             Ok(()) => return Ok(()),
-            // With holes allowed, a range without any page at all has nothing to move.
-            Err(Errno(libc::ENOENT)) => return Ok(()),
+            // The program has unmapped it past us: there is nothing to take.
+            Err(Errno(libc::ENOENT)) if is_empty(source + done, len - done) => return Ok(()),
             // The protection differs from the frames': copied below.
             Err(Errno(libc::EINVAL)) => {}
             // A page that does not move now may be pinned: never copied.
@@ -244,15 +256,13 @@ fn move_away(frames: &Uffd, target: usize, source: usize, len: usize, done: &mut
     }
 }
 
-/// Makes sure that a refused eviction has left nothing in its frame: the bytes there would be the only ones.
-pub fn check_empty(area: &FrameArea, frame: FrameIndex) {
-    let (start, pages) = (area.address(frame), frame.order().pages() as usize);
-    for first in (0..pages).step_by(RESIDENT_PAGES_MOST) {
-        let count = (pages - first).min(RESIDENT_PAGES_MOST);
-        if resident_pages(start + first * PAGE_BYTES as usize, count) != Ok(0) {
-            crate::abort::abort(&["a block that could not be evicted is in part in its frame; it would be lost"]);
-        }
-    }
+/// Whether there is surely no page in a range. What is not mapped has none.
+fn is_empty(start: usize, len: usize) -> bool {
+    let (page_bytes, pages) = (PAGE_BYTES as usize, len / PAGE_BYTES as usize);
+    let table = PageTable::open();
+    (0..pages)
+        .step_by(AT_ONCE)
+        .all(|first| table.contents(start + first * page_bytes, AT_ONCE.min(pages - first)) == Ok(0))
 }
 
 /// The userfaultfds of one exchange: the frames', and the one at which the program's range is registered.
@@ -289,5 +299,115 @@ fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
     });
     if moved.is_err() && back < done {
         crate::abort::abort(&["a block could be neither evicted nor put back; its contents would be lost"]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_core::units::Order;
+    use aquifer_sys::memory::map_anonymous;
+    use aquifer_sys::raw::syscall;
+    use aquifer_sys::uffd::{feature, mode};
+
+    const PAGE: usize = PAGE_BYTES as usize;
+    const BLOCK_PAGES: usize = 4;
+
+    /// A block of the program's, and frames. Nobody resolves a fault here, so nothing that is away is touched.
+    struct World {
+        uffd: Uffd,
+        area: FrameArea,
+        frame: FrameIndex,
+        start: usize,
+    }
+
+    impl World {
+        /// A block all of whose pages are there. `None`, and says why, where pages cannot be moved.
+        fn new() -> Option<Self> {
+            let Ok(uffd) = Uffd::open(feature::MOVE | feature::SIGBUS, false) else {
+                eprintln!("skipped, because this kernel does not move pages (UFFDIO_MOVE, Linux 6.8)");
+                return None;
+            };
+            let area = FrameArea::new(1024, &uffd).expect("address space");
+            let start = map_anonymous(BLOCK_PAGES * PAGE).expect("address space");
+            for page in 0..BLOCK_PAGES {
+                // SAFETY: mapped above.
+                unsafe { std::ptr::with_exposed_provenance_mut::<u64>(start + page * PAGE).write(page as u64 + 1) };
+            }
+            uffd.register(start, BLOCK_PAGES * PAGE, mode::MISSING | mode::WP).expect("anonymous memory");
+            let order = Order::of_bytes((BLOCK_PAGES * PAGE) as u64).expect("an order");
+            Some(Self { uffd, area, frame: FrameIndex::in_class(order, 0), start })
+        }
+
+        fn pages(&self) -> Pages {
+            Pages { start: (self.start / PAGE) as u64, count: BLOCK_PAGES as u32 }
+        }
+
+        fn take_away(&self) -> Result<(), Refused> {
+            let uffds = Uffds { frames: &self.uffd, program: &self.uffd };
+            take_away(uffds, &self.area, Way::Move, self.pages(), self.frame)
+        }
+
+        fn install(&self) -> Result<Installed, Partial> {
+            install(&self.uffd, &self.area, Way::Move, Exchange::Move, self.pages(), self.frame)
+        }
+
+        /// What munmap(2) past every wrapper does.
+        fn unmap(&self, pages: usize) {
+            // SAFETY: the test's own memory.
+            unsafe { syscall(libc::SYS_munmap, [self.start, pages * PAGE, 0, 0, 0, 0]) }.expect("mapped");
+        }
+
+        fn words(&self) -> [u64; BLOCK_PAGES] {
+            std::array::from_fn(|page| {
+                // SAFETY: mapped, and there: the test has just installed it.
+                unsafe { std::ptr::with_exposed_provenance::<u64>(self.start + page * PAGE).read() }
+            })
+        }
+    }
+
+    #[test]
+    fn a_block_goes_and_comes_back() {
+        let Some(world) = World::new() else { return };
+        assert_eq!(world.take_away(), Ok(()));
+        assert!(is_empty(world.start, BLOCK_PAGES * PAGE));
+        assert_eq!(world.install(), Ok(Installed::Moved));
+        assert_eq!(world.words(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_block_without_pages_is_taken_and_installed_as_it_is() {
+        let Some(world) = World::new() else { return };
+        // SAFETY: the test's own memory.
+        unsafe { drop_pages(world.start, BLOCK_PAGES * PAGE) }.expect("mapped");
+        assert_eq!(world.take_away(), Ok(()));
+        assert_eq!(world.install(), Ok(Installed::Moved));
+        assert!(is_empty(world.start, BLOCK_PAGES * PAGE));
+    }
+
+    /// The kernel looks up the first page alone, and says ENOENT: three pages of contents counted as gone.
+    #[test]
+    fn a_block_that_has_lost_its_first_page_is_refused_and_stays() {
+        let Some(world) = World::new() else { return };
+        world.unmap(1);
+        assert_eq!(world.take_away(), Err(Refused(Errno(libc::ENOENT))));
+        assert!(!is_empty(world.start + PAGE, PAGE));
+    }
+
+    #[test]
+    fn a_block_that_is_not_mapped_any_more_has_nothing_to_take() {
+        let Some(world) = World::new() else { return };
+        world.unmap(BLOCK_PAGES);
+        assert_eq!(world.take_away(), Ok(()));
+    }
+
+    /// It counted as installed, with its pages left in a frame that was believed to be hollow.
+    #[test]
+    fn a_block_whose_place_has_gone_is_not_called_installed() {
+        let Some(world) = World::new() else { return };
+        assert_eq!(world.take_away(), Ok(()));
+        world.unmap(BLOCK_PAGES);
+        assert_eq!(world.install().map_err(|partial| partial.errno), Err(Errno(libc::ENOENT)));
+        assert!(!is_empty(world.area.address(world.frame), BLOCK_PAGES * PAGE));
     }
 }

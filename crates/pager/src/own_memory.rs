@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads the program's memory without touching it: for blocks that cannot be moved away.
+//! Looks at memory without touching it: which pages there are, and their bytes where a block cannot be moved away.
 //!
 //! A load would fault where a page is missing, and where the program has taken the right to read away
 //! (mprotect(2)). Both happen, and they must not be mistaken for each other: a missing page holds zeros, a
@@ -16,13 +16,15 @@
 use std::ffi::CStr;
 
 use aquifer_core::units::PAGE_BYTES;
+use aquifer_sys::memory::{RESIDENT_PAGES_MOST, resident_pages};
 use aquifer_sys::raw::{Errno, syscall};
 
 const PAGE: usize = PAGE_BYTES as usize;
+const PAGEMAP: &CStr = c"/proc/self/pagemap";
 /// Bits of a page's entry: it has contents, in DRAM or in swap.
 const HAS_CONTENTS: u64 = 1 << 63 | 1 << 62;
 /// Entries that are read at once: 512 bytes of a stack that may be small.
-const AT_ONCE: usize = 64;
+pub const AT_ONCE: usize = RESIDENT_PAGES_MOST;
 
 struct OwnFile(usize);
 
@@ -46,12 +48,43 @@ impl OwnFile {
             Err(errno) => Err(errno),
         }
     }
+
+    /// As [`PageTable::contents`]; `self` is the pagemap.
+    fn pages_with_contents(&self, start: usize, count: usize) -> Result<u64, Errno> {
+        let mut entries = [0u64; AT_ONCE];
+        let entries = &mut entries[..count];
+        // SAFETY: the entries have room for `count`.
+        unsafe { self.read(entries.as_mut_ptr() as usize, size_of_val(entries), start / PAGE * size_of::<u64>()) }?;
+        Ok(entries
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (page, entry)| bits | u64::from(entry & HAS_CONTENTS != 0) << page))
+    }
 }
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
         // SAFETY: close(2) of a descriptor that only this value has.
         let _ = unsafe { syscall(libc::SYS_close, [self.0, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Says which pages have contents.
+pub struct PageTable(Option<OwnFile>);
+
+impl PageTable {
+    /// Opens the kernel's account, if the program has left a descriptor for it.
+    pub fn open() -> Self {
+        Self(OwnFile::open(PAGEMAP).ok())
+    }
+
+    /// Which of the `count` pages from `start` on have contents, one bit a page; at most [`AT_ONCE`] pages.
+    pub fn contents(&self, start: usize, count: usize) -> Result<u64, Errno> {
+        match &self.0 {
+            Some(pagemap) => pagemap.pages_with_contents(start, count),
+            // What is in DRAM can be told without a descriptor; only what is in swap cannot.
+            None => resident_pages(start, count),
+        }
     }
 }
 
@@ -64,7 +97,7 @@ pub struct OwnMemory {
 impl OwnMemory {
     /// Opens both files.
     pub fn open() -> Result<Self, Errno> {
-        Ok(Self { pagemap: OwnFile::open(c"/proc/self/pagemap")?, memory: OwnFile::open(c"/proc/self/mem")? })
+        Ok(Self { pagemap: OwnFile::open(PAGEMAP)?, memory: OwnFile::open(c"/proc/self/mem")? })
     }
 
     /// Copies `source..source + len`, in whole pages, to `target`.
@@ -74,13 +107,11 @@ impl OwnMemory {
     pub unsafe fn read_out(&self, source: usize, target: usize, len: usize) -> Result<(), Errno> {
         let pages = len / PAGE;
         for first in (0..pages).step_by(AT_ONCE) {
-            let mut entries = [0u64; AT_ONCE];
             let count = AT_ONCE.min(pages - first);
-            // SAFETY: the entries have room for `count`.
-            unsafe { self.pagemap.read(entries.as_mut_ptr() as usize, count * 8, (source / PAGE + first) * 8) }?;
-            for (index, entry) in entries[..count].iter().enumerate() {
+            let there = self.pagemap.pages_with_contents(source + first * PAGE, count)?;
+            for index in 0..count {
                 let offset = (first + index) * PAGE;
-                if entry & HAS_CONTENTS != 0 {
+                if there >> index & 1 != 0 {
                     // SAFETY: the target is ours: the caller's promise.
                     unsafe { self.memory.read(target + offset, PAGE, source + offset) }?;
                 } else {

@@ -195,7 +195,6 @@ impl Pager {
             }
             Err(Refused(_)) => {
                 self.counters.add(Counter::ExchangeFallbacks, 1);
-                exchange::check_empty(&self.area, frame);
                 self.engine().eviction_refused(block)
             }
         };
