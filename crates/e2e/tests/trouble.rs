@@ -55,11 +55,12 @@ int main(void) {
 "#;
 
 fn small(name: &str, body: &str) -> Option<PathBuf> {
-    let prologue = "#define _GNU_SOURCE\n#include <errno.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <sys/mman.h>\n\
-                    #include <time.h>\n#include <unistd.h>\n\
+    let headers = ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "time", "unistd"];
+    let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
+    let prologue = "\
                     static char *touch(size_t mib) { char *start = malloc(mib << 20); \
                     for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); return start; }\n";
-    compile_text(name, &format!("{prologue}int main(void) {{\n{body}\n}}\n"))
+    compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
 }
 
 /// Runs the reader. Without read-ahead, whose failures are nobody's loss: the fault fetches again.
@@ -317,6 +318,38 @@ fn memory_locked_early_stays() {
     let Some(program) = small("early-locked", body) else { return };
     for delivery in ["signal", "listener"] {
         let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
+    }
+}
+
+/// A process has 512 places for what is held. Where locked memory has taken them all, more is ENOMEM, and calls go
+/// on to find their memory.
+#[test]
+fn calls_work_when_nothing_more_can_be_held() {
+    let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\
+        while (locked < 600 && mlock(start + (size_t)locked * 2 * 4096, 1) == 0) locked++;\
+        if (locked != 512 || errno != ENOMEM) { fprintf(stderr, \"%d: %m\\n\", locked); return 2; }\
+        for (int turn = 0; turn < 4; turn++) {\
+            char *far = start + 20 * mib;\
+            for (size_t at = 40 * mib; at < 80 * mib; at += 4096) start[at]++;\
+            int file = memfd_create(\"zeros\", 0);\
+            if (ftruncate(file, 3 * mib)) return 7;\
+            if (read(file, far, 3 * mib) != (ssize_t)(3 * mib)) { perror(\"read\"); return 3; }\
+            int zeros = open(\"/dev/zero\", O_RDONLY);\
+            if (read(zeros, far, 3 * mib) != (ssize_t)(3 * mib) || close(zeros)) { perror(\"/dev/zero\"); return 8; }\
+            for (size_t at = 40 * mib; at < 80 * mib; at += 4096) start[at]++;\
+            if (fstat(file, (void *)far)) { perror(\"fstat\"); return 4; }\
+            if (close(file) || far[mib] || far[3 * mib - 1] || !far[3 * mib]) return 5;\
+            static char stack[1 << 16]; stack_t given = {.ss_sp = turn % 2 ? stack : far, .ss_size = 1 << 16};\
+            if (sigaltstack(&given, NULL) != (turn % 2 ? 0 : -1)) { perror(\"sigaltstack\"); return 6; }\
+        }\
+        return 0;";
+    let Some(program) = small("all-held", body) else { return };
+    for delivery in ["signal", "listener"] {
+        // Small blocks, so that it is not the weight of what is locked that ends it.
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--block", "4KiB", "--exchange", "copy"];
+        let words = [&words[..], &["--delivery", delivery]].concat();
         let ended = run(managed(&words, &program, &[]), LIMIT);
         assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
     }

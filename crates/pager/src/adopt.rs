@@ -331,15 +331,18 @@ impl Adopter {
         true
     }
 
-    /// Before sigaltstack(2) of the calling thread.
-    pub fn keep_signal_stack(&self, start: usize, len: usize) {
+    /// Before sigaltstack(2) of the calling thread. False when the stack cannot be kept resident.
+    pub fn keep_signal_stack(&self, start: usize, len: usize) -> bool {
         let _inside = Inside::enter();
         let _blocked = Blocked::all();
         let mut state = self.state();
         match self.pager() {
             Some(pager) => pager.keep_signal_stack(start, len),
-            // Whose it is will not be known when the pager starts: it stays until it is unmapped.
-            None => state.locked.push(Range { start, end: start.saturating_add(len), delivery: Delivery::Signal }),
+            None => {
+                // Whose it is will not be known when the pager starts: it stays until it is unmapped.
+                state.locked.push(Range { start, end: start.saturating_add(len), delivery: Delivery::Signal });
+                true
+            }
         }
     }
 

@@ -38,6 +38,9 @@ pub(crate) const LOCKED_PART: u64 = 2;
 const SMALL_BYTES: u64 = 64 << 10;
 /// Stack between two frames of one thread, at most, for one to be called abandoned by the other.
 const ABANDONED_BYTES: usize = 256 << 10;
+/// Times that one block is brought for one call. A block that is held needs one, and one more each time that it is
+/// seen as a victim which is about to be refused; one that is not held may leave again and again.
+const BRINGS_MOST: u32 = 64;
 /// Owner of a hold that outlives its call.
 const LOCKED: usize = 1;
 /// In the place of a call's stack: the hold is for a thread's signal stack, and stays until it has another.
@@ -55,6 +58,10 @@ struct Slot {
     /// What it counts for.
     weight: AtomicU64,
 }
+
+/// Memory could not be made resident: there is no room for it, or it left each time before it was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotBrought;
 
 /// All holds.
 #[derive(Debug)]
@@ -175,10 +182,10 @@ impl Holding {
             }
             None => self.complete = false,
         }
-        self.pager.bring(start, end);
+        self.complete &= self.pager.bring(start, end).is_ok();
     }
 
-    /// Whether everything that was added is held. Else it may leave before or while the kernel touches it.
+    /// Whether everything that was added is there and held. Else it may be away when the kernel touches it.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
@@ -239,9 +246,10 @@ impl Pager {
     }
 
     /// Makes the pages `start..end` resident, as far as they are managed and not lost.
-    pub(crate) fn bring(&self, start: u64, end: u64) {
+    fn bring(&self, start: u64, end: u64) -> Result<(), NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
         let mut page = start;
+        let mut tries = 0;
         while page < end {
             let found = {
                 let engine = self.engine();
@@ -251,33 +259,39 @@ impl Pager {
             let Some((block, pages)) = found else { break };
             // The kernel may be about to write, and cannot signal a write-protected page either.
             if block.state != State::Resident || block.sealed {
-                let outcome = self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true);
-                if outcome == Outcome::NoRoom {
-                    return;
-                }
-                if outcome == Outcome::Resolved {
-                    continue;
+                match self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true) {
+                    Outcome::Resolved if tries < BRINGS_MOST => {
+                        tries += 1;
+                        continue;
+                    }
+                    Outcome::Resolved | Outcome::NoRoom => return Err(NotBrought),
+                    // Lost: the call is told by the kernel.
+                    Outcome::Foreign | Outcome::Lost => {}
                 }
             }
             page = pages.start + u64::from(pages.count);
+            tries = 0;
         }
-        self.fill_holes(start, end, thread);
+        self.fill_holes(start, end, thread)
     }
 
-    /// Brings single pages that resident blocks lack.
-    fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) {
+    /// Brings single pages that resident blocks lack. One look at each: a page that is gone when it is looked at
+    /// again was not held.
+    fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) -> Result<(), NotBrought> {
         let has_holes = |start: u64, end: u64| {
             let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
             matches!(advise(address, len, MADV_POPULATE_READ), Err(Errno(libc::EFAULT | libc::EINVAL)))
         };
         if !has_holes(start, end) {
-            return;
+            return Ok(());
         }
         for page in start..end {
-            if has_holes(page, page + 1) {
-                self.resolve((page * PAGE_BYTES) as usize, thread, true);
+            let address = (page * PAGE_BYTES) as usize;
+            if has_holes(page, page + 1) && self.resolve(address, thread, true) == Outcome::NoRoom {
+                return Err(NotBrought);
             }
         }
+        Ok(())
     }
 
     /// Locks `start..start + len`: it stays until [`unlock`](Self::unlock). False when that is more than may be.
@@ -289,28 +303,38 @@ impl Pager {
         if spent + weight > self.budget_pages / LOCKED_PART {
             return false;
         }
-        if self.holds.claim(LOCKED, 0, start, end, weight).is_none() {
-            return false;
+        self.hold(LOCKED, 0, start, end).is_some()
+    }
+
+    /// Holds the pages `start..end` and brings them. `None` when either cannot be; then nothing is held.
+    fn hold(&self, owner: usize, frame: usize, start: u64, end: u64) -> Option<usize> {
+        let index = self.holds.claim(owner, frame, start, end, self.weight(start, end))?;
+        if self.bring(start, end).is_ok() {
+            return Some(index);
         }
-        self.bring(start, end);
-        true
+        self.holds.release(index);
+        None
     }
 
     /// Keeps the calling thread's signal stack resident: the kernel writes to it when a fault is signalled, and can
-    /// not signal that. A length of zero ends it.
-    pub(crate) fn keep_signal_stack(&self, start: usize, len: usize) {
+    /// not signal that. A length of zero ends it. False when it cannot be kept.
+    pub(crate) fn keep_signal_stack(&self, start: usize, len: usize) -> bool {
         let _blocked = Blocked::all();
         let owner = thread_slot::token();
+        let new = match self.managed(start, len) {
+            None => None,
+            Some((start, end)) => match self.hold(owner, SIGNAL_STACK, start, end) {
+                None => return false,
+                held => held,
+            },
+        };
         for (index, slot) in self.holds.known().iter().enumerate() {
-            let frame = slot.frame.load(Ordering::SeqCst);
-            if slot.owner.load(Ordering::SeqCst) == owner && frame == SIGNAL_STACK {
+            let kept = slot.owner.load(Ordering::SeqCst) == owner && slot.frame.load(Ordering::SeqCst) == SIGNAL_STACK;
+            if kept && Some(index) != new {
                 self.holds.release(index);
             }
         }
-        let Some((start, end)) = self.managed(start, len) else { return };
-        if self.holds.claim(owner, SIGNAL_STACK, start, end, self.weight(start, end)).is_some() {
-            self.bring(start, end);
-        }
+        true
     }
 
     /// Ends what [`lock`](Self::lock) began, for every page of `start..start + len`.

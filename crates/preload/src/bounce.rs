@@ -104,15 +104,21 @@ pub fn in_windows(total: usize, most: usize, window: impl Fn(usize) -> isize) ->
     }
 }
 
-/// Whether asking again cannot wait: what is not in a file yet never comes.
+/// Whether asking again cannot wait: what is not in a file yet never comes, and /dev/zero, /dev/full and
+/// /dev/urandom have no end.
 pub fn is_file(descriptor: usize) -> bool {
     // SAFETY: fstat(2) fills the structure, or fails and leaves it as it is: all zeros, no kind of file.
-    let mode = unsafe {
+    let found = unsafe {
         let mut found: libc::stat = std::mem::zeroed();
         quietly(libc::SYS_fstat, [descriptor, &raw mut found as usize, 0, 0, 0, 0]);
-        found.st_mode
+        found
     };
-    matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK)
+    match found.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFBLK => true,
+        // See the kernel's `admin-guide/devices.txt`.
+        libc::S_IFCHR => matches!((libc::major(found.st_rdev), libc::minor(found.st_rdev)), (1, 5 | 7 | 9)),
+        _ => false,
+    }
 }
 
 /// Whether one call is one message.
@@ -161,6 +167,24 @@ impl Drop for Bounce {
         // SAFETY: mapped by `new`, and nobody else knows of it.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.start, self.len, 0, 0, 0, 0]) };
     }
+}
+
+/// As [`through`], for a file: it is asked until it has given all or comes back short, since a program need not
+/// expect less of a file than there is.
+///
+/// # Safety
+/// The entries are the program's.
+pub unsafe fn file_through(
+    entries: &[libc::iovec],
+    reads: bool,
+    part: impl Fn(&[libc::iovec], usize) -> isize,
+) -> isize {
+    let total = bytes(entries);
+    in_windows(total, STREAM_BYTES, |done| {
+        let piece = window(entries, done, STREAM_BYTES.min(total - done));
+        // SAFETY: the piece is a part of the program's vector.
+        unsafe { through(&piece, reads, false, |entries, more| part(entries, done + more)) }
+    })
 }
 
 /// Transfers a vector through memory of our own, by `part`: as one message, or as a stream.

@@ -336,16 +336,17 @@ impl Caller {
         };
         let total = bounce::bytes(entries).min(TRANSFER_BYTES_MOST);
         let most = adopter.hold_bytes_most();
-        if total <= most {
-            if let Some(result) = held(entries, &whole) {
-                return result;
-            }
-        } else if bounce::is_file(descriptor) {
+        if total <= most
+            && let Some(result) = held(entries, &whole)
+        {
+            return result;
+        }
+        if bounce::is_file(descriptor) {
             let window = |done: usize| {
                 let window = bounce::window(entries, done, most.min(total - done));
                 held(&window, &|| part(&window, done)).unwrap_or_else(|| {
                     // SAFETY: the window is a part of the program's vector.
-                    unsafe { bounce::through(&window, reads, false, |entries, more| part(entries, done + more)) }
+                    unsafe { bounce::file_through(&window, reads, |entries, more| part(entries, done + more)) }
                 })
             };
             return bounce::in_windows(total, most, window);

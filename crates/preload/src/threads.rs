@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_void};
 
 use aquifer_sys::dispatch;
 use aquifer_sys::memory::map_anonymous;
-use aquifer_sys::raw::syscall;
+use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
 
 use crate::next::{self, StartRoutine};
@@ -64,20 +64,19 @@ impl Drop for StackOfThread {
     }
 }
 
-/// Keeps a signal stack of the program's resident, where it is managed.
-fn keep_signal_stack(start: usize, len: usize) {
-    if let Some(instance) = crate::start::instance() {
-        instance.adopter.keep_signal_stack(start, len);
-    }
+/// Keeps a signal stack of the program's resident, where it is managed. False when it cannot be.
+fn keep_signal_stack(start: usize, len: usize) -> bool {
+    crate::start::instance().is_none_or(|instance| instance.adopter.keep_signal_stack(start, len))
 }
 
-/// Before sigaltstack(2) with a new stack at `new`, if there is one.
-pub fn changes_signal_stack(new: *const libc::stack_t) {
+/// Before sigaltstack(2) with a new stack at `new`, if there is one. False when it cannot be used: the kernel could
+/// not write to it when a fault is signalled.
+pub fn may_change_signal_stack(new: *const libc::stack_t) -> bool {
     // SAFETY: as sigaltstack(2): null or a stack.
-    if let Some(new) = unsafe { new.as_ref() } {
+    unsafe { new.as_ref() }.is_none_or(|new| {
         let enabled = new.ss_flags & libc::SS_DISABLE == 0;
-        keep_signal_stack(new.ss_sp as usize, if enabled { new.ss_size } else { 0 });
-    }
+        keep_signal_stack(new.ss_sp as usize, if enabled { new.ss_size } else { 0 })
+    })
 }
 
 /// sigaltstack(2).
@@ -86,7 +85,9 @@ pub fn changes_signal_stack(new: *const libc::stack_t) {
 /// As sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    changes_signal_stack(new);
+    if !may_change_signal_stack(new) {
+        return crate::kernel::libc_result(Err(Errno(libc::ENOMEM))) as c_int;
+    }
     let (mut given, mut found) = (None, libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: 0, ss_size: 0 });
     if !new.is_null() {
         // SAFETY: the caller's promise.

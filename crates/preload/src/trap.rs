@@ -77,7 +77,9 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         }
         // Not from here: the kernel does not change the stack that a handler runs on.
         libc::SYS_sigaltstack => {
-            threads::changes_signal_stack(std::ptr::with_exposed_provenance(args[0]));
+            if !threads::may_change_signal_stack(std::ptr::with_exposed_provenance(args[0])) {
+                return trapped.set_result(-(libc::ENOMEM as isize));
+            }
             Caller::trapped().bring(&args[..2], size_of::<libc::stack_t>());
             return trapped.call_here();
         }
