@@ -334,6 +334,21 @@ impl BlockMap {
         Some(slab)
     }
 
+    /// Gives the region's slab to others, if it has one and none of its blocks needs it.
+    pub(crate) fn release_slab(&mut self, region: u32) {
+        let mut block = Some(BlockIndex(self.regions[region as usize].first));
+        while let Some(at) = block {
+            if self.block(at).state != State::Empty {
+                return;
+            }
+            block = self.next_in_region(at);
+        }
+        let slab = std::mem::replace(&mut self.regions[region as usize].slab, NONE);
+        if slab != NONE {
+            self.slabs_free.push(slab);
+        }
+    }
+
     /// The block.
     pub fn block(&self, index: BlockIndex) -> &Block {
         &self.blocks[index.0 as usize]

@@ -252,6 +252,27 @@ fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
     world.alone(Access::Load { page: 1_000 });
 }
 
+/// Memory that was given back kept its slabs for as long as its mapping lived: a tier that had been full once stayed
+/// full, however much of the memory was given back.
+#[test]
+fn memory_that_is_given_back_leaves_room_in_the_tier() {
+    let mut world = World::new(PolicyName::Fifo, 1_536, 4, false, false);
+    let (start, end) = (1_024, 1_024 + 4 * 512);
+    for round in 0..3 {
+        let from = start + round * 10_000;
+        world.add(from, from + (end - start), Order::MIN, |_| None);
+        for page in from..from + (end - start) {
+            world.alone(Access::Store { page, value: page as u32 });
+            world.tick();
+            world.plan();
+            while world.work(0) {}
+        }
+        assert!(world.engine.map().slabs_in_use() > 0 && world.gave_up == 0, "round {round}");
+        world.alone(Access::Discard { start: from, end: from + (end - start), remove: false });
+        assert_eq!(world.engine.map().slabs_in_use(), 0);
+    }
+}
+
 /// A tier that takes nothing more must not keep the worker busy: an idle program uses no CPU.
 #[test]
 fn the_worker_rests_when_nothing_can_be_written_back() {

@@ -66,15 +66,19 @@ impl Engine {
                 return step;
             }
         }
+        let mut regions: Vec<u32> = Vec::new();
         for block in blocks {
             let pages = self.map.pages(block);
             if pages.start >= start && pages.start + u64::from(pages.count) <= end {
                 self.forget(block, freed);
+                regions.push(self.map.block(block).region);
             } else {
                 // Some of its pages read as zeros from now on: it is not the tier's any more.
                 self.map.block_mut(block).sealed = false;
             }
         }
+        regions.dedup();
+        regions.into_iter().for_each(|region| self.map.release_slab(region));
         DiscardStep::Done
     }
 
