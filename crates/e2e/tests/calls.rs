@@ -386,6 +386,22 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
     );
 }
 
+/// One that the program sends itself with the default action was lost: our handler had it, and nobody was ended.
+#[test]
+fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
+    let main = "int main(int count, char **words) { away(1); int number = atoi(words[1]); (void)count;
+        if (*words[2] == 'i') must(signal(number, SIG_IGN) != SIG_ERR, \"signal\");
+        raise(number); press(); return 0; }";
+    let Some(program) = compile_text("own-signals", &format!("{PROLOGUE}\n{main}\n")) else { return };
+    for (delivery, exchange) in SETTINGS {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+        for number in [7, 31] {
+            run(managed(&words, &program, &[&number.to_string(), "ignored"]), LIMIT).expect(0);
+            run(managed(&words, &program, &[&number.to_string(), "default"]), LIMIT).expect(128 + number);
+        }
+    }
+}
+
 /// Our wrappers, and trapped calls, end a cancelled thread as the C library's would; what they held is let go.
 #[test]
 fn a_waiting_thread_can_be_cancelled() {

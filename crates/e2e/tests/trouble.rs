@@ -24,7 +24,10 @@ const READER: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+#define GIVES_BACK 0
 enum { LEN = 80 << 20, PAGE = 4096 };
 static sigjmp_buf again;
 static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
@@ -39,8 +42,14 @@ int main(void) {
         *(volatile uint64_t *)(start + at) = at + 1;
         written[at / PAGE] = 1;
     }
+    if (GIVES_BACK) {
+        if (!unwritten || madvise(start, LEN / 2, MADV_DONTNEED)) return 2;
+        memset(written, 0, LEN / 2 / PAGE);
+        unwritten = 0;
+    }
     for (int turn = 0; turn < 2; turn++)
         for (at = 0; at < LEN; at += PAGE) {
+            if (GIVES_BACK && at < LEN / 2) continue;
             if (sigsetjmp(again, 1)) { lost++; continue; }
             uint64_t seen = *(volatile uint64_t *)(start + at);
             if (seen != (written[at / PAGE] ? at + 1 : 0)) {
@@ -65,8 +74,13 @@ fn small(name: &str, body: &str) -> Option<PathBuf> {
 
 /// Runs the reader. Without read-ahead, whose failures are nobody's loss: the fault fetches again.
 fn read_all(name: &str, tier: &str) -> Option<(Ended, u64, u64)> {
-    let program = compile_text(name, READER)?;
-    let ended = run(managed(&["--dram", "24MiB", "--prefetch", "off", "--tier", tier], &program, &[]), LIMIT);
+    read_all_by("auto", name, tier)
+}
+
+fn read_all_by(delivery: &str, name: &str, tier: &str) -> Option<(Ended, u64, u64)> {
+    let program = compile_text(&format!("{name}-{delivery}"), READER)?;
+    let words = ["--dram", "24MiB", "--prefetch", "off", "--tier", tier, "--delivery", delivery];
+    let ended = run(managed(&words, &program, &[]), LIMIT);
     ended.expect(0);
     let words: Vec<&str> = ended.stdout.split_whitespace().collect();
     let number = |at: usize| words[at].parse().expect("a count");
@@ -100,16 +114,47 @@ fn an_unhandled_loss_ends_the_program_by_sigbus() {
     assert!(ended.said().iter().any(|line| line.ends_with("was ended by SIGBUS")), "{}", ended.stderr);
 }
 
+/// Under listener delivery, the page for which there was no room was poisoned, and its block with it: the next fault
+/// found a page where none should be, and the program was ended.
 #[test]
 fn a_tier_that_is_full_says_so_and_everything_else_stays_right() {
-    let Some((ended, _, unwritten)) = read_all("reader-full", "dram:size=32MiB") else { return };
-    ended.expect_line(
-        "aquifer: the tier is full at 32 MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)",
+    for delivery in ["signal", "listener"] {
+        let Some((ended, _, unwritten)) = read_all_by(delivery, "reader-full", "dram:size=32MiB") else { return };
+        ended.expect_line(
+            "aquifer: the tier is full at 32 MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)",
+        );
+        ended.expect_line(
+            "aquifer: no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS",
+        );
+        assert!(unwritten > 0, "{delivery}: 80 MiB do not fit in 24 + 32 MiB");
+    }
+}
+
+/// Memory for which there was no room is as it was when there is: written pages with their bytes, others empty.
+#[test]
+fn what_was_refused_for_want_of_room_works_when_there_is_room_again() {
+    let program = compile_text("reader-room", &READER.replace("#define GIVES_BACK 0", "#define GIVES_BACK 1"));
+    let Some(program) = program else { return };
+    for delivery in ["signal", "listener"] {
+        let words = ["--dram", "24MiB", "--prefetch", "off", "--tier", "dram:size=32MiB", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.expect(0).stdout, "lost 0 unwritten 0\n", "{delivery}: {}", ended.stderr);
+    }
+}
+
+/// A system call that needs room which does not come cannot be told, and never waits for ever.
+#[test]
+fn a_call_without_room_ends_loudly_under_listener_delivery() {
+    let body = "char *start = mmap(NULL, 80 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\
+        int zeros = open(\"/dev/urandom\", O_RDONLY); alarm(60);\
+        for (size_t at = 0; at < 80 << 20; at += 1 << 20) if (read(zeros, start + at, 1 << 20) < 1 << 20) return 3;\
+        return 0;";
+    let Some(program) = small("call-without-room", body) else { return };
+    let words = ["--dram", "24MiB", "--tier", "dram:size=32MiB", "--delivery", "listener", "--exchange", "move"];
+    run(managed(&words, &program, &[]), LIMIT).expect(113).expect_line(
+        "aquifer: no memory: nothing more can be written back, so no frame can be freed, and the program waits for \
+         one; free space where the tier lives, or add DRAM (--dram)",
     );
-    ended.expect_line(
-        "aquifer: no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS",
-    );
-    assert!(unwritten > 0, "80 MiB do not fit in 24 + 32 MiB");
 }
 
 #[test]

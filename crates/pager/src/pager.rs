@@ -27,6 +27,7 @@ use aquifer_tiers::Tier;
 use crate::exchange::{self, Uffds, Way};
 use crate::frame_area::FrameArea;
 use crate::holds::Holds;
+use crate::listener::Streak;
 
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
 pub const THREADS_MOST: u16 = 256;
@@ -147,6 +148,8 @@ pub struct Pager {
     /// Signalled after every report for which somebody waits.
     pub(crate) progress: EventCount,
     pub(crate) worker_bell: Wakeup,
+    /// Since when listeners have found no room.
+    pub(crate) no_room: Streak,
     /// How much of the engine's tally the counters have.
     published_hits: AtomicU64,
     published_wasted: AtomicU64,
@@ -204,6 +207,7 @@ impl Pager {
             holds: Holds::new(),
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
+            no_room: Streak::default(),
             published_hits: AtomicU64::new(0),
             published_wasted: AtomicU64::new(0),
             published_clean: AtomicU64::new(0),

@@ -24,7 +24,7 @@ use crate::pager::Pager;
 
 /// How long a fault may wait for others in all before the program ends: longer than any disk's or
 /// network's own time-outs, so that those report first.
-const WAIT_MOST: Duration = Duration::from_secs(120);
+pub(crate) const WAIT_MOST: Duration = Duration::from_secs(120);
 /// One sleep of a waiting fault. Only a lost wake-up would last as long.
 const WAIT_ONCE: Duration = Duration::from_millis(200);
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.

@@ -11,13 +11,13 @@
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use aquifer_core::units::ThreadIndex;
 use aquifer_stats::Counter;
 use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
-use aquifer_sys::signals::{self, KernelAction};
+use aquifer_sys::signals::{self, FailedAccess, KernelAction};
 use aquifer_sys::thread_slot::{self, Inside};
 
 use crate::abort::say;
@@ -81,16 +81,15 @@ pub fn exchange_programs_action(signal: i32, new: Option<&KernelAction>) -> Kern
 
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let errno = signals::errno();
-    // SAFETY: the kernel gives a valid siginfo to a handler installed with SA_SIGINFO, and si_addr and
-    // si_code are set for SIGBUS.
-    let (address, code) = unsafe { ((*info).si_addr() as usize, (*info).si_code) };
+    // SAFETY: the kernel gives a valid siginfo to a handler installed with SA_SIGINFO.
+    let FailedAccess { address, code, told } = unsafe { signals::failed_access(info) };
     // SAFETY: the pointer was made from a `&'static Pager`, or is null.
     let pager = unsafe { PAGER.load(Ordering::Acquire).as_ref() };
     let outcome = match pager {
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();
-            // SAFETY: the context of a SIGBUS that a page fault has raised.
-            let write = unsafe { signals::was_write(context) };
+            // SAFETY: the context of a SIGBUS that a page fault has raised, unless a listener has told us.
+            let write = told || unsafe { signals::was_write(context) };
             let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MOST)), write);
             pager.counters.add(Counter::FaultsWrite, u64::from(write && outcome == Outcome::Resolved));
             outcome
@@ -100,23 +99,32 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     match outcome {
         Outcome::Resolved => {}
         Outcome::NoRoom => {
-            say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);
-            pass_on(signal, info, context);
+            static SAID: AtomicBool = AtomicBool::new(false);
+            if !SAID.swap(true, Ordering::Relaxed) {
+                say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);
+            }
+            // SAFETY: the kernel's own arguments.
+            unsafe { pass_on(signal, info, context) };
         }
-        Outcome::Lost | Outcome::Foreign => pass_on(signal, info, context),
+        // SAFETY: as above.
+        Outcome::Lost | Outcome::Foreign => unsafe { pass_on(signal, info, context) },
     }
     dispatch::arm_if_due();
     signals::set_errno(errno);
 }
 
-/// Gives the signal to the program's own action. With the default one, the access is repeated and ends it.
-pub fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+/// Gives the signal to the program's own action. The default one ends the program, as soon as the handler returns.
+///
+/// # Safety
+/// The arguments are what the kernel gave to the running handler.
+pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = exchange_programs_action(signal, None);
+    // SAFETY: the caller's promise.
+    let from_kernel = unsafe { (*info).si_code } > 0;
     match action.handler {
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: SIG_DFL runs no code of ours.
-            let _ = unsafe { signals::exchange_action(signal, Some(&KernelAction::default())) };
-        }
+        // What a process has sent can be ignored; what an access or a call has raised cannot.
+        libc::SIG_IGN if !from_kernel => {}
+        libc::SIG_DFL | libc::SIG_IGN => signals::end_by(signal),
         handler if action.flags & libc::SA_SIGINFO as u64 != 0 => {
             // SAFETY: the program installed this address as a handler of this type.
             let handler: signals::Handler = unsafe { std::mem::transmute(handler) };

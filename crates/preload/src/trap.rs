@@ -59,7 +59,8 @@ pub fn prepare() {
 extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel's own pointers, in a handler of SIGSYS.
     let Some(mut trapped) = (unsafe { Trapped::new(info, context) }) else {
-        pass_on(signal, info, context);
+        // SAFETY: as above.
+        unsafe { pass_on(signal, info, context) };
         return;
     };
     let (number, args) = (trapped.number(), trapped.args());

@@ -20,6 +20,7 @@ pub mod rings;
 pub mod shared_segment;
 pub mod signals;
 pub mod thread_slot;
+pub mod thread_state;
 pub mod uffd;
 pub mod uring;
 pub mod wakeup;

@@ -124,6 +124,84 @@ impl Drop for Blocked {
     }
 }
 
+/// Ends the process by the default action of `signal`, as soon as this thread has it open.
+pub fn end_by(signal: i32) {
+    // SAFETY: SIG_DFL runs no code of ours.
+    let _ = unsafe { exchange_action(signal, Some(&KernelAction::default())) };
+    // SAFETY: both calls take nothing, and cannot fail.
+    let (process, thread) = unsafe { (syscall(libc::SYS_getpid, [0; 6]), syscall(libc::SYS_gettid, [0; 6])) };
+    if let (Ok(process), Ok(thread)) = (process, thread) {
+        // SAFETY: tgkill(2) takes numbers.
+        let _ = unsafe { syscall(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]) };
+    }
+}
+
+/// A `siginfo_t` as rt_tgsigqueueinfo(2) takes it: the sender's part is left empty.
+#[repr(C)]
+struct QueuedSignal {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    padding: i32,
+    sender: u64,
+    value: usize,
+    rest: [usize; 12],
+}
+
+const _: () = assert!(size_of::<QueuedSignal>() == size_of::<libc::siginfo_t>());
+
+/// The `si_code` of [`fail_access`]. The kernel keeps numbers below zero for processes; this one is nobody else's.
+const ACCESS_FAILS: i32 = -0x6171;
+
+/// Raises SIGBUS on one thread of this process, whose access to `address` fails. A thread that waits in a fault of its
+/// own gets it at once, and makes the access again when its handler returns. The handler asks [`failed_access`].
+pub fn fail_access(thread: u32, address: usize) -> Result<(), Errno> {
+    let signal = QueuedSignal {
+        signal: libc::SIGBUS,
+        errno: 0,
+        code: ACCESS_FAILS,
+        padding: 0,
+        sender: 0,
+        value: address,
+        rest: [0; 12],
+    };
+    // SAFETY: getpid(2) takes nothing.
+    let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }?;
+    let args = [process, thread as usize, libc::SIGBUS as usize, &raw const signal as usize, 0, 0];
+    // SAFETY: the kernel reads one `siginfo_t`, whose size has been checked above.
+    unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, args) }.map(|_| ())
+}
+
+/// An access that fails.
+#[derive(Clone, Copy, Debug)]
+pub struct FailedAccess {
+    /// Where.
+    pub address: usize,
+    /// The kernel's `si_code`.
+    pub code: i32,
+    /// Whether it came from [`fail_access`]: the thread's context does not say then whether it was a write.
+    pub told: bool,
+}
+
+/// The access that a SIGBUS is about. What came from [`fail_access`] looks like the kernel's from now on.
+///
+/// # Safety
+/// `info` is what the kernel gave to the running handler of a SIGBUS.
+pub unsafe fn failed_access(info: *mut libc::siginfo_t) -> FailedAccess {
+    const BUS_ADRERR: i32 = 2;
+    // SAFETY: the kernel's `siginfo_t`, exclusively the handler's; `value` and si_addr are plain numbers in it.
+    unsafe {
+        let told = (*info).si_code == ACCESS_FAILS;
+        if told {
+            let address = (*info.cast::<QueuedSignal>()).value;
+            (*info.cast::<QueuedSignal>()).code = BUS_ADRERR;
+            // Where a fault has its si_addr, a queued signal has its sender.
+            (*info.cast::<QueuedSignal>()).sender = address as u64;
+        }
+        FailedAccess { address: (*info).si_addr() as usize, code: (*info).si_code, told }
+    }
+}
+
 /// Whether the access that raised this signal was a write: bit 1 of the page fault's error code.
 ///
 /// # Safety
