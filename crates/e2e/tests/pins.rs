@@ -63,7 +63,7 @@ static void *read_and_look(void *number) {
 }
 static void *press(void *unused) {
     (void)unused;
-    unsigned char *memory = malloc(48 << 20);
+    volatile unsigned char *memory = malloc(48 << 20);
     while (!over)
         for (size_t at = 0; at < 48 << 20 && !over; at += PAGE) memory[at]++;
     return NULL;

@@ -66,9 +66,10 @@ int main(void) {
 fn small(name: &str, body: &str) -> Option<PathBuf> {
     let headers = ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "time", "unistd"];
     let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
-    let prologue = "\
-                    static char *touch(size_t mib) { char *start = malloc(mib << 20); \
-                    for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); return start; }\n";
+    // Volatile: a compiler leaves out stores to memory that nobody looks at, and the test would be about nothing.
+    let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \
+                    for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); \
+                    return (char *)start; }\n";
     compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
 }
 
@@ -221,6 +222,42 @@ fn a_kill_leaves_nothing_behind() {
     }
     let left: Vec<_> = std::fs::read_dir(&directory).expect("the state directory is still there").collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// What a signal does to a program whose only thread waits for a tier that takes ten seconds for each request.
+fn signalled_while_it_waits(name: &str, prepare: &str, delivery: &str) -> Option<(Duration, Ended)> {
+    let program = small(name, &format!("{prepare} touch(60); return 0;"))?;
+    let words = ["--dram", "16MiB", "--tier", "failing:delay=10s:dram:", "--delivery", delivery];
+    let running = start(managed(&words, &program, &[]));
+    // By then it has outgrown its budget and waits: touching 16 MiB takes milliseconds.
+    std::thread::sleep(Duration::from_secs(2));
+    let launcher = running.child.id().to_string();
+    let sent = std::time::Instant::now();
+    assert!(std::process::Command::new("kill").args(["-TERM", &launcher]).status().expect("kill runs").success());
+    let ended = running.wait(Duration::from_secs(4));
+    Some((sent.elapsed(), ended))
+}
+
+/// The handler in which a fault waits has every signal blocked: SIGTERM came to nothing for up to two minutes.
+#[test]
+fn a_program_that_waits_for_its_tier_can_be_ended() {
+    for delivery in ["signal", "listener"] {
+        let Some((took, ended)) = signalled_while_it_waits("waits", "", delivery) else { return };
+        ended.expect(128 + 15);
+        assert!(took < Duration::from_secs(2), "{delivery}: it took {took:?}");
+    }
+}
+
+#[test]
+fn a_signal_that_the_program_handles_or_blocks_does_not_end_it() {
+    for (name, prepare) in [
+        ("handles", "signal(SIGTERM, (void (*)(int))(void *)puts);"),
+        ("blocks", "sigset_t set; sigemptyset(&set); sigaddset(&set, SIGTERM); sigprocmask(SIG_BLOCK, &set, NULL);"),
+        ("ignores", "signal(SIGTERM, SIG_IGN);"),
+    ] {
+        let Some((_, ended)) = signalled_while_it_waits(name, prepare, "signal") else { return };
+        assert_eq!(ended.status, None, "{name}: {}", ended.stderr);
+    }
 }
 
 #[test]

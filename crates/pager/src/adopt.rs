@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use aquifer_core::engine::DiscardStep;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
 use aquifer_stats::{Counter, Counters, Gauge};
 use aquifer_sys::pagemap;
+use aquifer_sys::raw::now_ns;
 use aquifer_sys::rings;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::Inside;
@@ -30,6 +31,13 @@ use crate::holds::{Holding, LOCKED_PART};
 use crate::pager::{Pager, Settings};
 use crate::resolve::Outcome;
 use crate::signal;
+
+/// One sleep of a discard that waits for whoever works on a block in its range.
+const DISCARD_WAIT_ONCE: Duration = Duration::from_millis(1);
+
+/// Blocks that one discard has made resident at most: a hole in a region needs all of the region's, and they may
+/// leave again before the last has come. A choice: eight times as many.
+const DISCARD_FETCHES_MOST: u32 = 8 * REGION_PAGES;
 
 /// An adopted range, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -221,6 +229,8 @@ impl Adopter {
             return act(); // The kernel refuses to empty it.
         }
         let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+        let mut started = now_ns();
+        let mut fetches = 0;
         loop {
             let ticket = pager.progress.ticket();
             let mut engine = pager.engine();
@@ -256,7 +266,8 @@ impl Adopter {
                 DiscardStep::MakeResident { page } => {
                     drop(engine);
                     let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0), true);
-                    if !matches!(outcome, Outcome::Resolved) {
+                    (fetches, started) = (fetches + 1, now_ns());
+                    if !matches!(outcome, Outcome::Resolved) || fetches > DISCARD_FETCHES_MOST {
                         abort(&[
                             "a block that the program partly gives back cannot be fetched; its other part would be lost",
                         ]);
@@ -264,7 +275,8 @@ impl Adopter {
                 }
                 DiscardStep::Wait => {
                     drop(engine);
-                    pager.progress.sleep(ticket, Duration::from_millis(1));
+                    pager.check_patience(started);
+                    pager.progress.sleep(ticket, DISCARD_WAIT_ONCE);
                 }
             }
         }

@@ -16,6 +16,7 @@ use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES, ThreadIndex};
 use aquifer_stats::{Counter, FaultKind};
 use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
 use crate::abort::{Number, abort};
 use crate::exchange::{self, Installed, Refused, Way};
@@ -25,8 +26,6 @@ use crate::pager::Pager;
 /// How long a fault may wait for others in all before the program ends: longer than any disk's or
 /// network's own time-outs, so that those report first.
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(120);
-/// One sleep of a waiting fault. Only a lost wake-up would last as long.
-const WAIT_ONCE: Duration = Duration::from_millis(200);
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
 /// Failed write-backs in one fault's search for room before it gives up.
@@ -154,12 +153,21 @@ impl Pager {
 
     fn wait(&self, ticket: u32, started: u64) {
         self.counters.add(Counter::Waits, 1);
-        if now_ns().saturating_sub(started) > WAIT_MOST.as_nanos() as u64 {
+        self.check_patience(started);
+        self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, HEEDED_WITHIN);
+    }
+
+    /// Ends the program when something that `started` then has waited for too long, or a signal asks for it.
+    pub(crate) fn check_patience(&self, started: u64) {
+        let waited = Duration::from_nanos(now_ns().saturating_sub(started));
+        if waited > WAIT_MOST {
             abort(&[
                 "a fault could not be resolved within 120 s: the tier does not answer; check the medium and the kernel log (dmesg)",
             ]);
         }
-        self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, WAIT_ONCE);
+        if waited > HEEDED_WITHIN {
+            signals::end_if_asked();
+        }
     }
 
     /// Wakes the faults that wait for something, if any does.

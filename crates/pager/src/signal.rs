@@ -17,7 +17,7 @@ use aquifer_core::units::ThreadIndex;
 use aquifer_stats::Counter;
 use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
-use aquifer_sys::signals::{self, FailedAccess, KernelAction};
+use aquifer_sys::signals::{self, FailedAccess, Interrupted, KernelAction};
 use aquifer_sys::thread_slot::{self, Inside};
 
 use crate::abort::say;
@@ -90,7 +90,9 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
             let _inside = Inside::enter();
             // SAFETY: the context of a SIGBUS that a page fault has raised, unless a listener has told us.
             let write = told || unsafe { signals::was_write(context) };
+            let interrupted = Interrupted::new(interrupted_mask(context));
             let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MOST)), write);
+            interrupted.end();
             pager.counters.add(Counter::FaultsWrite, u64::from(write && outcome == Outcome::Resolved));
             outcome
         }
@@ -144,8 +146,12 @@ pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
 /// that the signals by which faults and system calls come to us stay open: it may touch far memory, or leave by
 /// siglongjmp(3).
 fn runs_in_ours(action: &KernelAction, context: *const libc::c_void) {
+    signals::set_mask((interrupted_mask(context) | action.mask) & !signals::OURS);
+}
+
+/// The signal mask of the code that the running handler has interrupted.
+fn interrupted_mask(context: *const libc::c_void) -> u64 {
     let context: *const libc::ucontext_t = context.cast();
     // SAFETY: the kernel's context of the running handler; its mask is the first eight bytes of libc's.
-    let interrupted = unsafe { (&raw const (*context).uc_sigmask).cast::<u64>().read() };
-    signals::set_mask((interrupted | action.mask) & !signals::OURS);
+    unsafe { (&raw const (*context).uc_sigmask).cast::<u64>().read() }
 }

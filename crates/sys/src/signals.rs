@@ -6,9 +6,10 @@
 //! See rt_sigaction(2). libc's wrapper is passed by because the program's calls to it are our own.
 
 use std::arch::global_asm;
+use std::time::Duration;
 
 use crate::raw::{Errno, syscall};
-use crate::thread_slot::Inside;
+use crate::thread_slot::{self, Inside};
 
 global_asm!(
     ".text",
@@ -102,6 +103,7 @@ pub fn unblock_ours() {
 #[derive(Debug)]
 pub struct Blocked {
     old: u64,
+    interrupted: Interrupted,
     inside: Option<Inside>,
 }
 
@@ -112,7 +114,7 @@ impl Blocked {
         let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut old as usize, 8, 0, 0];
         // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
         let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
-        Self { old, inside: Some(Inside::enter()) }
+        Self { old, interrupted: Interrupted::new(old), inside: Some(Inside::enter()) }
     }
 }
 
@@ -120,7 +122,76 @@ impl Drop for Blocked {
     fn drop(&mut self) {
         // Outside again before the first signal can come: its handler is the program's.
         drop(self.inside.take());
+        self.interrupted.end();
         set_mask(self.old);
+    }
+}
+
+/// While it exists, [`end_if_asked`] knows which signals the program has open on this thread.
+#[derive(Debug)]
+pub struct Interrupted {
+    before: u64,
+}
+
+impl Interrupted {
+    /// The program's code was left with `mask`. Where that is everything, it was left before, and is known.
+    pub fn new(mask: u64) -> Self {
+        let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP);
+        let before = thread_slot::open_signals();
+        Self { before: if open == 0 { before } else { thread_slot::set_open_signals(open) } }
+    }
+
+    /// Back in the code that was left.
+    pub fn end(&self) {
+        thread_slot::set_open_signals(self.before);
+    }
+}
+
+/// Signals whose default action is no end: they are ignored, or stop the process, or let it go on.
+const HARMLESS: u64 = bit(libc::SIGCHLD)
+    | bit(libc::SIGCONT)
+    | bit(libc::SIGSTOP)
+    | bit(libc::SIGTSTP)
+    | bit(libc::SIGTTIN)
+    | bit(libc::SIGTTOU)
+    | bit(libc::SIGURG)
+    | bit(libc::SIGWINCH);
+
+/// Ends the process when a signal waits for that: one that is blocked only because this thread is in the pager's
+/// code, and that the program leaves to its default action. For waits of the pager, which may be long.
+pub fn end_if_asked() {
+    let open = thread_slot::open_signals() & !HARMLESS & !OURS;
+    let mut pending = 0u64;
+    // SAFETY: rt_sigpending(2) writes one mask.
+    let asked = unsafe { syscall(libc::SYS_rt_sigpending, [&raw mut pending as usize, 8, 0, 0, 0, 0]) };
+    if asked.is_err() || pending & open == 0 {
+        return;
+    }
+    for signal in (1..=64).filter(|signal| pending & open & bit(*signal) != 0) {
+        // SAFETY: only asks.
+        let is_default = unsafe { exchange_action(signal, None) }.is_ok_and(|action| action.handler == libc::SIG_DFL);
+        if is_default {
+            let mask = bit(signal);
+            let args = [libc::SIG_UNBLOCK as usize, &raw const mask as usize, 0, 8, 0, 0];
+            // SAFETY: rt_sigprocmask(2) reads one mask. The process ends here.
+            let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+        }
+    }
+}
+
+/// One piece of a long wait: how late a signal is heeded. A choice: at once for a person, nothing for a CPU.
+pub const HEEDED_WITHIN: Duration = Duration::from_millis(200);
+
+/// Sleeps, as a tier that waits for its medium. A signal that ends the program ends it within [`HEEDED_WITHIN`].
+pub fn sleep(limit: Duration) {
+    let mut left = limit;
+    while !left.is_zero() {
+        let piece = left.min(HEEDED_WITHIN);
+        std::thread::sleep(piece);
+        left -= piece;
+        if !left.is_zero() {
+            end_if_asked();
+        }
     }
 }
 

@@ -17,8 +17,8 @@ global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 16",
-    "aquifer_thread_words: .zero 16",
+    ".size aquifer_thread_words, 24",
+    "aquifer_thread_words: .zero 24",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -42,7 +42,11 @@ struct Words {
     selector: u8,
     /// How far this thread is with trapping its system calls.
     trapping: Trapping,
+    /// The signals that were open in the program's code where it was left for the pager's; none at first.
+    open: u64,
 }
+
+const _: () = assert!(size_of::<Words>() == 24);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -113,6 +117,18 @@ pub fn set_trapping(trapping: Trapping) {
     // SAFETY: as in `index`.
     unsafe { (*words()).trapping = trapping }
     resume();
+}
+
+/// The signals that are open in the code of the program's that waits for the pager on this thread.
+pub fn open_signals() -> u64 {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).open }
+}
+
+/// Remembers them; returns what was there.
+pub fn set_open_signals(open: u64) -> u64 {
+    // SAFETY: as in `index`.
+    unsafe { std::mem::replace(&mut (*words()).open, open) }
 }
 
 /// Where the kernel reads this thread's selector.

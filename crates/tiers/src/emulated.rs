@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
-use aquifer_sys::FrameBuffer;
+use aquifer_sys::{FrameBuffer, signals};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use crate::dram::{Dram, Memory};
@@ -131,7 +131,7 @@ impl Clocked {
                 return;
             }
             match rest.checked_sub(SLEEP_LATE) {
-                Some(long) if !long.is_zero() => std::thread::sleep(long),
+                Some(long) if !long.is_zero() => signals::sleep(long),
                 _ => std::hint::spin_loop(),
             }
         }

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use aquifer_sys::FrameBuffer;
+use aquifer_sys::{FrameBuffer, signals};
 
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
@@ -44,7 +44,7 @@ impl Tier for Failing {
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        std::thread::sleep(self.verdicts.delay());
+        signals::sleep(self.verdicts.delay());
         match self.verdicts.judge(Activity::Read, offset, buffer.len() as u64) {
             Verdict::Fail(errno) => Err(failure(Activity::Read, offset, errno)),
             Verdict::Pass => self.inner.read(offset, buffer),
@@ -57,7 +57,7 @@ impl Tier for Failing {
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
-        std::thread::sleep(self.verdicts.delay());
+        signals::sleep(self.verdicts.delay());
         match self.verdicts.judge(Activity::Write, offset, buffer.len() as u64) {
             Verdict::Fail(errno) => Err(failure(Activity::Write, offset, errno)),
             Verdict::Corrupt | Verdict::Pass => self.inner.write(offset, buffer),
@@ -134,7 +134,7 @@ impl TierQueue for FailingQueue {
     }
 
     fn kick(&mut self) -> Result<(), TierFailure> {
-        std::thread::sleep(self.verdicts.delay());
+        signals::sleep(self.verdicts.delay());
         self.inner.kick()
     }
 
