@@ -12,7 +12,7 @@ use std::process;
 use aquifer_tiers::TierSpec;
 use serde::Serialize;
 
-use crate::exit::{ExitCode, Failure};
+use crate::exit::{ExitCode, Failure, say};
 use crate::output;
 use crate::table::columns;
 use abilities::Ability;
@@ -39,7 +39,8 @@ pub struct DoctorArgs {
 /// Probes and prints. Finding something missing is no failure.
 pub fn doctor(args: &DoctorArgs) -> Result<process::ExitCode, Failure> {
     if let Some(spec) = &args.tier {
-        let times = tier_time::measure(spec)?;
+        let (times, notices) = tier_time::measure(spec)?;
+        notices.iter().for_each(|notice| say(notice));
         output::print(&if args.json { tier_time::json_lines(&times) } else { tier_time::page(&times) })?;
         return Ok(ExitCode::Success.into());
     }

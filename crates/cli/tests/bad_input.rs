@@ -105,8 +105,23 @@ fn places_that_are_not_there() {
         preload,
         &[&run[..], &["--tier", "flash:/nowhere/cold", "--", "true"]].concat(),
         125,
-        "--tier flash:/nowhere/cold: the directory /nowhere cannot be used: No such file or directory (os error 2); try: mkdir -p /nowhere",
+        "--tier flash:/nowhere/cold: directory /nowhere does not exist; create it: mkdir -p /nowhere",
     );
+    refuses(
+        preload,
+        &[&run[..], &["--tier", "flash:/nowhere/cold/", "--", "true"]].concat(),
+        125,
+        "--tier flash:/nowhere/cold/: directory /nowhere/cold does not exist; create it: mkdir -p /nowhere/cold",
+    );
+    let in_root =
+        "there is no /nowhere, and no file is made in /; mount or create it, or name a file in another directory";
+    refuses(
+        preload,
+        &[&run[..], &["--tier", "flash:/nowhere,size=1GiB", "--", "true"]].concat(),
+        125,
+        &format!("--tier flash:/nowhere,size=1GiB: {in_root}"),
+    );
+    refuses(preload, &["doctor", "--tier", "flash:/nowhere"], 1, &format!("--tier: {in_root}"));
     refuses(
         preload,
         &[&run[..], &["--state-dir", "/nowhere", "--", "true"]].concat(),

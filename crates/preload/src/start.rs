@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
 use aquifer_core::units::{ByteSize, Order};
-use aquifer_pager::abort::abort;
+use aquifer_pager::abort::{abort, say};
 use aquifer_pager::exchange::Way;
 use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
@@ -127,7 +127,12 @@ fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
     match aquifer_tiers::open(&spec) {
-        Ok(tier) => tier,
+        Ok(tier) => {
+            if config.verbose > 0 {
+                tier.notices().iter().for_each(|notice| say(&[notice]));
+            }
+            tier
+        }
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     }
 }

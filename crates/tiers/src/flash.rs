@@ -10,6 +10,7 @@
 
 mod backing;
 mod capacity;
+mod new_file;
 mod queue;
 
 use std::fs::File;
@@ -49,6 +50,15 @@ struct Storage {
 }
 
 impl Flash {
+    /// Refuses a path that is not there and where no file may be made. Opens and makes nothing.
+    pub fn check_place(spec: &FlashSpec) -> Result<(), OpenFailure> {
+        match spec.path.metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => new_file::directory_for(&spec.path).map(|_| ()),
+            // What is there is looked at when it is opened.
+            _ => Ok(()),
+        }
+    }
+
     /// Opens what `spec` describes. The old content of a device or file is gone afterwards.
     pub fn open(spec: &FlashSpec) -> Result<Flash, OpenFailure> {
         let Backing { file, kind, capacity_bytes, mut notices } = backing::open(spec)?;

@@ -50,7 +50,7 @@ pub use failing::Failing;
 pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
 pub use flash::Flash;
-pub use open::open;
+pub use open::{check_place, open};
 pub use open_failure::OpenFailure;
 pub use spec::{FlashSpec, SpecFailure, TierSpec};
 pub use tier::{Completion, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};

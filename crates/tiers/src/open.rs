@@ -12,6 +12,15 @@ use crate::profile::Profile;
 use crate::spec::TierSpec;
 use crate::tier::Tier;
 
+/// Refuses what can be told without opening anything: a place that is not there.
+pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
+    match spec {
+        TierSpec::Flash(spec) => Flash::check_place(spec),
+        TierSpec::Failing { inner, .. } => check_place(inner),
+        TierSpec::Dram { .. } | TierSpec::Emulated { .. } => Ok(()),
+    }
+}
+
 /// Opens a tier. Allocates; called before the first fault is resolved.
 pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {

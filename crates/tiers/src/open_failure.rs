@@ -52,6 +52,13 @@ pub enum OpenFailure {
         /// Where.
         path: PathBuf,
     },
+    /// Nothing is there, and it is no place to make a file.
+    NotThere {
+        /// What was asked for.
+        path: PathBuf,
+        /// Where it would have been.
+        directory: PathBuf,
+    },
     /// Neither file, nor directory, nor block device.
     NotStorage {
         /// What.
@@ -139,6 +146,12 @@ impl fmt::Display for OpenFailure {
                 "{} holds data that Aquifer did not write; give another path, or add ,overwrite to lose that data",
                 path.display()
             ),
+            OpenFailure::NotThere { path, directory } => write!(
+                f,
+                "there is no {}, and no file is made in {}; mount or create it, or name a file in another directory",
+                path.display(),
+                directory.display()
+            ),
             OpenFailure::NotStorage { path } => write!(
                 f,
                 "{} is neither a directory, nor a file, nor a block device; give one of these",
@@ -192,6 +205,7 @@ mod tests {
             (OpenFailure::NoSpace { path: path(), wanted_bytes: None, usable_bytes: 0 }, "free space"),
             (OpenFailure::NotOurs { path: path() }, ",overwrite"),
             (OpenFailure::NotStorage { path: path() }, "give one of these"),
+            (OpenFailure::NotThere { path: path(), directory: "/".into() }, "mount or create it"),
             (OpenFailure::Path { path: path(), source: error(libc::EROFS) }, "remount"),
             (OpenFailure::Path { path: path(), source: error(libc::EACCES) }, "writable"),
             (OpenFailure::System { tier: "dram", what: "x", source: error(libc::ENOMEM) }, "free memory"),

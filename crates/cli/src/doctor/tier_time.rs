@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::{FrameBuffer, direct_io};
-use aquifer_tiers::{Tier, TierFailure, TierSpec, open};
+use aquifer_tiers::{OpenFailure, Tier, TierFailure, TierSpec, open};
 use serde::Serialize;
 
 use crate::exit::{ExitCode, Failure};
@@ -37,10 +37,11 @@ pub struct TierTime {
     read_us_p99: f64,
 }
 
-/// Opens the tier, fills a part of it, and reads it back.
-pub fn measure(spec: &TierSpec) -> Result<Vec<TierTime>, Failure> {
+/// Opens the tier, fills a part of it, and reads it back. Also returns what is to be known about the tier.
+pub fn measure(spec: &TierSpec) -> Result<(Vec<TierTime>, Vec<String>), Failure> {
     let failure = |failure: TierFailure| Failure::new(ExitCode::Failure, failure.to_string(), "try another tier");
-    let tier = open(spec).map_err(|refused| Failure::new(ExitCode::Failure, refused.to_string(), ""))?;
+    let refused = |refused: OpenFailure| Failure::new(ExitCode::Failure, format!("--tier: {refused}"), "");
+    let tier = open(spec).map_err(refused)?;
     let span = tier.capacity_bytes().min(SPAN_BYTES);
     let mut frames: Vec<FrameBuffer> =
         (0..FRAMES_BYTES / SIZES[2]).map(|_| direct_io::lasting_buffer(SIZES[2] / 4096)).collect();
@@ -51,7 +52,8 @@ pub fn measure(spec: &TierSpec) -> Result<Vec<TierTime>, Failure> {
     }
     tier.flush().map_err(failure)?;
     drop(frames);
-    SIZES.into_iter().map(|size| read(&*tier, size, span).map_err(failure)).collect()
+    let times = SIZES.into_iter().map(|size| read(&*tier, size, span).map_err(failure)).collect::<Result<_, _>>()?;
+    Ok((times, tier.notices().to_vec()))
 }
 
 fn read(tier: &dyn Tier, size: usize, span: u64) -> Result<TierTime, TierFailure> {
@@ -105,7 +107,7 @@ mod tests {
 
     #[test]
     fn every_size_is_read_and_larger_reads_take_longer() {
-        let times = measure(&"dram:size=16MiB".parse().unwrap()).unwrap();
+        let (times, _) = measure(&"dram:size=16MiB".parse().unwrap()).unwrap();
         assert_eq!(times.iter().map(|time| time.bytes).collect::<Vec<_>>(), SIZES);
         assert!(times[2].read_us_p50 > times[0].read_us_p50, "{times:?}");
         assert_eq!(page(&times).lines().count(), 4);

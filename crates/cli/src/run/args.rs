@@ -75,7 +75,8 @@ pub struct RunArgs {
 fn after_help() -> String {
     const TIERS_AND_EXAMPLES: &str = "\
 Tiers:
-  flash:PATH[,size=SIZE]   a directory, a file or a block device
+  flash:PATH[,size=SIZE]   a directory, a file or a block device; where nothing is, a file that
+                           loses its name at once, but not in / or /dev
   dram:[size=SIZE]         local memory, to measure the software alone
   Without --tier: an unlinked file in the state directory. That is $XDG_STATE_HOME/aquifer or
   ~/.local/state/aquifer, and /var/lib/aquifer for root; --state-dir names another.

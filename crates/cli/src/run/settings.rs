@@ -97,16 +97,9 @@ fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
         return Err(usage("more than one --tier is given".into(), "this release uses one tier; give one"));
     };
     let parsed: TierSpec = spec.parse().map_err(|failure| usage(format!("{failure}"), ""))?;
+    aquifer_tiers::check_place(&parsed)
+        .map_err(|refused| Failure::new(ExitCode::CannotStart, format!("--tier {spec}: {refused}"), ""))?;
     let TierSpec::Flash(flash) = parsed else { return Ok(Some(spec.clone())) };
-    let parent = flash.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let missing = if flash.path.exists() { None } else { fs::metadata(parent).err() };
-    if let Some(error) = missing {
-        return Err(Failure::new(
-            ExitCode::CannotStart,
-            format!("--tier {spec}: the directory {} cannot be used: {error}", parent.display()),
-            format!("try: mkdir -p {}", parent.display()),
-        ));
-    }
     let typed = flash.path.to_str().expect("the path was cut out of a string");
     let options = spec.strip_prefix("flash:").and_then(|rest| rest.strip_prefix(typed)).unwrap_or_default();
     Ok(Some(format!("flash:{}{options}", absolute_text("--tier", &flash.path)?)))

@@ -6,7 +6,7 @@
 //! | path is                  | what happens                                                        | left behind |
 //! |--------------------------|---------------------------------------------------------------------|-------------|
 //! | a directory              | a sparse file in it that never has a name (O_TMPFILE)               | nothing     |
-//! | not there                | a sparse file, mode 0600, locked, and unlinked at once              | nothing     |
+//! | not there                | a sparse file, mode 0600, locked, and unlinked at once; refused where names stand for disks (`new_file.rs`) | nothing |
 //! | an empty file, or a file | locked, mode 0600, marked as ours, used in place                    | the file    |
 //! | a file with other data   | refused, unless `overwrite`                                         | the file    |
 //! | a block device           | used whole and exclusively; refused when mounted, held, or when its ends hold data, unless `overwrite` | old bytes |
@@ -16,13 +16,13 @@
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use aquifer_sys::direct_io;
 use rustix::fs::{FlockOperation, XattrFlags};
 
-use super::NAME;
 use super::capacity::{self, Room};
+use super::{NAME, new_file};
 use crate::dram::{CAPACITY_BYTES_MIN, meminfo_bytes};
 use crate::open_failure::OpenFailure;
 use crate::spec::FlashSpec;
@@ -64,6 +64,7 @@ pub(super) fn open(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
         Ok(metadata) if metadata.is_file() => kept_file(path, spec.overwrite, &mut notices)?,
         Ok(_) => return Err(OpenFailure::NotStorage { path: path.into() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            new_file::directory_for(path)?;
             let file = unlinked_file(path)?;
             notices.push(format!("{} was not there: an unlinked file is used in its directory", path.display()));
             file
@@ -125,15 +126,6 @@ fn nameless_file(directory: &Path) -> Result<File, OpenFailure> {
 
 /// A new file that is locked, and unlinked before anything is stored in it.
 fn unlinked_file(path: &Path) -> Result<File, OpenFailure> {
-    let directory = match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
-        Some(parent) => parent.into(),
-        None => PathBuf::from("/"),
-    };
-    let directory = if path.as_os_str().as_encoded_bytes().ends_with(b"/") { path.into() } else { directory };
-    if !directory.is_dir() {
-        return Err(OpenFailure::MissingDirectory { path: directory });
-    }
     let failure = |source| OpenFailure::Path { path: path.into(), source };
     let file = options().create_new(true).open(path).map_err(failure)?;
     lock(&file, path)?;
