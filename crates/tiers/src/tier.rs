@@ -35,14 +35,15 @@ pub trait Tier: Send + Sync {
     /// How many bytes it can hold.
     fn capacity_bytes(&self) -> u64;
 
-    /// Whether requests in flight together end sooner than one after the other. When not, the worker uses
-    /// [`read`](Self::read) and [`write`](Self::write) instead of a queue.
+    /// Whether requests in flight together end sooner than one after the other, where one waits for its medium. When
+    /// not, the worker uses [`read`](Self::read) and [`write`](Self::write) instead of a queue.
     fn overlaps(&self) -> bool {
         true
     }
 
-    /// The longest request that is worth making, in bytes: a multiple of [`PAGE`]. Where a request costs
-    /// little, short ones are better: their bytes are still in the processor's cache when they are checked.
+    /// The longest request that is worth making, in bytes: a multiple of [`PAGE`], at least one. Where a request costs
+    /// little, short ones are better: their bytes are still in the processor's cache when they are checked. It is
+    /// advice: a longer request, up to the largest block, is carried out all the same, in one piece for the caller.
     fn request_bytes_most(&self) -> usize {
         usize::MAX - usize::MAX % PAGE
     }

@@ -4,10 +4,12 @@
 //! The judges themselves are tested: a tier that returns one wrong bit must not pass them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
+use aquifer_sys::FrameBuffer;
 use aquifer_tiers::conformance::model::{Step, replay};
 use aquifer_tiers::conformance::{check, frames};
-use aquifer_tiers::{Tier, TierSpec, open};
+use aquifer_tiers::{Completion, PAGE, Request, Tier, TierFailure, TierQueue, TierSpec, Wait, open};
 
 fn tier(spec: &str) -> Box<dyn Tier> {
     open(&spec.parse::<TierSpec>().unwrap()).unwrap()
@@ -30,4 +32,105 @@ fn a_changed_bit_is_one_bit() {
     tier.write(0, &frame).unwrap();
     tier.read(0, &mut frame).unwrap();
     assert_eq!(frame.bytes().iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
+}
+
+/// A tier that says of itself what is not so.
+struct Liar {
+    inner: Box<dyn Tier>,
+    /// Requests do not overlap: each takes so long.
+    takes: Duration,
+    /// Its queue cuts longer requests.
+    cuts_behind: usize,
+}
+
+impl Tier for Liar {
+    fn name(&self) -> &'static str {
+        "liar"
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.inner.capacity_bytes()
+    }
+
+    fn request_bytes_most(&self) -> usize {
+        self.cuts_behind
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        std::thread::sleep(self.takes);
+        self.inner.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.inner.write(offset, buffer)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        self.inner.discard(offset, len)
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        self.inner.flush()
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(OneByOne {
+            inner: self.inner.open_queue(depth)?,
+            takes: self.takes,
+            cuts_behind: self.cuts_behind,
+        }))
+    }
+}
+
+struct OneByOne {
+    inner: Box<dyn TierQueue>,
+    takes: Duration,
+    cuts_behind: usize,
+}
+
+impl TierQueue for OneByOne {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        self.inner.submit(request)
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        self.inner.kick()
+    }
+
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let Self { inner, takes, cuts_behind } = self;
+        inner.complete(wait, most, &mut |mut completion| {
+            std::thread::sleep(*takes);
+            let kept = completion.buffer.len().min(*cuts_behind);
+            completion.buffer.bytes_mut()[kept..].fill(0);
+            sink(completion);
+        })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        self.inner.descriptor()
+    }
+}
+
+/// What the suite says of such a tier.
+fn complaint(takes: Duration, cuts_behind: usize) -> String {
+    let open = || -> Box<dyn Tier> { Box::new(Liar { inner: tier("dram:size=16MiB"), takes, cuts_behind }) };
+    let panic = catch_unwind(|| check("a liar", &open)).expect_err("the suite believes it");
+    panic.downcast_ref::<String>().cloned().unwrap_or_default()
+}
+
+#[test]
+fn a_tier_that_cuts_long_requests_fails_the_suite() {
+    let complaint = complaint(Duration::ZERO, 64 * PAGE);
+    assert!(complaint.starts_with("wrong byte at "), "{complaint}");
+}
+
+#[test]
+fn a_tier_whose_requests_do_not_overlap_fails_the_suite() {
+    let complaint = complaint(Duration::from_micros(100), 512 * PAGE);
+    assert!(complaint.starts_with("liar says that requests overlap, and 16 take"), "{complaint}");
 }

@@ -3,10 +3,13 @@
 
 //! What the faulting thread relies on.
 
+use aquifer_core::units::REGION_PAGES;
+
+use super::background::drain;
 use super::frames::{check_stamp, frame, give_back, stamp};
 use super::{CAPACITY_BYTES_MIN, Open};
 use crate::failure::{Activity, Cause, Disposition};
-use crate::tier::{PAGE, Tier};
+use crate::tier::{Completion, Operation, PAGE, Request, Tier};
 
 const PAGE_BYTES: u64 = PAGE as u64;
 
@@ -61,6 +64,31 @@ pub(super) fn blocks_of_every_size_are_whole(open: &Open) {
     write(&*tier, 0, 512, 77);
     for page in [0, 1, 255, 511] {
         read(&*tier, page * PAGE_BYTES, 1, 77);
+    }
+}
+
+/// One that is as long as is worth making, and ones that are a page shorter and longer, by both doors.
+pub(super) fn requests_around_the_longest(open: &Open) {
+    let tier = open();
+    let most = tier.request_bytes_most();
+    assert!(most >= PAGE && most.is_multiple_of(PAGE), "{most}");
+    let most = (most / PAGE).min(REGION_PAGES as usize);
+    let mut queue = tier.open_queue(1).unwrap();
+    for pages in [most.max(2) - 1, most, (most + 1).min(REGION_PAGES as usize)] {
+        write(&*tier, PAGE_BYTES, pages, 8);
+        let buffer = frame(pages, 0xee);
+        assert!(queue.submit(Request { operation: Operation::Read, offset: PAGE_BYTES, buffer, tag: 0 }).is_ok());
+        queue.kick().unwrap();
+        let Completion { mut buffer, outcome, .. } = drain(&mut *queue).pop().expect("one request was in flight");
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+        check_stamp(buffer.bytes(), PAGE_BYTES, 8);
+        stamp(buffer.bytes_mut(), PAGE_BYTES, 9);
+        assert!(queue.submit(Request { operation: Operation::Write, offset: PAGE_BYTES, buffer, tag: 0 }).is_ok());
+        queue.kick().unwrap();
+        let Completion { buffer, outcome, .. } = drain(&mut *queue).pop().expect("one request was in flight");
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+        give_back(buffer);
+        read(&*tier, PAGE_BYTES, pages, 9);
     }
 }
 
