@@ -205,9 +205,16 @@ fn moved_already(target: usize, source: usize, len: usize) -> usize {
 }
 
 /// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused,
-/// the block is whole at the program's address as before.
-pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
-    let taken = try_take_away(uffds, area, way, pages, frame);
+/// the block is whole at the program's address as before; but of one that was `sealed`, parts may be so no more.
+pub fn take_away(
+    uffds: Uffds<'_>,
+    area: &FrameArea,
+    way: Way,
+    pages: Pages,
+    frame: FrameIndex,
+    sealed: bool,
+) -> Result<(), Refused> {
+    let taken = try_take_away(uffds, area, way, pages, frame, sealed);
     // What a refused eviction has left in the frame would be the only bytes there are.
     let whole = (pages.bytes() as usize).next_multiple_of(frame.order().bytes() as usize);
     if taken.is_err() && !is_empty(area.address(frame), whole) {
@@ -216,11 +223,18 @@ pub fn take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, fra
     taken
 }
 
-fn try_take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
+fn try_take_away(
+    uffds: Uffds<'_>,
+    area: &FrameArea,
+    way: Way,
+    pages: Pages,
+    frame: FrameIndex,
+    sealed: bool,
+) -> Result<(), Refused> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
-        match move_away(uffds.frames, target, source, len, &mut done) {
+        match move_away(uffds.frames, target, source, len, &mut done, sealed) {
             Ok(()) => return Ok(()),
             // The program has unmapped it past us: there is nothing to take.
             Err(Errno(libc::ENOENT)) if is_empty(source + done, len - done) => return Ok(()),
@@ -239,21 +253,39 @@ fn try_take_away(uffds: Uffds<'_>, area: &FrameArea, way: Way, pages: Pages, fra
     })
 }
 
-/// Moves a block's pages into its frame. A page that is shared is made ours alone on the way.
-fn move_away(frames: &Uffd, target: usize, source: usize, len: usize, done: &mut usize) -> Result<(), Errno> {
+/// Moves a block's pages into its frame. A page that is shared is made ours alone on the way; not a sealed one, whose
+/// protection would be met by the kernel's store, in a fault that waits for this very thread.
+fn move_away(
+    frames: &Uffd,
+    target: usize,
+    source: usize,
+    len: usize,
+    done: &mut usize,
+    sealed: bool,
+) -> Result<(), Errno> {
     let mut unshared = None;
     loop {
         let moved = move_all(target, source, len, done, |done| {
             // SAFETY: the block is Leaving and the frame is hollow and ours.
             unsafe { frames.move_pages(target + done, source + done, len - done, true) }
         });
-        if moved != Err(Errno(libc::EBUSY)) || unshared == Some(*done) {
+        if moved != Err(Errno(libc::EBUSY)) || unshared == Some(*done) || sealed {
             return moved;
         }
         unshared = Some(*done);
-        // The page is there, so this asks for no fault of ours.
+        // The page is there and not protected, so this asks for no fault of ours.
         let _ = advise(source + *done, PAGE_BYTES as usize, MADV_POPULATE_WRITE);
     }
+}
+
+/// Whether every page of a block has contents, as far as can be seen.
+pub fn is_whole(pages: Pages) -> bool {
+    let table = PageTable::open();
+    (0..pages.count as usize).step_by(AT_ONCE).all(|first| {
+        let count = AT_ONCE.min(pages.count as usize - first);
+        let start = pages.address() as usize + first * PAGE_BYTES as usize;
+        table.contents(start, count).is_ok_and(|there| there.count_ones() as usize == count)
+    })
 }
 
 /// Whether there is surely no page in a range. What is not mapped has none.
@@ -345,7 +377,7 @@ mod tests {
 
         fn take_away(&self) -> Result<(), Refused> {
             let uffds = Uffds { frames: &self.uffd, program: &self.uffd };
-            take_away(uffds, &self.area, Way::Move, self.pages(), self.frame)
+            take_away(uffds, &self.area, Way::Move, self.pages(), self.frame, false)
         }
 
         fn install(&self) -> Result<Installed, Partial> {

@@ -84,7 +84,7 @@ impl Pager {
                     }
                 }
                 FaultStep::FillHole { block, pages, page, sealed } => {
-                    self.lift_protection(pages, page, delivery);
+                    self.lift_protection(pages, delivery);
                     self.fill_hole(block, (!sealed).then_some(page), delivery);
                     break;
                 }
@@ -184,30 +184,46 @@ impl Pager {
         self.progress.signal();
     }
 
-    /// Takes blocks out of the program's reach, unless somebody holds them.
-    pub(crate) fn take_away(&self, delivery: Delivery, pages: Pages, frame: FrameIndex) -> Result<(), Refused> {
+    /// Takes blocks out of the program's reach, unless somebody holds them. `sealed`: some of them may be.
+    pub(crate) fn take_away(
+        &self,
+        delivery: Delivery,
+        pages: Pages,
+        frame: FrameIndex,
+        sealed: bool,
+    ) -> Result<(), Refused> {
         if self.holds.cover(pages) {
             return Err(Refused(Errno(libc::EBUSY)));
         }
-        exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame)
+        exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame, sealed)
     }
 
     /// Takes one victim out of the program's reach. False when the kernel does not let it go.
     pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) -> bool {
-        let taken = self.take_away(delivery, pages, frame);
-        let gone = taken.is_ok();
-        let wanted = match taken {
-            Ok(()) => {
-                self.counters.add(Counter::EvictedBlocks, 1);
-                self.engine().evicted(block)
-            }
-            Err(Refused(_)) => {
-                self.counters.add(Counter::ExchangeFallbacks, 1);
-                self.engine().eviction_refused(block)
-            }
-        };
+        let sealed = self.engine().map().block(block).sealed;
+        if self.take_away(delivery, pages, frame, sealed).is_err() {
+            self.stays(block, pages);
+            return false;
+        }
+        self.counters.add(Counter::EvictedBlocks, 1);
+        let wanted = self.engine().evicted(block);
         self.report(wanted);
-        gone
+        true
+    }
+
+    /// A victim stays. The engine calls it sealed no more, so its protection is lifted first: a call that holds it
+    /// would meet a protection that nobody knows of, and fail with EFAULT.
+    pub(crate) fn stays(&self, block: BlockIndex, pages: Pages) {
+        self.counters.add(Counter::ExchangeFallbacks, 1);
+        let (sealed, delivery) = {
+            let engine = self.engine();
+            (engine.map().block(block).sealed, engine.map().region_of(block).delivery)
+        };
+        if sealed {
+            self.lift_protection(pages, delivery);
+        }
+        let wanted = self.engine().eviction_refused(block);
+        self.report(wanted);
     }
 
     /// Installs the bytes of `count` blocks, whose frames lie side by side, and reports.
@@ -256,8 +272,8 @@ impl Pager {
         }
     }
 
-    /// Lets the program write to a resident block, of which `page` was touched.
-    fn lift_protection(&self, pages: Pages, page: u64, delivery: Delivery) {
+    /// Lets the program write to a resident block.
+    fn lift_protection(&self, pages: Pages, delivery: Delivery) {
         let uffd = self.uffd(delivery);
         let lift = |start: u64, pages: u64| {
             for _ in 0..exchange::EAGAIN_MOST {
@@ -268,9 +284,15 @@ impl Pager {
             }
             Ok(()) // If the address space never comes to rest, the access simply faults again.
         };
-        // mprotect(2) within the block has made two mappings of it for the kernel: then only the page.
-        if let Err(errno) = lift(pages.start, u64::from(pages.count)).or_else(|_| lift(page, 1)) {
-            abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]);
+        if lift(pages.start, u64::from(pages.count)).is_ok() {
+            return;
+        }
+        // mprotect(2) within the block has made several mappings of it for the kernel, or it is unmapped in part.
+        for page in pages.start..pages.start + u64::from(pages.count) {
+            match lift(page, 1) {
+                Ok(()) | Err(Errno(libc::ENOENT)) => {}
+                Err(errno) => abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]),
+            }
         }
     }
 

@@ -17,6 +17,8 @@ use aquifer_core::units::{BlockIndex, FrameIndex};
 use aquifer_stats::Counter;
 use aquifer_sys::memory::{SPANS_MOST, Span, drop_spans, read_spans};
 
+use crate::abort::abort;
+use crate::exchange;
 use crate::pager::Pager;
 
 /// A sealed block to be taken away.
@@ -32,21 +34,30 @@ pub(crate) struct Sealed {
 pub(crate) fn evict(pager: &Pager, victims: &[Sealed]) -> bool {
     let (mut rest, mut progress) = (victims, false);
     while !rest.is_empty() {
-        let gone = evict_first(pager, rest);
-        progress |= gone > 0;
-        rest = &rest[gone..];
+        let Evicted { count, failed } = evict_first(pager, rest);
+        progress |= count > 0;
+        rest = &rest[count..];
         if let Some((kept, others)) = rest.split_first() {
-            pager.counters.add(Counter::ExchangeFallbacks, 1);
-            let wanted = pager.engine().eviction_refused(kept.block);
-            pager.report(wanted);
+            // A drop that ended half way would have left zeros behind.
+            if failed && !exchange::is_whole(kept.pages) {
+                abort(&["a block could be taken away in part only; its contents would be lost"]);
+            }
+            pager.stays(kept.block, kept.pages);
             rest = others;
         }
     }
     progress
 }
 
-/// Takes away as many of the first `victims` as go without trouble, and reports them; returns how many.
-fn evict_first(pager: &Pager, victims: &[Sealed]) -> usize {
+/// What became of the first victims.
+struct Evicted {
+    count: usize,
+    /// The kernel did not drop the next one.
+    failed: bool,
+}
+
+/// Takes away as many of the first `victims` as go without trouble, and reports them.
+fn evict_first(pager: &Pager, victims: &[Sealed]) -> Evicted {
     let free = victims.iter().take(SPANS_MOST).take_while(|victim| !pager.holds.cover(victim.pages)).count();
     let copied = copy_out(pager, &victims[..free]);
     let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
@@ -61,7 +72,7 @@ fn evict_first(pager: &Pager, victims: &[Sealed]) -> usize {
     drop(engine);
     pager.counters.add(Counter::EvictedBlocks, gone as u64);
     pager.report(wanted);
-    gone
+    Evicted { count: gone, failed: gone < copied }
 }
 
 /// Copies victims to their frames. Returns how many from the first on are copied now or need no copy.

@@ -218,7 +218,8 @@ impl Worker {
 
     fn evict_run(&self, pages: Pages, members: &[Move]) -> bool {
         let first = members[0];
-        if members.len() > 1 && self.pager.take_away(first.delivery, pages, first.frame).is_ok() {
+        // Some may be sealed; alone they are asked.
+        if members.len() > 1 && self.pager.take_away(first.delivery, pages, first.frame, true).is_ok() {
             self.pager.counters.add(Counter::EvictedBlocks, members.len() as u64);
             let mut engine = self.pager.engine();
             let mut wanted = false;
