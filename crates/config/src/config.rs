@@ -167,13 +167,10 @@ mod tests {
         }
     }
 
-    /// Golden: a change here is a change of [`VERSION`].
+    /// Golden: a change there is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
-        assert_eq!(
-            full().to_json(),
-            r#"{"version":1,"dram_bytes":314572800,"tier":"flash:/var/tmp/far,size=4GiB","policy":"clock","block":131072,"delivery":"signal","exchange":"copy","prefetch":false,"stats_fd":100,"record":"/tmp/record","state_dir":"/var/lib/aquifer","verbose":2}"#
-        );
+        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v1.json").trim_end());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 //! Inputs to start from: good ones, which reach deep, and for each decoder some that are nearly good.
 
-use aquifer_config::{BlockSize, Config, Delivery, Exchange, PolicyName};
+use aquifer_config::Config;
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
 use aquifer_sys::shared_segment::SharedView;
 
@@ -25,21 +25,9 @@ pub fn bench_result() -> Vec<Vec<u8>> {
 
 /// What `aquifer run` hands to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
-    let full = Config {
-        dram_bytes: 300 << 20,
-        tier: Some("flash:/var/tmp/far,size=4GiB".into()),
-        policy: PolicyName::Clock,
-        block: BlockSize::Bytes(131_072),
-        delivery: Delivery::Signal,
-        exchange: Exchange::Copy,
-        prefetch: false,
-        stats_fd: Some(100),
-        record: Some("/tmp/record".into()),
-        state_dir: "/var/lib/aquifer".into(),
-        verbose: 2,
-        ..Config::default()
-    };
-    texts(&[&full.to_json(), &Config::default().to_json(), "{\"version\":2}", "{}", "null"])
+    // Every field with another value than its default's.
+    let full = include_str!("../../config/tests/golden/config_v1.json");
+    texts(&[full, &Config::default().to_json(), "{\"version\":2}", "{}", "null"])
 }
 
 /// Programs: dynamic, static, for another machine; only what their headers need.

@@ -235,19 +235,12 @@ impl Caller {
         };
         let part = |entries: &[libc::iovec], done: usize| {
             let [entry] = entries else { return FAULT };
-            let fourth = if at { args[3].wrapping_add(done) } else { args[3] };
             // SAFETY: the caller's promise, or memory of our own.
-            unsafe { self.raw(number, [args[0], entry.iov_base as usize, entry.iov_len, fourth, args[4], args[5]]) }
+            unsafe { self.further(number, args, at, done, entry.iov_base as usize, entry.iov_len) }
         };
+        let memory = Memory { descriptor: args[0], entries: &entries, reads, also: &also };
         // SAFETY: the caller's promise.
-        unsafe {
-            self.transfer(
-                adopter,
-                &Memory { descriptor: args[0], entries: &entries, reads, also: &also },
-                || self.raw(number, args),
-                part,
-            )
-        }
+        unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
     unsafe fn vector(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
@@ -260,20 +253,27 @@ impl Caller {
         };
         let also = [(args[1], size_of_val(entries.list()))];
         let part = |entries: &[libc::iovec], done: usize| {
-            let fourth = if at { args[3].wrapping_add(done) } else { args[3] };
-            let args = [args[0], entries.as_ptr() as usize, entries.len(), fourth, args[4], args[5]];
             // SAFETY: as above.
-            unsafe { self.raw(number, args) }
+            unsafe { self.further(number, args, at, done, entries.as_ptr() as usize, entries.len()) }
         };
+        let memory = Memory { descriptor: args[0], entries: entries.list(), reads, also: &also };
         // SAFETY: as above.
-        unsafe {
-            self.transfer(
-                adopter,
-                &Memory { descriptor: args[0], entries: entries.list(), reads, also: &also },
-                || self.raw(number, args),
-                part,
-            )
-        }
+        unsafe { self.transfer(adopter, number, args, &memory, part) }
+    }
+
+    /// The call for other memory, `start` and `count`, so many bytes further on where it says `at` which.
+    unsafe fn further(
+        &self,
+        number: i64,
+        args: [usize; 6],
+        at: bool,
+        done: usize,
+        start: usize,
+        count: usize,
+    ) -> isize {
+        let fourth = if at { args[3].wrapping_add(done) } else { args[3] };
+        // SAFETY: the caller's promise.
+        unsafe { self.raw(number, [args[0], start, count, fourth, args[4], args[5]]) }
     }
 
     unsafe fn message(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
@@ -302,25 +302,22 @@ impl Caller {
             }
             result
         };
+        let memory = Memory { descriptor: args[0], entries: entries.list(), reads, also: &also };
         // SAFETY: as above.
-        unsafe {
-            self.transfer(
-                adopter,
-                &Memory { descriptor: args[0], entries: entries.list(), reads, also: &also },
-                || self.raw(number, args),
-                part,
-            )
-        }
+        unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// A transfer. `whole` is the program's own call; `part` does the same for other memory, so many bytes further on.
+    /// A transfer: the program's call, or `part` of it for other memory, so many bytes further on.
     unsafe fn transfer(
         &self,
         adopter: &Adopter,
+        number: i64,
+        args: [usize; 6],
         memory: &Memory<'_>,
-        whole: impl Fn() -> isize,
         part: impl Fn(&[libc::iovec], usize) -> isize,
     ) -> isize {
+        // SAFETY: the caller's promise.
+        let whole = || unsafe { self.raw(number, args) };
         let &Memory { descriptor, entries, reads, also } = memory;
         let far = |(start, len): (usize, usize)| adopter.may_need_hold(start, len);
         let payload = |entry: &libc::iovec| (entry.iov_base as usize, entry.iov_len);
