@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_stats::{Counter, FaultKind, Gauge, Snapshot, Text};
+use aquifer_stats::{Counter, FaultKind, Gauge, Place, Snapshot, TEMPERATURES, Text};
 
 use crate::exit::{ExitCode, Failure, say};
 use crate::instances;
@@ -112,7 +112,20 @@ fn page(snapshot: &Snapshot) -> String {
     text.push_str(&columns(&rows));
     text.push('\n');
     text.push_str(&columns(&latency_rows(snapshot)));
+    text.push('\n');
+    text.push_str(&columns(&temperature_rows(snapshot)));
     text
+}
+
+/// Hot memory first.
+fn temperature_rows(snapshot: &Snapshot) -> Vec<Vec<String>> {
+    let mut rows = vec![vec!["  temperature_bytes".to_owned()]];
+    rows[0].extend(Place::ALL.iter().map(|place| format!("{:>10}", place.name())));
+    for (class, name) in TEMPERATURES.iter().enumerate().rev() {
+        let bytes = |place: &Place| format!("{:>10}", ByteSize(snapshot.heat_bytes(*place)[class]).to_string());
+        rows.push(std::iter::once(format!("  {name}")).chain(Place::ALL.iter().map(bytes)).collect());
+    }
+    rows
 }
 
 fn row(name: &str, value: u64, help: &str) -> Vec<String> {
@@ -145,11 +158,14 @@ mod tests {
     fn the_page_shows_every_number_under_its_name() {
         let counters = Counters::create().unwrap();
         counters.add(Counter::FetchedBytes, 3 << 20);
+        counters.set_heat(Place::Away, [0, 0, 0, 0, 2 << 30, 0, 0, 0, 0]);
         let page = page(&counters.snapshot());
         for name in Counter::ALL.iter().map(|counter| counter.name()) {
             assert!(page.contains(&format!("\n  {name} ")), "{name}");
         }
         assert!(page.contains("3MiB"));
+        let row = page.lines().find(|line| line.starts_with("  8-15 ")).expect("a row for each class");
+        assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["8-15", "0B", "2GiB"]);
         assert!(page.contains("starting"));
     }
 

@@ -36,6 +36,7 @@
 //!
 //! Next on the path: `engine.rs`, which drives every arrow.
 
+use crate::temperature::Reading;
 use crate::units::{FrameIndex, Order};
 
 /// Where a block is.
@@ -119,6 +120,8 @@ pub struct Block {
     pub sealed: bool,
     /// True while it is exchanged by copying: its pages are accounted for at both ends.
     pub copied: bool,
+    /// How hot it is. In bytes that the fields around it leave free.
+    pub(crate) reading: Reading,
     /// The frame, in the states that have one; otherwise [`NONE`].
     pub frame: u32,
     /// Its region.
@@ -130,6 +133,9 @@ pub struct Block {
     pub(crate) next: u32,
 }
 
+/// There are as many of these as pages in a program's memory, or a fourth of that.
+const _: () = assert!(size_of::<Block>() == 32);
+
 impl Block {
     pub(crate) fn new(region: u32, order: Order) -> Self {
         Self {
@@ -140,6 +146,7 @@ impl Block {
             known_clean: false,
             sealed: false,
             copied: false,
+            reading: Reading::default(),
             frame: NONE,
             region,
             evicted_at: 0,

@@ -16,7 +16,10 @@
 use std::collections::BTreeMap;
 
 use crate::block::{Block, NONE, State};
+use crate::temperature::Temperatures;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
+
+mod heat;
 
 /// How faults on a mapping reach the pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +79,7 @@ pub struct BlockMap {
     slabs_most: u32,
     /// The unit of the first regions.
     smallest: Order,
+    temperatures: Temperatures,
 }
 
 /// Units that may be as small as the map was told. What is known of one takes some 50 bytes, here, at the policy and
@@ -83,7 +87,7 @@ pub struct BlockMap {
 const SMALL_UNITS_MOST: usize = 1 << 19;
 
 /// A block's pages: first page number and count. Shorter than the block size at the ends of a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pages {
     /// First page number.
     pub start: u64,
@@ -117,6 +121,7 @@ impl BlockMap {
             slabs_used: 0,
             slabs_most: slabs,
             smallest,
+            temperatures: Temperatures::default(),
         }
     }
 
@@ -281,7 +286,10 @@ impl BlockMap {
             order <= self.block(block).order && order >= self.region_of(block).unit,
             "a split makes blocks smaller"
         );
-        self.resize(block, self.block(block).state, order, self.stride(block));
+        let units = self.stride(block);
+        let heat = self.take_heat(block, units);
+        self.resize(block, self.block(block).state, order, units);
+        self.share_heat(heat, block, units);
         self.find(page).expect("a split takes no page away")
     }
 
@@ -300,7 +308,9 @@ impl BlockMap {
             }
             at = BlockIndex(at.0 + self.stride(at));
         }
+        let heat = self.take_heat(first, units);
         self.resize(first, state, order, units);
+        self.share_heat(heat, first, units);
         first
     }
 

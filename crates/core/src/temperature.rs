@@ -1,119 +1,200 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How hot each block is, judged by what user space can see: refaults, rescues and age.
+//! How hot each block is, judged by what user space can see: arrivals, and absence.
 //!
-//! Pure; allocates only in [`Temperatures::grow`]; two bytes per block. The engine says when an epoch ends,
-//! so that there is no clock here. A temperature halves with each epoch in which nothing was seen, and is
-//! computed when asked for: the end of an epoch touches no block.
+//! Pure, allocates nothing, and three bytes per block, which the block's description has to spare. An arrival makes
+//! a block hotter, the more so the sooner it comes back. A block that is away and not asked for halves with each
+//! epoch; an epoch is one turnover of the budget, in evicted pages, so there is no clock. A resident block keeps its
+//! temperature: nothing shows whether it is used.
 //!
-//! Other sources (read-protect faults, DAMON, a device's hotness unit) report through [`Temperatures::touched`].
+//! Halving is computed when asked for. The histogram follows it exactly, since its classes are powers of two: the
+//! end of an epoch moves every class of what is away down by one, and touches no block. Only so that two bytes of
+//! epoch are enough, each end brings a few blocks up to date ([`SWEEP_EPOCHS`]).
+//!
+//! Units, and how to read it: `docs/temperature.md`.
 
-use crate::{policy::Arrival, units::BlockIndex};
+use crate::block::State;
+use crate::policy::Arrival;
 
 /// 0 is cold, 255 as hot as it gets. Steps mean nothing by themselves; order does.
 pub type Temperature = u8;
 
 /// First touch ever.
 const FRESH: u8 = 8;
+/// Read ahead of a stream, and then touched by it. Streams pass once: as a late refault.
+const READ_AHEAD: u8 = 16;
 /// Refault after everything resident was replaced at least once.
 const REFAULT_LATE: u8 = 16;
 /// Refault sooner than that.
 const REFAULT_SOON: u8 = 48;
 /// Touched on standby: it should not have left.
 const RESCUED: u8 = 64;
-/// A report of another source.
-const TOUCHED: u8 = 32;
-/// Number of classes that [`Temperatures::histogram`] counts.
+
+/// Classes of a histogram: class 0 is temperature 0, class `n` holds `2^(n-1)..2^n`.
 pub const CLASSES: usize = 9;
 
-#[derive(Clone, Copy, Default)]
-struct Reading {
+/// The temperatures of each class, in words.
+pub const CLASS_NAMES: [&str; CLASSES] = ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"];
+
+/// Epochs that a stamp tells apart.
+const EPOCHS: u64 = 0xffff - AWAY as u64 + 1;
+/// In so many epochs every block is brought up to date once: half of what stamps tell apart, so that blocks which are
+/// added meanwhile do not matter.
+const SWEEP_EPOCHS: usize = 1 << 15;
+
+/// Stamps: counted nowhere, counted as resident, or from here on away, since the epoch above.
+const NOWHERE: u16 = 0;
+const RESIDENT: u16 = 1;
+const AWAY: u16 = 2;
+
+/// What is kept of one block.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reading {
     temperature: u8,
-    /// Low byte of the epoch in which the temperature was written.
-    epoch: u8,
+    /// A `u16` without its alignment.
+    stamp: [u8; 2],
 }
 
-/// The temperatures of all blocks.
-#[derive(Default)]
+impl Reading {
+    fn new(temperature: u8, stamp: u16) -> Self {
+        Self { temperature, stamp: stamp.to_ne_bytes() }
+    }
+
+    fn stamp(self) -> u16 {
+        u16::from_ne_bytes(self.stamp)
+    }
+}
+
+/// Pages with contents, by class of temperature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    /// At the program's address.
+    pub resident: [u64; CLASSES],
+    /// On standby, in the tier, or on the way.
+    pub away: [u64; CLASSES],
+}
+
+impl Histogram {
+    fn count(&mut self, stamp: u16, temperature: u8) -> &mut u64 {
+        let counts = if stamp == RESIDENT { &mut self.resident } else { &mut self.away };
+        &mut counts[class_of(temperature)]
+    }
+}
+
+/// The class that holds `temperature`.
+pub fn class_of(temperature: Temperature) -> usize {
+    (u8::BITS - temperature.leading_zeros()) as usize
+}
+
+/// The epoch, and how many pages are how hot.
+#[derive(Clone, Debug, Default)]
 pub struct Temperatures {
-    readings: Vec<Reading>,
     epoch: u64,
+    /// Pages evicted since it began.
+    evicted: u64,
+    histogram: Histogram,
+    /// The block to be brought up to date next.
+    cursor: usize,
 }
 
 impl Temperatures {
-    /// Makes room for block indices below `blocks`. New blocks are cold. Never gives room back.
-    pub fn grow(&mut self, blocks: u32) {
-        if blocks as usize > self.readings.len() {
-            let reading = Reading { temperature: 0, epoch: self.epoch as u8 };
-            self.readings.resize(blocks as usize, reading);
-        }
+    /// Pages with contents, by temperature.
+    pub fn histogram(&self) -> &Histogram {
+        &self.histogram
     }
 
-    /// An epoch ends: whatever is not seen from now on is half as hot. About one turnover of the resident
-    /// set is a good length. Once in 64 epochs all blocks are brought up to date, so that one byte of
-    /// epoch is enough; between them the call takes constant time.
-    pub fn end_epoch(&mut self) {
-        self.epoch += 1;
-        if self.epoch.is_multiple_of(64) {
-            for index in 0..self.readings.len() {
-                self.write(index, self.read(index));
-            }
-        }
+    /// How hot the block of a reading is now.
+    pub(crate) fn of(&self, reading: Reading) -> Temperature {
+        let Some(since) = reading.stamp().checked_sub(AWAY) else { return reading.temperature };
+        let age = (self.epoch % EPOCHS + EPOCHS - u64::from(since)) % EPOCHS;
+        u32::try_from(age).ok().and_then(|age| reading.temperature.checked_shr(age)).unwrap_or(0)
     }
 
-    /// `block` arrived in the resident set of `resident_pages` pages.
-    pub fn arrived(&mut self, block: BlockIndex, arrival: Arrival, resident_pages: u64) {
-        let heat = match arrival {
-            Arrival::Fresh => {
-                self.write(block.0 as usize, FRESH);
-                return;
+    fn away_now(&self) -> u16 {
+        AWAY + (self.epoch % EPOCHS) as u16
+    }
+
+    /// A block of `weight` pages became resident; `near` is the distance up to which a refault is soon.
+    pub(crate) fn arrived(&mut self, reading: &mut Reading, weight: u32, arrival: Arrival, near: u64) {
+        let was_resident = reading.stamp() == RESIDENT;
+        let known = self.take_out(reading, weight);
+        let temperature = match (arrival, known) {
+            // A page of it was touched for the first time, or written for the first time since it came.
+            (_, Some(before)) if was_resident => before,
+            (Arrival::Fresh, _) | (Arrival::Prefetched, None) => FRESH,
+            (Arrival::Prefetched, Some(before)) => before.saturating_add(READ_AHEAD),
+            (Arrival::Refault { distance }, before) => {
+                let heat = if distance <= near { REFAULT_SOON } else { REFAULT_LATE };
+                before.unwrap_or(0).saturating_add(heat)
             }
-            Arrival::Prefetched => return, // Nobody asked for it yet.
-            Arrival::Refault { distance } if distance <= resident_pages => REFAULT_SOON,
-            Arrival::Refault { .. } => REFAULT_LATE,
-            Arrival::Rescued => RESCUED,
+            (Arrival::Rescued, before) => before.unwrap_or(0).saturating_add(RESCUED),
         };
-        self.heat(block, heat);
+        *reading = Reading::new(temperature, RESIDENT);
+        *self.histogram.count(RESIDENT, temperature) += u64::from(weight);
     }
 
-    /// Another source saw `block` touched.
-    pub fn touched(&mut self, block: BlockIndex) {
-        self.heat(block, TOUCHED);
+    /// A resident block of `weight` pages was evicted.
+    pub(crate) fn left(&mut self, reading: &mut Reading, weight: u32) {
+        let temperature = self.take_out(reading, weight).unwrap_or(0);
+        *reading = self.put_away(temperature, weight);
     }
 
-    /// `block` has no contents any more, or belongs to another page.
-    pub fn forget(&mut self, block: BlockIndex) {
-        self.write(block.0 as usize, 0);
-    }
-
-    /// How hot `block` is now.
-    pub fn of(&self, block: BlockIndex) -> Temperature {
-        self.read(block.0 as usize)
-    }
-
-    /// Blocks per class of temperature: class 0 is zero, class `n` holds `2^(n-1)..2^n`.
-    pub fn histogram(&self) -> [u32; CLASSES] {
-        let mut counts = [0; CLASSES];
-        for index in 0..self.readings.len() {
-            counts[(u8::BITS - self.read(index).leading_zeros()) as usize] += 1;
+    /// A block of `weight` pages is counted no more. Returns how hot it was, if it was counted.
+    pub(crate) fn take_out(&mut self, reading: &mut Reading, weight: u32) -> Option<Temperature> {
+        let (stamp, temperature) = (reading.stamp(), self.of(*reading));
+        *reading = Reading::default();
+        if stamp == NOWHERE {
+            return None;
         }
-        counts
+        *self.histogram.count(stamp, temperature) -= u64::from(weight);
+        Some(temperature)
     }
 
-    fn heat(&mut self, block: BlockIndex, heat: u8) {
-        let index = block.0 as usize;
-        self.write(index, self.read(index).saturating_add(heat));
+    /// The reading of a block of `weight` pages that is away, and as hot as `temperature`.
+    pub(crate) fn put_away(&mut self, temperature: Temperature, weight: u32) -> Reading {
+        let stamp = self.away_now();
+        *self.histogram.count(stamp, temperature) += u64::from(weight);
+        Reading::new(temperature, stamp)
     }
 
-    fn read(&self, index: usize) -> u8 {
-        let Reading { temperature, epoch } = self.readings[index];
-        let age = (self.epoch as u8).wrapping_sub(epoch);
-        temperature.checked_shr(u32::from(age)).unwrap_or(0)
+    /// `pages` more were evicted. When that ends an epoch, returns which of `blocks` blocks are to be brought
+    /// [`up_to_date`](Self::up_to_date).
+    pub(crate) fn evicted(&mut self, pages: u64, budget_pages: u64, blocks: usize) -> std::ops::Range<usize> {
+        self.evicted += pages;
+        if self.evicted < budget_pages {
+            return 0..0;
+        }
+        self.evicted = 0;
+        self.epoch += 1;
+        let away = &mut self.histogram.away;
+        away[0] += away[1];
+        away.copy_within(2.., 1);
+        away[CLASSES - 1] = 0;
+        let start = if self.cursor < blocks { self.cursor } else { 0 };
+        let end = (start + blocks / SWEEP_EPOCHS + 1).min(blocks);
+        self.cursor = end;
+        start..end
     }
 
-    fn write(&mut self, index: usize, temperature: u8) {
-        self.readings[index] = Reading { temperature, epoch: self.epoch as u8 };
+    /// Counts a block of `weight` pages anew, and checks that its state and its reading agree; for tests.
+    pub(crate) fn recount(&self, reading: Reading, state: State, weight: u64, histogram: &mut Histogram) {
+        match (state, reading.stamp()) {
+            (State::Empty, stamp) => assert_eq!(stamp, NOWHERE, "no contents, and a temperature"),
+            (State::Resident, stamp) => assert_eq!(stamp, RESIDENT, "resident, and not counted so"),
+            (State::Standby | State::Stored, stamp) => assert_ne!(stamp, RESIDENT, "{state:?}, and counted resident"),
+            _ => {}
+        }
+        if reading.stamp() != NOWHERE {
+            *histogram.count(reading.stamp(), self.of(reading)) += weight;
+        }
+    }
+
+    /// Writes down what a reading is now. That changes no temperature.
+    pub(crate) fn up_to_date(&self, reading: &mut Reading) {
+        if reading.stamp() >= AWAY {
+            *reading = Reading::new(self.of(*reading), self.away_now());
+        }
     }
 }
 
@@ -123,77 +204,107 @@ mod tests {
 
     use super::*;
 
-    const BLOCK: BlockIndex = BlockIndex(0);
+    const BUDGET: u64 = 100;
 
-    fn of_one() -> Temperatures {
-        let mut temperatures = Temperatures::default();
-        temperatures.grow(1);
-        temperatures
+    fn end_epoch(temperatures: &mut Temperatures, readings: &mut [Reading]) {
+        for index in temperatures.evicted(BUDGET, BUDGET, readings.len()) {
+            temperatures.up_to_date(&mut readings[index]);
+        }
     }
 
     fn after(arrivals: &[Arrival]) -> Temperature {
-        let mut temperatures = of_one();
-        arrivals.iter().for_each(|arrival| temperatures.arrived(BLOCK, *arrival, 100));
-        temperatures.of(BLOCK)
+        let (mut temperatures, mut reading) = (Temperatures::default(), Reading::default());
+        for arrival in arrivals {
+            temperatures.arrived(&mut reading, 1, *arrival, BUDGET);
+            temperatures.left(&mut reading, 1);
+        }
+        temperatures.of(reading)
     }
 
     #[test]
     fn what_comes_back_sooner_is_hotter() {
+        let (mut temperatures, mut reading) = (Temperatures::default(), Reading::default());
+        temperatures.arrived(&mut reading, 1, Arrival::Fresh, BUDGET);
+        temperatures.arrived(&mut reading, 1, Arrival::Rescued, BUDGET);
+        assert_eq!(temperatures.of(reading), FRESH, "what is resident has not come back");
         let order = [
+            after(&[]),
             after(&[Arrival::Prefetched]),
-            after(&[Arrival::Fresh]),
-            after(&[Arrival::Refault { distance: 1000 }]),
-            after(&[Arrival::Refault { distance: 50 }]),
-            after(&[Arrival::Rescued]),
-            after(&[Arrival::Rescued, Arrival::Rescued]),
+            after(&[Arrival::Fresh, Arrival::Prefetched]),
+            after(&[Arrival::Fresh, Arrival::Refault { distance: 50 }]),
+            after(&[Arrival::Fresh, Arrival::Rescued]),
+            after(&[Arrival::Fresh, Arrival::Rescued, Arrival::Rescued]),
         ];
-        assert!(order.is_sorted() && order[0] == 0, "{order:?}");
+        assert!(order.windows(2).all(|pair| pair[0] < pair[1]) && order[0] == 0, "{order:?}");
+        assert!(after(&[Arrival::Refault { distance: 1000 }]) < after(&[Arrival::Refault { distance: 50 }]));
     }
 
     #[test]
-    fn a_block_that_is_not_seen_cools_and_stays_cold() {
-        let mut temperatures = of_one();
-        temperatures.arrived(BLOCK, Arrival::Rescued, 100);
-        let mut before = temperatures.of(BLOCK);
-        for epoch in 0..1000 {
-            temperatures.end_epoch();
-            let now = temperatures.of(BLOCK);
+    fn what_is_away_cools_and_stays_cold_and_what_is_resident_does_not() {
+        let mut temperatures = Temperatures::default();
+        let mut readings = [Reading::default(); 2];
+        readings.iter_mut().for_each(|reading| temperatures.arrived(reading, 1, Arrival::Rescued, BUDGET));
+        temperatures.left(&mut readings[0], 1);
+        let mut before = temperatures.of(readings[0]);
+        // More epochs than a stamp tells apart.
+        for epoch in 0..3 * EPOCHS {
+            end_epoch(&mut temperatures, &mut readings);
+            let now = temperatures.of(readings[0]);
             assert!(now <= before, "epoch {epoch}: {now} after {before}");
             before = now;
         }
-        assert_eq!(before, 0);
+        assert_eq!((before, temperatures.of(readings[1])), (0, RESCUED));
     }
 
     #[test]
-    fn the_histogram_counts_every_block_once() {
-        let mut temperatures = Temperatures::default();
-        temperatures.grow(10);
-        temperatures.arrived(BlockIndex(3), Arrival::Rescued, 1);
-        temperatures.touched(BlockIndex(4));
-        assert_eq!(temperatures.histogram(), [8, 0, 0, 0, 0, 0, 1, 1, 0]);
+    fn classes_are_what_they_are_called() {
+        for temperature in 0..=u8::MAX {
+            let name = CLASS_NAMES[class_of(temperature)];
+            let (low, high) = name.split_once('-').unwrap_or((name, name));
+            let range = low.parse().expect("a number")..=high.parse().expect("a number");
+            assert!(range.contains(&temperature), "{temperature} is in {name}");
+        }
     }
 
     proptest! {
-        /// Lazily cooled temperatures are those of a table that halves every block at every epoch.
+        /// Temperatures and histogram are those of a table in which every absent block is halved at every epoch.
         #[test]
-        fn cooling_on_demand_is_cooling(steps in proptest::collection::vec((0..4u32, 0..3u8), 0..800)) {
+        fn cooling_on_demand_is_cooling(steps in proptest::collection::vec((0..6usize, 0..6u8), 0..800)) {
             let mut temperatures = Temperatures::default();
-            temperatures.grow(4);
-            let mut model = [0u8; 4];
+            let mut readings = [Reading::default(); 6];
+            let mut model: [Option<(u8, bool)>; 6] = [None; 6];
+            let weight = |block: usize| 1 << block;
             for (block, what) in steps {
+                let reading = &mut readings[block];
+                let known = model[block];
                 match what {
                     0 => {
-                        temperatures.touched(BlockIndex(block));
-                        model[block as usize] = model[block as usize].saturating_add(TOUCHED);
+                        temperatures.arrived(reading, weight(block), Arrival::Rescued, BUDGET);
+                        let heat = if known.is_some_and(|(_, resident)| resident) { 0 } else { RESCUED };
+                        model[block] = Some((known.map_or(0, |(heat, _)| heat).saturating_add(heat), true));
+                    }
+                    1 if known.is_some() => {
+                        temperatures.left(reading, weight(block));
+                        model[block] = known.map(|(heat, _)| (heat, false));
+                    }
+                    2 => {
+                        prop_assert_eq!(temperatures.take_out(reading, weight(block)), known.map(|(heat, _)| heat));
+                        model[block] = None;
                     }
                     _ => {
-                        temperatures.end_epoch();
-                        model.iter_mut().for_each(|heat| *heat /= 2);
+                        end_epoch(&mut temperatures, &mut readings);
+                        let away = model.iter_mut().flatten().filter(|(_, resident)| !resident);
+                        away.for_each(|(heat, _)| *heat /= 2);
                     }
                 }
-                for index in 0..4 {
-                    prop_assert_eq!(temperatures.of(BlockIndex(index)), model[index as usize]);
+                let mut expected = Histogram::default();
+                for (index, entry) in model.iter().enumerate() {
+                    let Some((heat, resident)) = *entry else { continue };
+                    prop_assert_eq!(temperatures.of(readings[index]), heat);
+                    let counts = if resident { &mut expected.resident } else { &mut expected.away };
+                    counts[class_of(heat)] += u64::from(weight(index));
                 }
+                prop_assert_eq!(*temperatures.histogram(), expected);
             }
         }
     }

@@ -17,7 +17,7 @@ use aquifer_sys::shared_segment::SharedSegment;
 use crate::SEGMENT_NAME;
 use crate::latency::bucket_of;
 use crate::layout;
-use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
 use crate::snapshot::{NotASegment, Snapshot};
 use crate::text;
 
@@ -95,6 +95,13 @@ impl Counters {
         self.raise(Gauge::ResidentBytesPeak, bytes);
     }
 
+    /// Sets how many bytes of one place are in each class of temperature.
+    pub fn set_heat(&self, place: Place, bytes: [u64; TEMPERATURES.len()]) {
+        for (class, bytes) in bytes.into_iter().enumerate() {
+            self.word(layout::heat(place, class)).store(bytes, Ordering::Relaxed);
+        }
+    }
+
     /// Counts one resolved fault of `kind` in its histogram. [`Counter::Faults`] is counted apart.
     pub fn record(&self, kind: FaultKind, nanoseconds: u64) {
         let sum = layout::latencies(kind);
@@ -139,6 +146,7 @@ mod tests {
         theirs.set_resident_bytes(200);
         theirs.increase(Gauge::RegisteredMappingsSignal, 3);
         theirs.decrease(Gauge::RegisteredMappingsSignal, 1);
+        theirs.set_heat(Place::Away, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
         theirs.write(Text::LastMessage, "disk full");
         theirs.record(FaultKind::Fetch, 9000);
 
@@ -147,6 +155,8 @@ mod tests {
         assert_eq!(snapshot.gauge(Gauge::ResidentBytes), 200);
         assert_eq!(snapshot.gauge(Gauge::ResidentBytesPeak), 300);
         assert_eq!(snapshot.gauge(Gauge::RegisteredMappingsSignal), 2);
+        assert_eq!(snapshot.heat_bytes(Place::Away), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(snapshot.heat_bytes(Place::Resident), [0; 9]);
         assert_eq!(snapshot.text(Text::LastMessage), "disk full");
         assert_eq!(snapshot.latencies(FaultKind::Fetch).count(), 1);
         assert_eq!(snapshot.latencies(FaultKind::Fetch).max_us(), 9.0);

@@ -11,7 +11,8 @@
 //! | 2     | 1           | size      | bytes of the segment                                        |
 //! | 3     | 5           | –         | zero                                                        |
 //! | 8     | 56          | counters  | one word each, in the order of [`Counter`]; spare ones zero |
-//! | 64    | 64          | gauges    | one word each, in the order of [`Gauge`]; spare ones zero   |
+//! | 64    | 46          | gauges    | one word each, in the order of [`Gauge`]; spare ones zero   |
+//! | 110   | 2 x 9       | heat      | bytes by [`Place`], then by class of [`TEMPERATURES`]       |
 //! | 128   | 2 + n each  | texts     | sequence, length, n words of UTF-8, in the order of [`Text`]|
 //! | after | 2 + BUCKETS | latencies | sum, maximum, buckets, in the order of [`FaultKind`]        |
 //!
@@ -19,7 +20,7 @@
 //! appending to counters or gauges within their room needs a new version.
 
 use crate::latency::BUCKETS;
-use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
 
 /// The first word of a segment.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"AQUIFERS");
@@ -35,6 +36,7 @@ pub const SIZE_WORD: usize = 2;
 
 const COUNTERS_WORD: usize = 8;
 const GAUGES_WORD: usize = 64;
+const HEAT_WORD: usize = TEXTS_WORD - Place::COUNT * TEMPERATURES.len();
 const TEXTS_WORD: usize = 128;
 const LATENCIES_WORD: usize = TEXTS_WORD + texts_words(Text::COUNT);
 const LATENCY_WORDS: usize = 2 + BUCKETS;
@@ -45,7 +47,7 @@ pub const WORDS: usize = LATENCIES_WORD + FaultKind::COUNT * LATENCY_WORDS;
 pub const BYTES: u64 = WORDS as u64 * 8;
 
 const _: () = assert!(COUNTERS_WORD + Counter::COUNT <= GAUGES_WORD);
-const _: () = assert!(GAUGES_WORD + Gauge::COUNT <= TEXTS_WORD);
+const _: () = assert!(GAUGES_WORD + Gauge::COUNT <= HEAT_WORD);
 
 /// Place of a counter.
 pub const fn counter(counter: Counter) -> usize {
@@ -55,6 +57,12 @@ pub const fn counter(counter: Counter) -> usize {
 /// Place of a gauge.
 pub const fn gauge(gauge: Gauge) -> usize {
     GAUGES_WORD + gauge as usize
+}
+
+/// Place of the bytes that are in a class of temperature.
+pub const fn heat(place: Place, class: usize) -> usize {
+    assert!(class < TEMPERATURES.len());
+    HEAT_WORD + place as usize * TEMPERATURES.len() + class
 }
 
 /// Place of a text: its sequence word. Its length follows, then its bytes.
@@ -94,6 +102,9 @@ mod tests {
         for name in Gauge::ALL {
             writeln!(lines, "{} gauge {}", gauge(*name), name.name()).unwrap();
         }
+        for name in Place::ALL {
+            writeln!(lines, "{} heat {} {}", heat(*name, 0), name.name(), TEMPERATURES.join(" ")).unwrap();
+        }
         for name in Text::ALL {
             writeln!(lines, "{} text {} {}", text(*name), name.name(), name.capacity_bytes()).unwrap();
         }
@@ -110,6 +121,8 @@ mod tests {
             assert_eq!(text(pair[0]) + 2 + pair[0].capacity_bytes() / 8, text(pair[1]));
             assert_eq!(pair[0].capacity_bytes() % 8, 0);
         }
+        assert_eq!(heat(Place::Resident, TEMPERATURES.len() - 1) + 1, heat(Place::Away, 0));
+        assert_eq!(heat(Place::Away, TEMPERATURES.len() - 1) + 1, text(Text::Program));
         assert_eq!(text(Text::LastMessage) + 2 + Text::LastMessage.capacity_bytes() / 8, latencies(FaultKind::Fresh));
         assert_eq!(latencies(FaultKind::Wait) + 2 + BUCKETS, WORDS);
     }

@@ -37,7 +37,7 @@ mod text;
 pub use counters::Counters;
 pub use latency::Latencies;
 pub use layout::{MAGIC, VERSION};
-pub use names::{Counter, FaultKind, Gauge, Text};
+pub use names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
 pub use prometheus::to_prometheus;
 pub use snapshot::{NotASegment, Snapshot, read};
 

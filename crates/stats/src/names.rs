@@ -94,6 +94,17 @@ table! {
 }
 
 table! {
+    /// Where memory is whose temperature is counted.
+    Place {
+        Resident "resident" "At the program's address."
+        Away "away" "On standby, in the tier, or on the way."
+    }
+}
+
+/// Classes of temperature, from cold to hot, each twice as hot as the one before. Units: docs/temperature.md.
+pub const TEMPERATURES: [&str; 9] = ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"];
+
+table! {
     /// Words about this instance.
     Text {
         Program "program" "The program's name."

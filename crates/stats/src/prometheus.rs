@@ -8,7 +8,7 @@
 
 use std::fmt::Write;
 
-use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
 use crate::snapshot::Snapshot;
 
 /// Histogram bounds: powers of two from 1.024 us, below the cheapest fault measured (4.7 us), to 4.3 s.
@@ -31,6 +31,7 @@ pub fn to_prometheus(snapshots: &[Snapshot]) -> String {
             page.sample(&name, &labels(snapshot), snapshot.gauge(*gauge));
         }
     }
+    page.temperatures(snapshots);
     page.latencies(snapshots);
     page.describe("aquifer_instance_info", "gauge", "Settings of the instance; always 1.");
     for snapshot in snapshots {
@@ -56,6 +57,19 @@ impl Page {
 
     fn sample(&mut self, name: &str, labels: &str, value: u64) {
         self.line(format_args!("{name}{{{labels}}} {value}"));
+    }
+
+    fn temperatures(&mut self, snapshots: &[Snapshot]) {
+        const NAME: &str = "aquifer_temperature_bytes";
+        self.describe(NAME, "gauge", "Memory with contents by temperature: 0 is cold, 255 as hot as it gets.");
+        for snapshot in snapshots {
+            for place in Place::ALL {
+                for (class, bytes) in TEMPERATURES.iter().zip(snapshot.heat_bytes(*place)) {
+                    let labels = labels(snapshot);
+                    self.sample(NAME, &format!("{labels},place=\"{}\",temperature=\"{class}\"", place.name()), bytes);
+                }
+            }
+        }
     }
 
     fn latencies(&mut self, snapshots: &[Snapshot]) {
@@ -140,11 +154,14 @@ mod tests {
         let text = to_prometheus(&[one.clone(), one]);
         assert!(text.ends_with('\n'));
         let families = families(&text);
-        assert_eq!(families.len(), Counter::COUNT + Gauge::COUNT - 1 + 2);
+        assert_eq!(families.len(), Counter::COUNT + Gauge::COUNT - 1 + 3);
         for (name, (kind, samples)) in &families {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             assert!(!samples.is_empty(), "{name}");
         }
+        let heat = &families["aquifer_temperature_bytes"].1;
+        assert_eq!(heat.len(), 2 * Place::COUNT * TEMPERATURES.len());
+        assert!(heat[12].ends_with(",place=\"away\",temperature=\"4-7\"} 0"), "{}", heat[12]);
         let buckets = &families["aquifer_fault_latency_us"].1;
         let fetch = |le: &str| {
             let found =

@@ -14,7 +14,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::latency::{BUCKETS, Latencies};
 use crate::layout;
-use crate::names::{Counter, FaultKind, Gauge, Text};
+use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
 use crate::text;
 
 /// Why a descriptor is not a statistics segment that we can read.
@@ -90,6 +90,7 @@ pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), Not
 pub struct Snapshot {
     counters: Vec<u64>,
     gauges: Vec<u64>,
+    heat: [[u64; TEMPERATURES.len()]; Place::COUNT],
     texts: Vec<String>,
     latencies: Vec<Latencies>,
 }
@@ -111,6 +112,9 @@ impl Snapshot {
         Snapshot {
             counters: Counter::ALL.iter().map(|counter| load(layout::counter(*counter))).collect(),
             gauges: Gauge::ALL.iter().map(|gauge| load(layout::gauge(*gauge))).collect(),
+            heat: std::array::from_fn(|place| {
+                std::array::from_fn(|class| load(layout::heat(Place::ALL[place], class)))
+            }),
             texts: Text::ALL.iter().map(text).collect(),
             latencies: FaultKind::ALL.iter().map(latencies).collect(),
         }
@@ -124,6 +128,11 @@ impl Snapshot {
     /// A gauge.
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         self.gauges[gauge as usize]
+    }
+
+    /// How many bytes of one place are in each class of temperature, cold ones first.
+    pub fn heat_bytes(&self, place: Place) -> [u64; TEMPERATURES.len()] {
+        self.heat[place as usize]
     }
 
     /// A text; empty when it was never written.
@@ -162,7 +171,7 @@ impl Snapshot {
 }
 
 impl Serialize for Snapshot {
-    /// One flat object: texts, gauges, counters, then the latencies, each in the order of its table.
+    /// One object: texts, gauges, counters, then temperatures and latencies, each in the order of its table.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for text in Text::ALL {
@@ -174,9 +183,26 @@ impl Serialize for Snapshot {
         for counter in Counter::ALL {
             map.serialize_entry(counter.name(), &self.counter(*counter))?;
         }
+        map.serialize_entry("temperature_bytes", &ByPlace(self))?;
         map.serialize_entry("fault_latency_us", &self.fault_latencies())?;
         map.serialize_entry("fault_latency_us_by_kind", &ByKind(self))?;
         map.end()
+    }
+}
+
+struct ByPlace<'a>(&'a Snapshot);
+
+impl Serialize for ByPlace<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(Place::ALL.iter().map(|place| (place.name(), ByClass(self.0.heat_bytes(*place)))))
+    }
+}
+
+struct ByClass([u64; TEMPERATURES.len()]);
+
+impl Serialize for ByClass {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(TEMPERATURES.iter().zip(self.0))
     }
 }
 

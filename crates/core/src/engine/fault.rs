@@ -27,7 +27,7 @@ const READY_PART: u64 = 8;
 const HOT_PART: u64 = 16;
 
 /// What the faulting thread must do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultStep {
     /// Read the block's slot into the frame, check it, install it; then report `installed` or `fetch_failed`.
     Fetch {
@@ -117,7 +117,7 @@ pub enum FaultStep {
 }
 
 /// How a block's bytes get from its frame to the program's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
     /// The frame's pages are handed over; the frame has none afterwards.
     Move,
@@ -199,6 +199,7 @@ impl Engine {
             self.standby.remove(&mut self.map, block);
             self.map.block_mut(block).become_state(State::Installing);
             self.second_chance.rescued(u64::from(self.weight(block)));
+            self.tally.rescued_blocks += 1;
             let exchange = self.exchange(block, 1, write);
             return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued, exchange };
         }
@@ -362,9 +363,6 @@ impl Engine {
             let frame = entry.take_frame();
             let copied = std::mem::take(&mut entry.copied);
             if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
-        }
-        if arrival == Arrival::Rescued {
-            self.tally.rescued_blocks += 1;
         }
         self.map.block_mut(block).prefetched = false;
         self.enter(block, arrival);

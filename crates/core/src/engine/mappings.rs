@@ -13,7 +13,7 @@ use crate::policy::Arrival;
 use crate::units::{BlockIndex, Order, REGION_PAGES};
 
 /// Whether a discard or a removal could be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiscardStep {
     /// Done.
     Done,
@@ -121,6 +121,7 @@ impl Engine {
             freed(slot, self.map.pages(block).bytes());
         }
         self.map.guards_mut(block).fill(0);
+        self.map.forget_temperature(block);
         self.map.block_mut(block).become_state(State::Empty);
     }
 

@@ -31,6 +31,7 @@ use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
 use crate::second_chance::SecondChance;
 use crate::standby::Standby;
+use crate::temperature::Histogram;
 use crate::units::{BlockIndex, FrameIndex, Order};
 use crate::watermarks::Watermarks;
 
@@ -42,7 +43,7 @@ const AHEAD_PART: u64 = 16;
 const FAILURES_MOST: u32 = 8;
 
 /// How the engine is to behave; fixed for its life.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Pages that may be in local DRAM at once, resident and in frames together.
     pub budget_pages: u64,
@@ -61,7 +62,7 @@ pub struct Settings {
 }
 
 /// What the engine has done so far. Monotonic.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tally {
     /// Pages that left the resident set.
     pub evicted_pages: u64,
@@ -189,6 +190,7 @@ impl Engine {
     fn enter(&mut self, block: BlockIndex, arrival: Arrival) {
         let weight = self.weight(block);
         self.policy.arrived(block, weight, arrival);
+        self.map.heat(block, arrival, self.resident_pages);
         self.resident_pages += u64::from(weight);
     }
 
@@ -200,6 +202,7 @@ impl Engine {
         self.tally.evicted_blocks += 1;
         let stamp = self.tally.evicted_pages as u32;
         self.map.block_mut(block).evicted_at = stamp;
+        self.map.cool(block, self.settings.budget_pages);
         if self.second_chance.evicted(weight) {
             self.policy.grow(self.map.blocks_len(), self.keep_pages());
         }
@@ -224,6 +227,9 @@ impl Engine {
 
     /// Ends somebody's work on a block; true when others wait for it.
     fn settle(&mut self, block: BlockIndex, state: State) -> bool {
+        if state == State::Empty {
+            self.map.forget_temperature(block);
+        }
         let entry = self.map.block_mut(block);
         entry.become_state(state);
         std::mem::take(&mut entry.wanted)
@@ -231,6 +237,7 @@ impl Engine {
 
     /// Checks the account and the lists; for tests.
     pub fn check(&self) {
+        let mut histogram = Histogram::default();
         let (mut framed, mut resident, mut leaving) = (0, 0, 0);
         let (mut waiting, mut cleaning) = (0, 0);
         for mapping in self.map.mappings() {
@@ -257,10 +264,12 @@ impl Engine {
                 assert!(moving || !entry.copied, "reserved twice for ever: {:?}", entry.state);
                 waiting += if entry.state == State::Standby { weight } else { 0 };
                 cleaning += if entry.state == State::Cleaning { weight } else { 0 };
+                self.map.temperatures().recount(entry.reading, entry.state, weight, &mut histogram);
                 assert!(entry.state != State::Stored || self.map.slot(block).is_some(), "stored, and nowhere");
                 assert!(entry.state.is_busy() || !entry.wanted, "wanted for ever: {:?}", entry.state);
             }
         }
+        assert_eq!(histogram, *self.map.temperatures().histogram());
         assert_eq!(resident + leaving, self.resident_pages);
         assert_eq!(resident, self.policy.resident_pages());
         assert_eq!(waiting, self.standby_pages());

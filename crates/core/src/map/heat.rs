@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The temperatures of the map's blocks: what an arrival, a departure and a change of size do to them.
+//!
+//! Pure, and called on the fault path: constant time, except that a change of size goes over the block's units, which
+//! it does anyway. What the numbers mean is in `temperature.rs`.
+
+use super::BlockMap;
+use crate::policy::Arrival;
+use crate::temperature::{Temperature, Temperatures};
+use crate::units::BlockIndex;
+
+impl BlockMap {
+    /// How hot a block is now.
+    pub fn temperature(&self, block: BlockIndex) -> Temperature {
+        self.temperatures.of(self.block(block).reading)
+    }
+
+    /// How hot all blocks with contents are.
+    pub fn temperatures(&self) -> &Temperatures {
+        &self.temperatures
+    }
+
+    /// A block is resident from now on; `near` is the distance up to which a refault is soon.
+    pub(crate) fn heat(&mut self, block: BlockIndex, arrival: Arrival, near: u64) {
+        let entry = &mut self.blocks[block.0 as usize];
+        self.temperatures.arrived(&mut entry.reading, entry.order.pages(), arrival, near);
+    }
+
+    /// A block was evicted from a budget of `budget_pages`: it cools from now on.
+    pub(crate) fn cool(&mut self, block: BlockIndex, budget_pages: u64) {
+        let entry = &mut self.blocks[block.0 as usize];
+        self.temperatures.left(&mut entry.reading, entry.order.pages());
+        let pages = u64::from(entry.order.pages());
+        for index in self.temperatures.evicted(pages, budget_pages, self.blocks.len()) {
+            self.temperatures.up_to_date(&mut self.blocks[index].reading);
+        }
+    }
+
+    /// A block has no contents any more.
+    pub(crate) fn forget_temperature(&mut self, block: BlockIndex) {
+        let entry = &mut self.blocks[block.0 as usize];
+        self.temperatures.take_out(&mut entry.reading, entry.order.pages());
+    }
+
+    /// Before blocks change their size: takes those of `units` units from `first` on out of the account. Returns how
+    /// hot the hottest of them was.
+    pub(super) fn take_heat(&mut self, first: BlockIndex, units: u32) -> Option<Temperature> {
+        let (mut at, mut hottest) = (first, None);
+        while at.0 < first.0 + units {
+            let (stride, weight) = (self.stride(at), self.block(at).order.pages());
+            hottest = self.temperatures.take_out(&mut self.blocks[at.0 as usize].reading, weight).max(hottest);
+            at = BlockIndex(at.0 + stride);
+        }
+        hottest
+    }
+
+    /// After blocks have changed their size: those of `units` units from `first` on are all away, and as hot as that.
+    pub(super) fn share_heat(&mut self, heat: Option<Temperature>, first: BlockIndex, units: u32) {
+        let (Some(heat), stride) = (heat, self.stride(first)) else { return };
+        for unit in (first.0..first.0 + units).step_by(stride as usize) {
+            // Parts outside the mapping have no pages, and would never be forgotten.
+            if self.pages(BlockIndex(unit)).count > 0 {
+                let entry = &mut self.blocks[unit as usize];
+                entry.reading = self.temperatures.put_away(heat, entry.order.pages());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::block::State;
+    use crate::map::{BlockMap, Delivery};
+    use crate::policy::Arrival;
+    use crate::units::Order;
+
+    /// A mapping whose last block is cut off by its end.
+    fn map() -> BlockMap {
+        let mut map = BlockMap::new(16, Order::UNIT);
+        map.insert(1000, 1000 + 72, Order::DEFAULT, Delivery::Signal);
+        for page in [1000, 1032, 1064] {
+            let block = map.find(page).expect("managed");
+            map.heat(block, Arrival::Fresh, 0);
+            if page == 1032 {
+                map.heat(block, Arrival::Rescued, 0);
+            }
+            map.cool(block, 1 << 20);
+            let entry = map.block_mut(block);
+            entry.become_state(State::Fetching);
+            entry.become_state(State::Stored);
+        }
+        map
+    }
+
+    #[test]
+    fn parts_inherit_and_a_whole_is_as_hot_as_its_hottest_part() {
+        let mut map = map();
+        let hot = map.temperature(map.find(1032).expect("managed"));
+        assert_eq!(map.temperatures().histogram().away.iter().sum::<u64>(), 96);
+        let part = map.split(map.find(1040).expect("managed"), Order::UNIT, 1040);
+        assert_eq!(map.temperature(part), hot);
+        let large = map.merge(part, Order::new(8).expect("1 MiB"));
+        assert_eq!(map.temperature(large), hot);
+        assert_eq!(map.temperatures().histogram().away.iter().sum::<u64>(), 256);
+    }
+
+    #[test]
+    fn parts_outside_the_mapping_are_not_counted() {
+        let mut map = map();
+        let last = map.find(1064).expect("managed");
+        map.split(last, Order::UNIT, 1064);
+        // The last block has 8 pages, which are two units of the eight.
+        assert_eq!(map.temperatures().histogram().away.iter().sum::<u64>(), 64 + 8);
+        for page in [1000, 1032, 1064, 1068] {
+            map.forget_temperature(map.find(page).expect("managed"));
+        }
+        assert_eq!(*map.temperatures().histogram(), Default::default());
+    }
+}
