@@ -28,6 +28,11 @@ impl FrameIndex {
         Order::new((self.0 >> CLASS_SHIFT) as u8).expect("a frame index carries a valid order")
     }
 
+    /// Whether it names a block size that there is. A frame of [`in_class`](Self::in_class) always does.
+    pub fn has_order(self) -> bool {
+        (self.0 >> CLASS_SHIFT) as usize <= Order::MAX.exponent()
+    }
+
     /// Its number within its class.
     pub fn index(self) -> u32 {
         self.0 & ((1 << CLASS_SHIFT) - 1)

@@ -4,7 +4,7 @@
 //! The pure core of Aquifer: every decision of the pager, and nothing else.
 //!
 //! No I/O, no clock, no threads, no unsafe. The live pager, the simulator and the planner run this same
-//! code; time, randomness and order are arguments.
+//! code; time, randomness and order are arguments. What an engine is told can be recorded, and told again (`record`).
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod guard;
 pub mod map;
 pub mod policy;
 pub mod prefetch;
+pub mod record;
 pub mod second_chance;
 pub mod standby;
 pub mod temperature;

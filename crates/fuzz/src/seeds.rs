@@ -4,6 +4,7 @@
 //! Inputs to start from: good ones, which reach deep, and for each decoder some that are nearly good.
 
 use aquifer_config::Config;
+use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
 use aquifer_sys::shared_segment::SharedView;
 
@@ -64,6 +65,13 @@ pub fn profile() -> Vec<Vec<u8>> {
         include_str!("../../tiers/profiles/xl-flash-slc.toml"),
         "description = \"\u{e4}\"\n[read]\nlatency_ns = [[nan, 1], [1.0, 2]]\nbytes_per_second = 1\n",
     ])
+}
+
+/// A recording, its events alone, and one that was cut short.
+pub fn recording() -> Vec<Vec<u8>> {
+    let golden = include_bytes!("../../core/tests/golden/recording_v1.bin");
+    let events = &golden[HEADER_BYTES + BATCH_HEADER_BYTES..];
+    vec![golden.to_vec(), events.to_vec(), golden[..golden.len() - 30].to_vec(), golden[..HEADER_BYTES].to_vec()]
 }
 
 /// Sizes as people write them.

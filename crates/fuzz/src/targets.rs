@@ -9,7 +9,8 @@
 use std::io::{Cursor, ErrorKind};
 
 use aquifer_config::Config;
-use aquifer_core::units::ByteSize;
+use aquifer_core::record::{HEADER_BYTES, Recording, Told, batch_header, count_events, put_summary, put_told};
+use aquifer_core::units::{ByteSize, REGION_PAGES};
 use aquifer_stats::FaultKind;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
@@ -66,6 +67,37 @@ pub fn profile(bytes: &[u8]) {
             }
         }
         Err(reason) => one_line(&reason),
+    }
+}
+
+/// What `aquifer-sim replay` reads: as a whole file, and as the events of one, which checksums would else protect.
+pub fn recording(bytes: &[u8]) {
+    read_recording(bytes);
+    let header = include_bytes!("../../core/tests/golden/recording_v1.bin")[..HEADER_BYTES].to_vec();
+    read_recording(&[&header[..], &batch_header(false, 0, bytes), bytes].concat());
+}
+
+fn read_recording(file: &[u8]) {
+    let mut recording = match Recording::open(file) {
+        Ok((_, recording)) => recording,
+        Err(damage) => return one_line(&damage.to_string()),
+    };
+    let mut count = 0;
+    let end = recording.read(|number, event| {
+        assert_eq!(number, count);
+        count += 1;
+        let mut bytes = Vec::new();
+        put_told(&mut bytes, &event.told);
+        put_summary(&mut bytes, &event.told, event.summary);
+        assert_eq!(count_events(&bytes), Some(1), "what was read cannot be written: {event:?}");
+        if let Told::Cleaned { guards, .. } = event.told {
+            assert!(guards.guarded().count() <= REGION_PAGES as usize);
+        }
+        true
+    });
+    match end {
+        Ok(end) => assert_eq!(end.events, count),
+        Err(damage) => one_line(&damage.to_string()),
     }
 }
 

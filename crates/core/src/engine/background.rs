@@ -22,7 +22,7 @@ pub const PLAN_MOST: usize = 64;
 const RUNS_MOST: usize = 32;
 
 /// One thing for the worker to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
     /// As [`FaultStep::Clean`](super::FaultStep::Clean). `known_clean` spares the comparison.
     Clean {
@@ -112,7 +112,7 @@ impl Plan {
 }
 
 /// How much of a plan may need the tier.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfers {
     /// Blocks at most.
     pub blocks: usize,

@@ -23,7 +23,7 @@ pub mod lru;
 pub mod s3fifo;
 
 /// Why a block is in the resident set from now on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arrival {
     /// First touch ever: it had no contents.
     Fresh,

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What is kept of an engine's answer: enough to see that another one was the same.
+//!
+//! Pure. An answer that is a flag is kept whole; of a larger one its kind and 32 bits of a digest over every
+//! field. Two different answers with one digest go unseen once in 2^32; the answers after them would differ, too.
+
+use std::hash::{Hash, Hasher};
+
+use crate::engine::{DiscardStep, Engine, Exchange, FaultStep, Task};
+
+/// What is kept of one answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// A flag's value, which of the possible steps it was, or how many tasks a plan has.
+    pub kind: u8,
+    /// Over all fields. 0 for flags.
+    pub digest: u32,
+}
+
+/// Names of the steps of a fault, by their kind.
+const STEPS: [&str; 11] = [
+    "fetch",
+    "fill",
+    "fill a hole",
+    "rescue",
+    "evict",
+    "clean",
+    "empty",
+    "wait",
+    "poisoned",
+    "foreign",
+    "another step",
+];
+/// Names of the outcomes of a discard, by their kind.
+const DISCARDS: [&str; 3] = ["done", "make resident", "wait"];
+
+impl Summary {
+    /// Of an answer that is yes or no.
+    pub fn of_flag(flag: bool) -> Self {
+        Self { kind: u8::from(flag), digest: 0 }
+    }
+
+    /// Of the way in which a block is to be installed.
+    pub fn of_exchange(exchange: Exchange) -> Self {
+        let kind = match exchange {
+            Exchange::Move => 0,
+            Exchange::Copy { seal: false } => 1,
+            Exchange::Copy { seal: true } => 2,
+        };
+        Self { kind, digest: 0 }
+    }
+
+    /// Of a fault's next step.
+    pub fn of_step(step: &FaultStep) -> Self {
+        let kind = match step {
+            FaultStep::Fetch { .. } => 0,
+            FaultStep::Fill { .. } => 1,
+            FaultStep::FillHole { .. } => 2,
+            FaultStep::Rescue { .. } => 3,
+            FaultStep::Evict { .. } => 4,
+            FaultStep::Clean { .. } => 5,
+            FaultStep::Empty { .. } => 6,
+            FaultStep::Wait => 7,
+            FaultStep::Poisoned => 8,
+            FaultStep::Foreign => 9,
+        };
+        Self { kind, digest: Digest::of(step) }
+    }
+
+    /// The word for the step of a fault.
+    pub fn step_name(self) -> &'static str {
+        STEPS[usize::from(self.kind).min(STEPS.len() - 1)]
+    }
+
+    /// Of a reserved slot.
+    pub fn of_slot(slot: Option<u64>) -> Self {
+        Self { kind: u8::from(slot.is_some()), digest: Digest::of(&slot) }
+    }
+
+    /// Of a discard or a removal, and the ranges of slots that it gave back.
+    pub fn of_discard(step: DiscardStep, freed: Digest) -> Self {
+        let kind = match step {
+            DiscardStep::Done => 0,
+            DiscardStep::MakeResident { .. } => 1,
+            DiscardStep::Wait => 2,
+        };
+        let mut digest = freed;
+        step.hash(&mut digest);
+        Self { kind, digest: digest.short() }
+    }
+
+    /// The word for the outcome of a discard.
+    pub fn discard_name(self) -> &'static str {
+        DISCARDS[usize::from(self.kind).min(DISCARDS.len() - 1)]
+    }
+
+    /// Of a plan, and of the engine's account along with it: plans are frequent enough to find soon what the
+    /// answers alone would not show yet.
+    pub fn of_plan(tasks: &[Task], engine: &Engine) -> Self {
+        let mut digest = Digest::default();
+        tasks.hash(&mut digest);
+        engine.tally().hash(&mut digest);
+        for pages in [engine.resident_pages(), engine.standby_pages(), engine.free_pages(), engine.debt_pages()] {
+            digest.write_u64(pages);
+        }
+        Self { kind: u8::try_from(tasks.len()).unwrap_or(u8::MAX), digest: digest.short() }
+    }
+}
+
+/// A hash that is the same wherever and whenever it is computed. A multiplication and a shift for each word, as in
+/// the finaliser of MurmurHash3; not meant to withstand an adversary.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Digest(u64);
+
+impl Digest {
+    fn of(value: &impl Hash) -> u32 {
+        let mut digest = Self::default();
+        value.hash(&mut digest);
+        digest.short()
+    }
+
+    /// Takes in a range of slots.
+    pub fn range(&mut self, slot: u64, bytes: u64) {
+        self.word(slot);
+        self.word(bytes);
+    }
+
+    fn short(self) -> u32 {
+        (self.0 ^ self.0 >> 32) as u32
+    }
+
+    fn word(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        self.0 ^= self.0 >> 33;
+    }
+}
+
+/// Every width counts as one word, so that a digest does not depend on how wide the compiler makes a field.
+impl Hasher for Digest {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.word(u64::from(*byte)));
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.word(u64::from(value));
+    }
+
+    fn write_u16(&mut self, value: u16) {
+        self.word(u64::from(value));
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.word(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.word(value);
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.word(value as u64);
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.word(value as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Pages;
+    use crate::units::{BlockIndex, FrameIndex};
+
+    /// Golden: recordings outlive compilers, and how these derive a hash is promised by nobody.
+    #[test]
+    fn digests_are_pinned() {
+        let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));
+        let fetch = FaultStep::Fetch { block, pages, frame, slot: 1 << 40 };
+        let discard = DiscardStep::MakeResident { page: 5 };
+        let found = [
+            Summary::of_step(&fetch),
+            Summary::of_step(&FaultStep::Wait),
+            Summary::of_slot(Some(4096)),
+            Summary::of_discard(discard, Digest::default()),
+        ];
+        let pinned = [(0, 3_507_162_105), (7, 4_138_299_526), (1, 1_120_767_336), (1, 338_825_315)]
+            .map(|(kind, digest)| Summary { kind, digest });
+        assert_eq!(found, pinned);
+    }
+
+    #[test]
+    fn every_field_counts() {
+        let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));
+        let steps = [
+            FaultStep::Evict { block, pages, frame },
+            FaultStep::Evict { block: BlockIndex(8), pages, frame },
+            FaultStep::Evict { block, pages: Pages { start: 1001, count: 32 }, frame },
+            FaultStep::Evict { block, pages: Pages { start: 1000, count: 31 }, frame },
+            FaultStep::Evict { block, pages, frame: FrameIndex(4) },
+            FaultStep::Clean { block, pages, frame, known_clean: false },
+            FaultStep::Clean { block, pages, frame, known_clean: true },
+        ];
+        let digests: std::collections::BTreeSet<u32> = steps.iter().map(|step| Summary::of_step(step).digest).collect();
+        assert_eq!(digests.len(), steps.len());
+    }
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The bytes of one event: a tag, what was told, what was answered. Golden file: `tests/golden/recording_v1.bin`.
+//!
+//! Pure. Numbers are varints: seven bits to a byte, the lowest first, the high bit set in all but the last.
+//!
+//! | tag | told               | fields                                                     | answer |
+//! |-----|--------------------|------------------------------------------------------------|--------|
+//! | 1   | add                | start, pages, order, delivery, bytes of runs, runs         | –      |
+//! | 2   | cleaned            | block, verdict, bytes of runs, runs                        | flag   |
+//! | 3   | discard            | start, pages                                               | digest |
+//! | 4   | remove             | start, pages                                               | digest |
+//! | 5   | emptied            | frame                                                      | –      |
+//! | 6   | evicted            | block                                                      | flag   |
+//! | 7   | eviction refused   | block                                                      | flag   |
+//! | 8   | fetch failed       | block, lost                                                | flag   |
+//! | 9   | fetched            | block, write                                               | kind   |
+//! | 10  | installed          | first block, count, arrival, and a refault's distance      | flag   |
+//! | 11  | plan               | blocks, pages                                              | digest |
+//! | 12  | read ahead arrived | block                                                      | flag   |
+//! | 13  | slot for           | block                                                      | digest |
+//! | 14  | try again          |                                                            | –      |
+//! | 15  | dropped            | block                                                      | flag   |
+//! | 16  | fault, asked again | page, thread                                               | digest |
+//! | 17  | fault, first       | page, thread                                               | digest |
+//! | 18  | write, asked again | page, thread                                               | digest |
+//! | 19  | write, first       | page, thread                                               | digest |
+//!
+//! A flag and a kind are one byte. A digest is one byte for the kind of the answer and four, little-endian, for the
+//! digest.
+
+use super::answer::Summary;
+use super::runs::Runs;
+use super::told::Told;
+use crate::engine::CleanVerdict;
+use crate::map::Delivery;
+use crate::policy::Arrival;
+use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
+
+/// Pages that one mapping may have: a quarter of the address space that x86-64 programs have with five levels of
+/// page tables. More is no recording of ours.
+const MAPPING_PAGES_MOST: u64 = 1 << 42;
+/// Page numbers are below this: 64 bits of addresses.
+const PAGE_MOST: u64 = 1 << 52;
+
+const ADD: u8 = 1;
+const CLEANED: u8 = 2;
+const DISCARD: u8 = 3;
+const REMOVE: u8 = 4;
+const EMPTIED: u8 = 5;
+const EVICTED: u8 = 6;
+const EVICTION_REFUSED: u8 = 7;
+const FETCH_FAILED: u8 = 8;
+const FETCHED: u8 = 9;
+const INSTALLED: u8 = 10;
+const PLAN: u8 = 11;
+const READ_AHEAD_ARRIVED: u8 = 12;
+const SLOT_FOR: u8 = 13;
+const TRY_AGAIN: u8 = 14;
+const DROPPED: u8 = 15;
+/// A fault; with these bits beside.
+const FAULT: u8 = 16;
+const FAULT_FIRST: u8 = 1;
+const FAULT_WRITE: u8 = 2;
+const FAULT_MOST: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
+
+/// Where bytes go, one after the other.
+pub trait Sink {
+    /// Takes one byte, or remembers that there was no room for it.
+    fn put(&mut self, byte: u8);
+}
+
+impl Sink for Vec<u8> {
+    fn put(&mut self, byte: u8) {
+        self.push(byte);
+    }
+}
+
+pub(super) fn put_varint(sink: &mut impl Sink, mut value: u64) {
+    while value >= 0x80 {
+        sink.put(value as u8 | 0x80);
+        value >>= 7;
+    }
+    sink.put(value as u8);
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// What was told.
+    pub told: Told<'a>,
+    /// What was answered.
+    pub summary: Summary,
+}
+
+/// What follows the fields of one tag.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Nothing,
+    Flag,
+    Kind,
+    Digest,
+}
+
+impl Told<'_> {
+    fn form(&self) -> Form {
+        match self {
+            Told::Add { .. } | Told::Emptied { .. } | Told::TryAgain => Form::Nothing,
+            Told::Fetched { .. } => Form::Kind,
+            Told::Cleaned { .. }
+            | Told::Dropped { .. }
+            | Told::Evicted { .. }
+            | Told::EvictionRefused { .. }
+            | Told::FetchFailed { .. }
+            | Told::Installed { .. }
+            | Told::ReadAheadArrived { .. } => Form::Flag,
+            Told::Discard { .. } | Told::Fault { .. } | Told::Plan { .. } | Told::SlotFor { .. } => Form::Digest,
+        }
+    }
+}
+
+/// Writes what was told. [`put_summary`] must follow.
+pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
+    let mut put = |tag: u8, fields: &[u64]| {
+        sink.put(tag);
+        fields.iter().for_each(|field| put_varint(sink, *field));
+    };
+    let block = |block: &BlockIndex| u64::from(block.0);
+    match told {
+        Told::Add { start, end, order, delivery, present } => {
+            let delivery = u64::from(*delivery == Delivery::Listener);
+            let len = present.bytes().len() as u64;
+            put(ADD, &[*start, end - start, order.exponent() as u64, delivery, len]);
+            present.bytes().iter().for_each(|byte| sink.put(*byte));
+        }
+        Told::Cleaned { block: index, verdict, guards } => {
+            let verdict = match verdict {
+                CleanVerdict::Stored => 0,
+                CleanVerdict::Zero => 1,
+                CleanVerdict::Failed => 2,
+            };
+            put(CLEANED, &[block(index), verdict, guards.bytes().len() as u64]);
+            guards.bytes().iter().for_each(|byte| sink.put(*byte));
+        }
+        Told::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[*start, end - start]),
+        Told::Dropped { block: index } => put(DROPPED, &[block(index)]),
+        Told::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
+        Told::Evicted { block: index } => put(EVICTED, &[block(index)]),
+        Told::EvictionRefused { block: index } => put(EVICTION_REFUSED, &[block(index)]),
+        Told::Fault { page, thread, write, first } => {
+            let bits = u8::from(*first) * FAULT_FIRST + u8::from(*write) * FAULT_WRITE;
+            put(FAULT + bits, &[*page, thread.0.into()]);
+        }
+        Told::FetchFailed { block: index, lost } => put(FETCH_FAILED, &[block(index), (*lost).into()]),
+        Told::Fetched { block: index, write } => put(FETCHED, &[block(index), (*write).into()]),
+        Told::Installed { first, count, arrival } => {
+            let fields = [block(first), (*count).into()];
+            match arrival {
+                Arrival::Fresh => put(INSTALLED, &[fields[0], fields[1], 0]),
+                Arrival::Prefetched => put(INSTALLED, &[fields[0], fields[1], 1]),
+                Arrival::Refault { distance } => put(INSTALLED, &[fields[0], fields[1], 2, *distance]),
+                Arrival::Rescued => put(INSTALLED, &[fields[0], fields[1], 3]),
+            }
+        }
+        Told::Plan { blocks, pages } => put(PLAN, &[(*blocks).into(), (*pages).into()]),
+        Told::ReadAheadArrived { block: index } => put(READ_AHEAD_ARRIVED, &[block(index)]),
+        Told::SlotFor { block: index } => put(SLOT_FOR, &[block(index)]),
+        Told::TryAgain => put(TRY_AGAIN, &[]),
+    }
+}
+
+/// Writes what is kept of the answer to `told`.
+pub fn put_summary(sink: &mut impl Sink, told: &Told<'_>, summary: Summary) {
+    match told.form() {
+        Form::Nothing => {}
+        Form::Flag | Form::Kind => sink.put(summary.kind),
+        Form::Digest => {
+            sink.put(summary.kind);
+            summary.digest.to_le_bytes().into_iter().for_each(|byte| sink.put(byte));
+        }
+    }
+}
+
+/// Takes bytes from the start of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn take(&mut self, len: u64) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(usize::try_from(len).ok()?)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    pub(super) fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                return None;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    /// A number below `most`.
+    fn below(&mut self, most: u64) -> Option<u64> {
+        self.varint().filter(|value| *value < most)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        u32::try_from(self.varint()?).ok()
+    }
+
+    fn block(&mut self) -> Option<BlockIndex> {
+        self.word().map(BlockIndex)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        self.below(2).map(|value| value == 1)
+    }
+
+    fn pages(&mut self) -> Option<(u64, u64)> {
+        let (start, pages) = (self.below(PAGE_MOST)?, self.below(MAPPING_PAGES_MOST)?);
+        (pages > 0 && start + pages <= PAGE_MOST).then_some((start, start + pages))
+    }
+
+    fn runs(&mut self, most: u64) -> Option<Runs<'a>> {
+        let len = self.varint()?;
+        Runs::checked(self.take(len)?, most)
+    }
+
+    fn arrival(&mut self) -> Option<Arrival> {
+        Some(match self.varint()? {
+            0 => Arrival::Fresh,
+            1 => Arrival::Prefetched,
+            2 => Arrival::Refault { distance: self.varint()? },
+            3 => Arrival::Rescued,
+            _ => return None,
+        })
+    }
+
+    fn verdict(&mut self) -> Option<CleanVerdict> {
+        Some(match self.varint()? {
+            0 => CleanVerdict::Stored,
+            1 => CleanVerdict::Zero,
+            2 => CleanVerdict::Failed,
+            _ => return None,
+        })
+    }
+
+    fn told(&mut self) -> Option<Told<'a>> {
+        Some(match self.byte()? {
+            ADD => {
+                let (start, end) = self.pages()?;
+                let order = Order::new(u8::try_from(self.varint()?).ok()?)?;
+                let delivery = if self.flag()? { Delivery::Listener } else { Delivery::Signal };
+                Told::Add { start, end, order, delivery, present: self.runs(end - start)? }
+            }
+            CLEANED => {
+                let (block, verdict) = (self.block()?, self.verdict()?);
+                Told::Cleaned { block, verdict, guards: self.runs(REGION_PAGES.into())? }
+            }
+            tag @ (DISCARD | REMOVE) => {
+                let (start, end) = self.pages()?;
+                Told::Discard { start, end, remove: tag == REMOVE }
+            }
+            EMPTIED => {
+                let frame = FrameIndex(self.word()?);
+                frame.has_order().then_some(Told::Emptied { frame })?
+            }
+            DROPPED => Told::Dropped { block: self.block()? },
+            EVICTED => Told::Evicted { block: self.block()? },
+            EVICTION_REFUSED => Told::EvictionRefused { block: self.block()? },
+            tag @ FAULT..=FAULT_MOST => {
+                let (page, thread) = (self.below(PAGE_MOST)?, u16::try_from(self.varint()?).ok()?);
+                let (write, first) = (tag & FAULT_WRITE != 0, tag & FAULT_FIRST != 0);
+                Told::Fault { page, thread: ThreadIndex(thread), write, first }
+            }
+            FETCH_FAILED => Told::FetchFailed { block: self.block()?, lost: self.flag()? },
+            FETCHED => Told::Fetched { block: self.block()?, write: self.flag()? },
+            INSTALLED => {
+                let (first, count) = (self.block()?, self.word()?);
+                (1..=REGION_PAGES).contains(&count).then_some(())?;
+                Told::Installed { first, count, arrival: self.arrival()? }
+            }
+            PLAN => Told::Plan { blocks: self.word()?, pages: self.word()? },
+            READ_AHEAD_ARRIVED => Told::ReadAheadArrived { block: self.block()? },
+            SLOT_FOR => Told::SlotFor { block: self.block()? },
+            TRY_AGAIN => Told::TryAgain,
+            _ => return None,
+        })
+    }
+
+    /// The next event; `None` when the bytes are none.
+    pub(super) fn event(&mut self) -> Option<Event<'a>> {
+        let told = self.told()?;
+        let summary = match told.form() {
+            Form::Nothing => Summary::default(),
+            Form::Flag => Summary::of_flag(self.flag()?),
+            Form::Kind => Summary { kind: self.byte()?, digest: 0 },
+            Form::Digest => {
+                let kind = self.byte()?;
+                let digest = self.take(4)?.try_into().expect("four bytes were taken");
+                Summary { kind, digest: u32::from_le_bytes(digest) }
+            }
+        };
+        Some(Event { told, summary })
+    }
+}

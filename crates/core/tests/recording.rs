@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The format of recordings: every event is read back as it was written, the bytes are pinned, and no change of a byte
+//! goes unseen.
+//!
+//! The trouble it guards against: a replay that reports a difference where none was, or none where one was, because
+//! writer and reader do not agree on a byte. And a file that was cut short by a kill must be read up to there, while
+//! one that was damaged must not be read as if it had been cut.
+
+use aquifer_core::engine::{CleanVerdict, Settings};
+use aquifer_core::map::Delivery;
+use aquifer_core::policy::Arrival;
+use aquifer_core::record::{
+    Damage, End, Event, Header, Recording, Runs, Summary, Told, VERSION, batch_header, push_run, put_summary, put_told,
+};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
+use proptest::prelude::*;
+
+fn header() -> Header {
+    Header {
+        settings: Settings {
+            budget_pages: 8192,
+            tier_slabs: 100,
+            prefetch: true,
+            elastic: false,
+            copied_pages_most: 4,
+            seals: true,
+            fetch_cost: 5,
+        },
+        policy: "s3fifo".into(),
+        pid: 4711,
+        release: "0.1.0".into(),
+        program: "/usr/bin/caf\u{e9}".into(),
+    }
+}
+
+fn runs(of: &[(u8, u64)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    of.iter().for_each(|(kind, len)| push_run(&mut bytes, *kind, *len));
+    bytes
+}
+
+/// One event through each door, some through both ways of one.
+fn every_door<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
+    let (block, thread) = (BlockIndex(300), ThreadIndex(200));
+    let (present, guards) = (Runs::new(present), Runs::new(guards));
+    let flag = |told, flag| Event { told, summary: Summary::of_flag(flag) };
+    let digest = |told, kind| Event { told, summary: Summary { kind, digest: 0x1234_5678 } };
+    let nothing = |told| Event { told, summary: Summary::default() };
+    let order = Order::DEFAULT;
+    vec![
+        nothing(Told::Add { start: 1 << 35, end: (1 << 35) + 4096, order, delivery: Delivery::Listener, present }),
+        flag(Told::Cleaned { block, verdict: CleanVerdict::Stored, guards }, false),
+        flag(Told::Cleaned { block, verdict: CleanVerdict::Failed, guards: Runs::default() }, true),
+        digest(Told::Discard { start: 1000, end: 1001, remove: false }, 1),
+        digest(Told::Discard { start: 1000, end: 9000, remove: true }, 0),
+        flag(Told::Dropped { block }, false),
+        nothing(Told::Emptied { frame: FrameIndex::in_class(Order::MAX, 5) }),
+        flag(Told::Evicted { block }, true),
+        flag(Told::EvictionRefused { block }, false),
+        digest(Told::Fault { page: 1 << 35, thread, write: false, first: true }, 4),
+        digest(Told::Fault { page: 1 << 35, thread, write: true, first: false }, 0),
+        flag(Told::FetchFailed { block, lost: true }, true),
+        Event { told: Told::Fetched { block, write: true }, summary: Summary { kind: 2, digest: 0 } },
+        flag(Told::Installed { first: block, count: 1, arrival: Arrival::Fresh }, false),
+        flag(Told::Installed { first: block, count: 16, arrival: Arrival::Prefetched }, true),
+        flag(Told::Installed { first: block, count: 1, arrival: Arrival::Refault { distance: 70_000 } }, false),
+        flag(Told::Installed { first: block, count: 1, arrival: Arrival::Rescued }, false),
+        digest(Told::Plan { blocks: 32, pages: 1024 }, 64),
+        flag(Told::ReadAheadArrived { block }, false),
+        digest(Told::SlotFor { block }, 1),
+        nothing(Told::TryAgain),
+    ]
+}
+
+fn batch(file: &mut Vec<u8>, standing: bool, number: u64, payload: &[u8]) {
+    file.extend(batch_header(standing, number, payload));
+    file.extend(payload);
+}
+
+fn payload(events: &[Event<'_>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for event in events {
+        put_told(&mut bytes, &event.told);
+        put_summary(&mut bytes, &event.told, event.summary);
+    }
+    bytes
+}
+
+/// A recording of two batches that lost something.
+fn file() -> Vec<u8> {
+    let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
+    let events = every_door(&present, &guards);
+    let (first, second) = events.split_at(8);
+    let mut file = header().bytes().to_vec();
+    batch(&mut file, false, 0, &payload(first));
+    batch(&mut file, false, 1, &payload(second));
+    let end = End { events: events.len() as u64, lost: 3, closed: true };
+    batch(&mut file, true, 2, &end.payload());
+    file
+}
+
+/// How many events are read, and how it ended.
+fn read(file: &[u8]) -> Result<(u64, End), Damage> {
+    let (_, mut recording) = Recording::open(file)?;
+    let mut count = 0;
+    let end = recording.read(|number, _| {
+        assert_eq!(number, count);
+        count += 1;
+        true
+    })?;
+    Ok((count, end))
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
+    let events = every_door(&present, &guards);
+    let file = file();
+    let (found, mut recording) = Recording::open(&file).unwrap();
+    let expected = header();
+    assert_eq!((found.settings, found.policy, found.pid), (expected.settings, expected.policy, expected.pid));
+    assert_eq!((found.release, found.program), (expected.release, expected.program));
+    let mut back = Vec::new();
+    let end = recording.read(|_, event| {
+        back.push(event);
+        true
+    });
+    assert_eq!(back, events);
+    assert_eq!(end, Ok(End { events: events.len() as u64, lost: 3, closed: true }));
+}
+
+/// Golden: a change here is a change of [`VERSION`].
+#[test]
+fn the_bytes_are_pinned() {
+    let golden = include_bytes!("golden/recording_v1.bin");
+    assert_eq!(VERSION, 1, "a golden file for each version");
+    if file() != golden {
+        let path = std::env::temp_dir().join("recording_v1.bin");
+        std::fs::write(&path, file()).unwrap();
+        panic!("the bytes are not the golden ones any more; they are now in {}", path.display());
+    }
+}
+
+#[test]
+fn a_file_that_ends_anywhere_is_read_up_to_its_last_whole_batch() {
+    let file = file();
+    let (whole, _) = read(&file).unwrap();
+    let mut counts = Vec::new();
+    for len in 0..file.len() {
+        match read(&file[..len]) {
+            Ok((count, end)) => {
+                assert!(!end.closed && end.lost == 0 && end.events == count, "{len}: {end:?}");
+                counts.push(count);
+            }
+            Err(damage) => assert!(matches!(damage, Damage::Empty | Damage::Headless), "{len}: {damage:?}"),
+        }
+    }
+    counts.dedup();
+    assert_eq!(counts, [0, 8, whole]);
+}
+
+#[test]
+fn no_flipped_bit_goes_unseen() {
+    let file = file();
+    for at in 0..file.len() {
+        for bit in 0..8 {
+            let mut damaged = file.clone();
+            damaged[at] ^= 1 << bit;
+            let damage = read(&damaged).expect_err(&format!("bit {bit} of byte {at} was flipped"));
+            let text = damage.to_string();
+            assert!(!text.contains('\n') && text.len() > 20, "{text}");
+            if at < 8 {
+                assert_eq!(damage, Damage::Foreign);
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_that_are_swapped_missing_or_repeated_are_damage() {
+    let (present, guards) = (runs(&[]), runs(&[]));
+    let events = every_door(&present, &guards);
+    let build = |order: &[(u64, usize)]| {
+        let mut file = header().bytes().to_vec();
+        for (number, event) in order {
+            batch(&mut file, false, *number, &payload(&events[*event..event + 1]));
+        }
+        read(&file)
+    };
+    assert!(build(&[(0, 5), (1, 6), (2, 7)]).is_ok());
+    for wrong in [&[(1, 5), (0, 6)][..], &[(0, 5), (2, 6)], &[(0, 5), (0, 5)]] {
+        assert!(matches!(build(wrong), Err(Damage::Batch { .. })), "{wrong:?}");
+    }
+    // One that says how many events there are, and is wrong.
+    let mut file = header().bytes().to_vec();
+    batch(&mut file, true, 0, &End { events: 1, lost: 0, closed: true }.payload());
+    assert!(matches!(read(&file), Err(Damage::Batch { .. })));
+}
+
+#[test]
+fn an_event_that_is_none_is_damage_also_under_a_good_checksum() {
+    let evicted = [6, 7, 1];
+    for payload in [&[0][..], &[99], &[6], &[6, 7], &[6, 7, 2], &[1, 0, 0, 5, 0, 0], &[5, 0xff, 0xff, 0xff, 0xff, 15]] {
+        let mut file = header().bytes().to_vec();
+        batch(&mut file, false, 0, &[&evicted, payload].concat());
+        assert!(matches!(read(&file), Err(Damage::Batch { .. })), "{payload:?}");
+    }
+}
+
+fn any_told() -> impl Strategy<Value = Told<'static>> {
+    let block = any::<u32>().prop_map(BlockIndex);
+    let range = (0..1u64 << 40, 1..1u64 << 20).prop_map(|(start, pages)| (start, start + pages));
+    let arrival = prop_oneof![
+        Just(Arrival::Fresh),
+        Just(Arrival::Prefetched),
+        Just(Arrival::Rescued),
+        any::<u64>().prop_map(|distance| Arrival::Refault { distance })
+    ];
+    prop_oneof![
+        (range.clone(), 0..10u8, any::<bool>()).prop_map(|((start, end), order, listener)| Told::Add {
+            start,
+            end,
+            order: Order::new(order).expect("below 10"),
+            delivery: if listener { Delivery::Listener } else { Delivery::Signal },
+            present: Runs::default(),
+        }),
+        (range, any::<bool>()).prop_map(|((start, end), remove)| Told::Discard { start, end, remove }),
+        (0..10u8, 0..1u32 << 28).prop_map(|(order, index)| Told::Emptied {
+            frame: FrameIndex::in_class(Order::new(order).expect("below 10"), index)
+        }),
+        block.clone().prop_map(|block| Told::Evicted { block }),
+        (0..1u64 << 52, any::<u16>(), any::<bool>(), any::<bool>()).prop_map(|(page, thread, write, first)| {
+            Told::Fault { page, thread: ThreadIndex(thread), write, first }
+        }),
+        (block, 1..=512u32, arrival).prop_map(|(first, count, arrival)| Told::Installed { first, count, arrival }),
+        (any::<u32>(), any::<u32>()).prop_map(|(blocks, pages)| Told::Plan { blocks, pages }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_event_is_read_back(all in proptest::collection::vec((any_told(), any::<bool>()), 0..50)) {
+        let of = |(told, flag): &(Told<'static>, bool)| {
+            let summary = match told {
+                Told::Add { .. } | Told::Emptied { .. } => Summary::default(),
+                Told::Evicted { .. } | Told::Installed { .. } => Summary::of_flag(*flag),
+                _ => Summary { kind: u8::from(*flag) * 200, digest: 0xdead_beef },
+            };
+            Event { told: *told, summary }
+        };
+        let events: Vec<Event<'_>> = all.iter().map(of).collect();
+        let mut file = header().bytes().to_vec();
+        batch(&mut file, false, 0, &payload(&events));
+        let (_, mut recording) = Recording::open(&file).unwrap();
+        let mut back = Vec::new();
+        recording.read(|_, event| { back.push(event); true }).unwrap();
+        prop_assert_eq!(back, events);
+    }
+}
