@@ -29,6 +29,7 @@ use crate::exit::Failure;
 pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
     let settings = settings::RunSettings::check(args)?;
     let mut report = report::Report::open(settings.stats_json.as_deref())?;
+    launch::empty_recording(settings.config.record.as_deref())?;
     let signals = supervise::Signals::take_over()?;
     let counters = launch::statistics(&settings)?;
     let started = Instant::now();

@@ -7,12 +7,15 @@ use std::fmt::{self, Write};
 
 use aquifer_sys::{raw, signals};
 
+use crate::recorder;
+
 /// The exit code of a program whose pager could not go on. In the manual's table of exit codes.
 pub const EXIT_CODE: i32 = 113;
 
-/// Writes one line from its parts, and ends the process. Allocates nothing.
+/// Writes one line from its parts, and ends the process, a recording first. Allocates nothing.
 pub fn abort(parts: &[&str]) -> ! {
     say(parts);
+    recorder::finish();
     signals::exit_now(EXIT_CODE)
 }
 
@@ -34,6 +37,7 @@ pub fn on_panic() {
         let _ = write!(line, "{info}");
         line.push("\n");
         raw::write_stderr(line.bytes());
+        recorder::finish();
         signals::exit_now(EXIT_CODE)
     }));
 }

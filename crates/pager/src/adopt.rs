@@ -248,12 +248,11 @@ impl Adopter {
                 discarded += len;
                 let _ = pager.tier.discard(slot, len);
             };
-            let step =
-                if remove { engine.remove(first, last, &mut freed) } else { engine.discard(first, last, &mut freed) };
-            match step {
+            match engine.discard(first, last, remove, &mut freed) {
                 DiscardStep::Done => {
                     let result = act();
                     pager.publish(&engine);
+                    pager.publish_heat(&engine);
                     drop(engine);
                     self.counters.add(Counter::DiscardedBytes, discarded);
                     if remove {

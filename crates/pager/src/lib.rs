@@ -7,9 +7,11 @@
 //! `aquifer_core::engine` (decide, make room) → `transfers.rs` (the tier fetches) → `inspect.rs` (arrive,
 //! checked) → `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
 //! evicts. `adopt.rs` is where mappings come in, and where nothing happens until the budget comes near.
+//! `doors.rs` stands before the engine, and `recorder.rs` writes down what goes through.
 
 pub mod abort;
 pub mod adopt;
+mod doors;
 pub mod exchange;
 pub mod frame_area;
 pub mod holds;
@@ -17,7 +19,9 @@ pub mod inspect;
 pub mod listener;
 mod own_memory;
 pub mod pager;
+pub mod recorder;
 pub mod resolve;
+mod ring;
 pub mod signal;
 mod together;
 mod transfers;

@@ -7,15 +7,17 @@
 //! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
 
 use aquifer_core::engine::{self, Engine};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::Policy;
+use aquifer_core::record;
+use aquifer_core::temperature::Histogram;
 use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
-use aquifer_stats::{Counter, Counters, Gauge};
+use aquifer_stats::{Counter, Counters, Gauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::Blocked;
@@ -24,10 +26,12 @@ use aquifer_sys::uffd::{Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
 
+use crate::doors::EngineGuard;
 use crate::exchange::{self, Uffds, Way};
 use crate::frame_area::FrameArea;
 use crate::holds::Holds;
 use crate::listener::Streak;
+use crate::recorder::Recorder;
 
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
 pub const THREADS_MOST: u16 = 256;
@@ -90,6 +94,10 @@ pub struct Settings {
     pub way: Option<Way>,
     /// Whether to read ahead.
     pub prefetch: bool,
+    /// Where to record what the engine is told, if anywhere.
+    pub record: Option<String>,
+    /// The program's name, for the recording.
+    pub program: String,
 }
 
 /// Why there can be no pager here.
@@ -133,6 +141,7 @@ impl std::error::Error for StartFailure {}
 /// See the module.
 pub struct Pager {
     engine: Mutex<Engine>,
+    recorder: Option<&'static Recorder>,
     pub(crate) area: FrameArea,
     signal: Uffd,
     listener: Option<Uffd>,
@@ -177,21 +186,27 @@ impl Pager {
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
         let slabs = u32::try_from(settings.tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1);
-        let engine = Engine::new(
-            engine::Settings {
-                budget_pages,
-                tier_slabs: slabs,
-                prefetch: settings.prefetch,
-                elastic: settings.elastic,
-                copied_pages_most: match way {
-                    Way::Move => (exchange::COPIED_BYTES_MOST / PAGE_BYTES) as u32,
-                    Way::Copy => Order::MAX.pages(),
-                },
-                seals: found & feature::PAGEFAULT_FLAG_WP != 0,
-                fetch_cost: if settings.tier.overlaps() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
+        let engine_settings = engine::Settings {
+            budget_pages,
+            tier_slabs: slabs,
+            prefetch: settings.prefetch,
+            elastic: settings.elastic,
+            copied_pages_most: match way {
+                Way::Move => (exchange::COPIED_BYTES_MOST / PAGE_BYTES) as u32,
+                Way::Copy => Order::MAX.pages(),
             },
-            settings.policy,
-        );
+            seals: found & feature::PAGEFAULT_FLAG_WP != 0,
+            fetch_cost: if settings.tier.overlaps() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
+        };
+        let header = record::Header {
+            settings: engine_settings,
+            policy: settings.policy.name().to_owned(),
+            pid: std::process::id(),
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            program: settings.program,
+        };
+        let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
+        let engine = Engine::new(engine_settings, settings.policy);
         let pager = Box::leak(Box::new(Pager {
             area,
             signal,
@@ -203,6 +218,7 @@ impl Pager {
             order: settings.order,
             largest: engine.largest(settings.order),
             engine: Mutex::new(engine),
+            recorder,
             budget_pages,
             holds: Holds::new(),
             progress: EventCount::new(),
@@ -219,9 +235,9 @@ impl Pager {
     }
 
     /// The engine, for as long as the guard lives. Short: no kernel call that may wait.
-    pub(crate) fn engine(&self) -> MutexGuard<'_, Engine> {
+    pub(crate) fn engine(&self) -> EngineGuard<'_> {
         // A panic inside the engine ends the process (`abort::on_panic`), so poisoning is never seen alive.
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+        EngineGuard::new(self.engine.lock().unwrap_or_else(PoisonError::into_inner), self.recorder)
     }
 
     /// The userfaultfd of one delivery.
@@ -256,6 +272,14 @@ impl Pager {
         self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, tally.dropped_clean_blocks);
     }
 
+    /// Writes down how hot memory is. Apart from `publish`, and less often: it is eighteen numbers.
+    pub(crate) fn publish_heat(&self, engine: &Engine) {
+        let Histogram { resident, away } = engine.map().temperatures().histogram();
+        for (place, pages) in [(Place::Resident, resident), (Place::Away, away)] {
+            self.counters.set_heat(place, pages.map(|pages| pages * PAGE_BYTES));
+        }
+    }
+
     /// Adds to a counter what the engine has counted since the last time. Called with the engine's lock held.
     fn catch_up(&self, counter: Counter, published: &AtomicU64, now: u64) {
         let before = published.swap(now, Ordering::Relaxed);
@@ -268,5 +292,13 @@ impl Pager {
     pub(crate) fn count_failure(&self, counter: Counter) {
         self.counters.add(counter, 1);
         self.counters.add(Counter::Errors, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn temperatures_are_counted_and_shown_in_the_same_classes() {
+        assert_eq!(aquifer_core::temperature::CLASS_NAMES, aquifer_stats::TEMPERATURES);
     }
 }

@@ -257,7 +257,7 @@ impl Pager {
             }
         }
         let mut engine = self.engine();
-        let wanted = engine.installed_run(block, count, arrival);
+        let wanted = engine.installed(block, count, arrival);
         self.publish(&engine);
         drop(engine);
         self.report(wanted);
@@ -302,7 +302,7 @@ impl Pager {
         if let Some(page) = page {
             self.install_zero_page(page, delivery);
         }
-        let wanted = self.engine().installed(block, Arrival::Rescued);
+        let wanted = self.engine().installed(block, 1, Arrival::Rescued);
         self.report(wanted);
     }
 

@@ -134,6 +134,7 @@ impl Worker {
         let mut engine = self.pager.engine();
         engine.plan(plan, room);
         self.pager.publish(&engine);
+        self.pager.publish_heat(&engine);
     }
 
     fn sleep(&mut self) {

@@ -51,6 +51,16 @@ pub fn instance_inside() -> Option<&'static Instance> {
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn(c_int, *const *const u8, *const *const u8) = start;
 
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static STOP: extern "C" fn() = stop;
+
+/// The program exits: what was recorded goes to its file.
+extern "C" fn stop() {
+    let _inside = Inside::enter();
+    aquifer_pager::recorder::finish();
+}
+
 extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let _inside = Inside::enter();
     let Ok(text) = std::env::var(aquifer_config::VARIABLE) else { return };
@@ -59,9 +69,6 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Err(error) => abort(&["cannot start: ", &error.to_string()]),
     };
     aquifer_pager::abort::on_panic();
-    if config.record.is_some() {
-        abort(&["cannot start: recording is not in this build yet; leave --record out"]);
-    }
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
     describe(counters, &config);
     let tier = open_tier(&config);
@@ -80,7 +87,9 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     };
     let elastic = config.block == BlockSize::Auto;
     let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
-    let settings = Settings { dram_bytes, order, elastic, policy, tier, way, prefetch };
+    let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
+    let record = config.record.clone();
+    let settings = Settings { dram_bytes, order, elastic, policy, tier, way, prefetch, record, program };
     let adopter = Adopter::new(settings, counters);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         abort(&["cannot start: the library was started twice"]);

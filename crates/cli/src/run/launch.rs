@@ -3,6 +3,7 @@
 
 //! Starts the program: the statistics segment, the environment, the child.
 
+use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -22,6 +23,8 @@ use crate::exit::{ExitCode, Failure};
 /// The inherited descriptor gets a number from here on, out of the way of programs that count on 3 being
 /// the first free one, and below the usual limit of 1024.
 const STATS_FD_LEAST: i32 = 200;
+
+const REMEDY_RECORD: &str = "name a file in a directory that exists";
 
 /// Makes the segment, with what is known before the pager starts; the pager overwrites it.
 pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
@@ -47,6 +50,19 @@ pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     counters.set(Gauge::StartTimeUnixS, now.as_secs());
     Ok(counters)
+}
+
+/// Makes the file for `--record`, or empties it, so that a wrong path is noticed before the program starts. The
+/// first process that outgrows its budget writes to it.
+pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
+    // What is there and no file, a pipe for instance, is left alone: opening it would wait for a reader.
+    let Some(path) = path.filter(|path| fs::metadata(path).map_or(true, |found| found.is_file() || found.is_dir()))
+    else {
+        return Ok(());
+    };
+    fs::File::create(path)
+        .map(drop)
+        .map_err(|error| cannot_start(format!("--record {path} cannot be written: {error}"), REMEDY_RECORD))
 }
 
 /// Starts the program. Its standard streams, directory, process group and terminal are ours.

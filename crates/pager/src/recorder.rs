@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Writes what the engine is told, and what it answers, to a file: `aquifer run --record`.
+//!
+//! Threads: events come from whoever holds the engine's lock (`doors.rs`), through a ring (`ring.rs`); one thread of
+//! the pager takes them out and writes them. When it cannot keep up, or the file takes no more, the recording ends
+//! there and says so; the program never waits for it.
+//!
+//! A recording is of one process. A forked child has no thread that writes, and its events go nowhere; a program that
+//! runs others leaves one file for each process that outgrows its budget: the first has the name that was given, each
+//! other one that name with its process id behind.
+//!
+//! The format is `aquifer_core::record`'s.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use aquifer_core::record::{BATCH_HEADER_BYTES, End, Header, Summary, Told, batch_header, count_events};
+use aquifer_sys::futex;
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::thread_slot;
+use aquifer_sys::wakeup::Wakeup;
+
+use crate::abort::{Number, say};
+use crate::pager::start_thread;
+use crate::ring::Ring;
+
+/// Bytes that wait to be written at most. `docs/recording.md` has the rate at which events come.
+const RING_BYTES: usize = 4 << 20;
+
+/// How long events gather before they are written together: what a kill may cost.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// How long the thread sleeps when nothing comes: only a bound.
+const SLEEP_IDLE: Duration = Duration::from_secs(3600);
+
+/// How long the end of the process waits for the last events to be written: longer than a disk that is busy.
+const FINISH_MOST: Duration = Duration::from_secs(5);
+
+/// The process's recorder, for [`finish`].
+static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    ring: Ring,
+    bell: Wakeup,
+    /// The process that is recorded, and not a child of it.
+    pid: u32,
+    /// The writing thread's token, once it runs.
+    thread: AtomicUsize,
+    /// 1 when the recording is to be closed. A futex word: the writing thread sleeps on it.
+    closing: AtomicU32,
+    /// 1 when nothing more will be written. A futex word: [`finish`] sleeps on it.
+    done: AtomicU32,
+}
+
+impl Recorder {
+    /// Starts recording to `path`, or to that name with the process id behind. Says so when it cannot.
+    pub(crate) fn start(path: &str, header: &Header) -> Option<&'static Recorder> {
+        Self::try_start(path, header)
+            .map_err(|error| {
+                let error = error.to_string();
+                say(&["this process is not recorded: ", path, ": ", &error, "; name a file that it can write"]);
+            })
+            .ok()
+    }
+
+    fn try_start(path: &str, header: &Header) -> io::Result<&'static Recorder> {
+        let bell = Wakeup::new().map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        let mut output = Output::claim(path, header.pid)?;
+        output.write(&header.bytes())?;
+        let recorder: &'static Recorder = Box::leak(Box::new(Recorder {
+            ring: Ring::new(RING_BYTES),
+            bell,
+            pid: header.pid,
+            thread: AtomicUsize::new(0),
+            closing: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+        }));
+        let mut writer = Writer {
+            recorder,
+            output,
+            batch: Vec::with_capacity(BATCH_HEADER_BYTES + RING_BYTES),
+            batches: 0,
+            events: 0,
+            lost: 0,
+        };
+        start_thread("aquifer-record".to_owned(), move || {
+            recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
+            writer.run();
+            // The number may be another file's by now, so it is not closed.
+            std::mem::forget(writer);
+        })
+        .map_err(|failure| io::Error::other(failure.to_string()))?;
+        RECORDER.store(std::ptr::from_ref(recorder).cast_mut(), Ordering::Release);
+        Ok(recorder)
+    }
+
+    /// Records one event. Called with the engine's lock held, perhaps in a signal handler.
+    pub(crate) fn event(&self, told: &Told<'_>, summary: Summary) {
+        if self.ring.push(told, summary) {
+            self.bell.ring();
+        }
+    }
+
+    fn finish(&self) {
+        if std::process::id() != self.pid || self.thread.load(Ordering::Relaxed) == thread_slot::token() {
+            return;
+        }
+        self.ring.close();
+        self.closing.store(1, Ordering::Release);
+        futex::wake_all(&self.closing);
+        self.bell.ring();
+        let started = now_ns();
+        while self.done.load(Ordering::Acquire) == 0 {
+            if now_ns() - started > FINISH_MOST.as_nanos() as u64 {
+                say(&["the recording lacks its end: its file did not take it within 5 s"]);
+                return;
+            }
+            futex::wait(&self.done, 0, FINISH_MOST);
+        }
+    }
+}
+
+/// Closes the process's recording, if there is one: writes what was recorded up to now, and waits for that, with a
+/// bound. For the end of the process, also by an abort. Nothing is recorded afterwards.
+#[allow(unsafe_code, reason = "a static reference that is published once")]
+pub fn finish() {
+    // SAFETY: the pointer is null or was made from a `&'static Recorder`.
+    if let Some(recorder) = unsafe { RECORDER.load(Ordering::Acquire).as_ref() } {
+        recorder.finish();
+    }
+}
+
+/// The writing thread's part.
+struct Writer {
+    recorder: &'static Recorder,
+    output: Output,
+    /// One batch, its header first.
+    batch: Vec<u8>,
+    batches: u64,
+    events: u64,
+    /// What the file says was lost.
+    lost: u64,
+}
+
+impl Writer {
+    fn run(&mut self) {
+        if let Err(error) = self.write_until_closed() {
+            self.recorder.ring.close();
+            let errno = Number::new(error.raw_os_error().unwrap_or(0).unsigned_abs().into());
+            say(&[
+                "the recording ends here, and the program goes on: its file cannot be written (errno ",
+                errno.text(),
+                "); free space where it lies, or record to another place",
+            ]);
+        }
+        self.recorder.done.store(1, Ordering::Release);
+        futex::wake_all(&self.recorder.done);
+    }
+
+    fn write_until_closed(&mut self) -> io::Result<()> {
+        loop {
+            let closing = self.recorder.closing.load(Ordering::Acquire) != 0;
+            let wrote = self.write_events()?;
+            // Said at once, too: the program may be killed.
+            let lost = self.recorder.ring.lost();
+            if closing || (lost > 0 && self.lost == 0) {
+                self.write_standing(End { events: self.events, lost, closed: closing })?;
+            }
+            if closing {
+                return Ok(());
+            }
+            match wrote {
+                true => futex::wait(&self.recorder.closing, 0, GATHER),
+                false => self.recorder.bell.sleep(None, SLEEP_IDLE),
+            }
+        }
+    }
+
+    /// Writes what the ring holds. False when that is nothing.
+    fn write_events(&mut self) -> io::Result<bool> {
+        self.batch.clear();
+        self.batch.resize(BATCH_HEADER_BYTES, 0);
+        self.recorder.ring.take(&mut self.batch);
+        let payload = &self.batch[BATCH_HEADER_BYTES..];
+        if payload.is_empty() {
+            return Ok(false);
+        }
+        // Reads what it writes: a mistake in the format shows here, and not when somebody needs the recording.
+        self.events += count_events(payload).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADMSG))?;
+        self.write_batch(false)?;
+        Ok(true)
+    }
+
+    fn write_standing(&mut self, end: End) -> io::Result<()> {
+        self.batch.truncate(BATCH_HEADER_BYTES);
+        self.batch.extend(end.payload());
+        self.lost = end.lost;
+        self.write_batch(true)
+    }
+
+    fn write_batch(&mut self, standing: bool) -> io::Result<()> {
+        let header = batch_header(standing, self.batches, &self.batch[BATCH_HEADER_BYTES..]);
+        self.batch[..BATCH_HEADER_BYTES].copy_from_slice(&header);
+        self.batches += 1;
+        self.output.write(&self.batch)
+    }
+}
+
+/// The file. A program may close descriptors that it has not opened, and get their numbers for files of its own: so
+/// each write looks first whether the descriptor is still the file's, and opens it again if not.
+#[derive(Debug)]
+struct Output {
+    path: PathBuf,
+    file: File,
+    identity: (u64, u64),
+}
+
+impl Output {
+    /// Opens `path` if no other process records to it, and otherwise a new file with the process id behind.
+    fn claim(path: &str, pid: u32) -> io::Result<Self> {
+        let file = open(Path::new(path))?;
+        let kind = file.metadata()?;
+        // A pipe has no length and knows no locks; whoever made it knows who writes to it.
+        let taken = kind.file_type().is_file() && (file.try_lock().is_err() || file.metadata()?.len() > 0);
+        let (path, file) = if taken {
+            let path = PathBuf::from(format!("{path}.{pid}"));
+            let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
+            (path, file)
+        } else {
+            (path.into(), file)
+        };
+        let identity = identity(&file)?;
+        Ok(Self { path, file, identity })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if identity(&self.file).ok() != Some(self.identity) {
+            let again = open(&self.path)?;
+            if identity(&again)? != self.identity {
+                return Err(io::Error::from_raw_os_error(libc::ESTALE));
+            }
+            std::mem::forget(std::mem::replace(&mut self.file, again));
+        }
+        self.file.write_all(bytes)
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+/// Which file it is, whatever its name.
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
