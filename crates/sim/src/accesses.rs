@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a recording tells of the program itself: which pages it touched and wrote, as far as the recorded pager saw.
+//!
+//! A touch is seen when it faults, and so is a write. Other writes are seen when the block is cleaned later and a page
+//! is found changed; they are dated back to the last touch of that block. What the program did with resident blocks in between, nobody knows.
+
+use std::collections::BTreeMap;
+
+use aquifer_core::engine::{Engine, FaultStep, Plan, Task};
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::policy::Arrival;
+use aquifer_core::record::{Answer, Guarded, Runs, Told};
+use aquifer_core::units::{BlockIndex, Order, ThreadIndex};
+
+use crate::outcome::Outcome;
+
+/// One thing that the program did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// It mapped memory, or had done so before the budget came near.
+    Map {
+        /// First page.
+        start: u64,
+        /// One past the last page.
+        end: u64,
+        /// The block size to begin with.
+        order: Order,
+        /// How its faults arrived.
+        delivery: Delivery,
+        /// What was populated already.
+        present: Vec<Pages>,
+    },
+    /// It gave memory back.
+    Discard {
+        /// First page.
+        start: u64,
+        /// One past the last page.
+        end: u64,
+        /// Whether the addresses went, too.
+        remove: bool,
+    },
+    /// It touched a page.
+    Touch {
+        /// The page.
+        page: u64,
+        /// Who.
+        thread: ThreadIndex,
+        /// Whether this touch was a write.
+        write: bool,
+        /// What was found changed in the block later on.
+        writes: Vec<Pages>,
+    },
+}
+
+/// Everything that a recording tells of its program.
+#[derive(Default)]
+pub struct Accesses {
+    /// In order.
+    pub acts: Vec<Act>,
+    /// What the recorded run cost.
+    pub recorded: Outcome,
+    /// Resident blocks, by their first page: what is found changed in them was written by this touch.
+    latest: BTreeMap<u64, Latest>,
+}
+
+#[derive(Clone, Copy)]
+struct Latest {
+    end: u64,
+    /// Its place among the acts.
+    touch: usize,
+    /// It had no contents before, and is taken to have been written as a whole until it is looked at.
+    fresh: bool,
+}
+
+impl Accesses {
+    /// Takes in one event of the recorded run, and the engine as it is after it.
+    pub fn see(&mut self, told: &Told<'_>, answer: &Answer, plan: &Plan, engine: &Engine) {
+        match (told, answer) {
+            (Told::Add { start, end, order, delivery, present }, _) => {
+                let (start, end, order, delivery) = (*start, *end, *order, *delivery);
+                self.acts.push(Act::Map {
+                    start,
+                    end,
+                    order,
+                    delivery,
+                    present: populated(start, end, order, *present),
+                });
+            }
+            (Told::Discard { start, end, remove }, Answer::Discard(aquifer_core::engine::DiscardStep::Done, _)) => {
+                self.acts.push(Act::Discard { start: *start, end: *end, remove: *remove });
+                self.cover(*start, *end);
+            }
+            (Told::Fault { page, thread, write, first }, Answer::Step(step)) => {
+                if *step != FaultStep::Foreign && *first {
+                    self.recorded.faults += 1;
+                    let block = engine.map().find(*page).expect("a page that is not foreign has a block");
+                    self.touch(*page, *thread, *write, engine.map().pages(block));
+                }
+                self.step(*thread, *write, step, engine);
+            }
+            (Told::Cleaned { block, guards, .. }, _) => self.cleaned(engine.map().pages(*block), *guards),
+            (Told::Plan { .. }, _) => {
+                for task in &plan.tasks {
+                    if let Task::Fetch { pages, .. } = task {
+                        self.recorded.read_ahead_pages += u64::from(pages.count);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The recording has ended.
+    pub fn finish(&mut self, engine: &Engine) {
+        self.recorded = self.recorded.with(engine.tally());
+        self.latest.clear();
+    }
+
+    fn step(&mut self, thread: ThreadIndex, write: bool, step: &FaultStep, engine: &Engine) {
+        match *step {
+            FaultStep::Fetch { pages, .. } => {
+                self.recorded.fetches += 1;
+                self.recorded.fetched_pages += u64::from(pages.count);
+            }
+            FaultStep::Fill { pages, .. } if write => self.fill(pages),
+            FaultStep::Rescue { arrival: Arrival::Rescued, .. } => self.recorded.rescued_blocks += 1,
+            FaultStep::Rescue { block, count, arrival: Arrival::Prefetched, .. } => {
+                let stride = engine.map().stride(block);
+                for place in 1..count {
+                    let pages = engine.map().pages(BlockIndex(block.0 + place * stride));
+                    self.touch(pages.start, thread, false, pages);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn touch(&mut self, page: u64, thread: ThreadIndex, write: bool, block: Pages) {
+        let end = block.start + u64::from(block.count);
+        let before = self.latest.get(&block.start).copied();
+        self.acts.push(Act::Touch { page, thread, write, writes: Vec::new() });
+        let touch = self.acts.len() - 1;
+        // What has not been looked at since it was filled was written by who filled it.
+        let latest = before.filter(|before| before.fresh && before.end == end);
+        self.cover(block.start, end);
+        self.latest.insert(block.start, latest.unwrap_or(Latest { end, touch, fresh: false }));
+    }
+
+    fn fill(&mut self, pages: Pages) {
+        if let Some(latest) = self.latest.get_mut(&pages.start) {
+            latest.fresh = true;
+            if let Act::Touch { writes, .. } = &mut self.acts[latest.touch] {
+                *writes = vec![pages];
+            }
+        }
+    }
+
+    fn cleaned(&mut self, block: Pages, guards: Runs<'_>) {
+        let end = block.start + u64::from(block.count);
+        let mut fresh: Vec<usize> = Vec::new();
+        for latest in self.overlapping(block.start, end).filter(|latest| latest.fresh) {
+            latest.fresh = false;
+            fresh.push(latest.touch);
+        }
+        for touch in fresh {
+            if let Act::Touch { writes, .. } = &mut self.acts[touch] {
+                writes.clear();
+            }
+        }
+        let mut page = block.start;
+        for (kind, len) in guards.iter() {
+            if kind == Guarded::Other as u8 {
+                self.recorded.written_back_pages += len;
+                self.wrote(page, page + len);
+            }
+            page += len;
+        }
+    }
+
+    fn wrote(&mut self, start: u64, end: u64) {
+        let parts: Vec<(usize, u64, u64)> = self
+            .latest
+            .range_mut(..end)
+            .rev()
+            .take_while(|(_, latest)| latest.end > start)
+            .map(|(from, latest)| (latest.touch, start.max(*from), end.min(latest.end)))
+            .collect();
+        for (touch, from, to) in parts {
+            if let Act::Touch { writes, .. } = &mut self.acts[touch] {
+                writes.push(Pages { start: from, count: (to - from) as u32 });
+            }
+        }
+    }
+
+    fn overlapping(&mut self, start: u64, end: u64) -> impl Iterator<Item = &mut Latest> {
+        let parts = self.latest.range_mut(..end).rev().take_while(move |(_, latest)| latest.end > start);
+        parts.map(|(_, latest)| latest)
+    }
+
+    /// Forgets the blocks in `start..end`: they are others' from now on.
+    fn cover(&mut self, start: u64, end: u64) {
+        while let Some((from, _)) = self.latest.range(..end).next_back().filter(|(_, latest)| latest.end > start) {
+            let from = *from;
+            self.latest.remove(&from);
+        }
+    }
+}
+
+/// The blocks of a new mapping that were populated.
+fn populated(start: u64, end: u64, order: Order, present: Runs<'_>) -> Vec<Pages> {
+    let (mut found, mut page) = (Vec::new(), start);
+    for (kind, len) in present.iter() {
+        let next = page.saturating_add(len.saturating_mul(u64::from(order.pages()))).min(end);
+        if kind != 0 {
+            // Runs are cut, so that their lengths are counts of pages.
+            let mut from = page;
+            while from < next {
+                let count = (next - from).min(1 << 20);
+                found.push(Pages { start: from, count: count as u32 });
+                from += count;
+            }
+        }
+        page = next;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(of: &[(Guarded, u64)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        of.iter().for_each(|(kind, len)| aquifer_core::record::push_run(&mut bytes, *kind as u8, *len));
+        bytes
+    }
+
+    fn writes(accesses: &Accesses, act: usize) -> Vec<(u64, u32)> {
+        match &accesses.acts[act] {
+            Act::Touch { writes, .. } => writes.iter().map(|pages| (pages.start, pages.count)).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const BLOCK: Pages = Pages { start: 64, count: 32 };
+
+    #[test]
+    fn what_is_found_changed_was_written_by_the_last_touch() {
+        let mut accesses = Accesses::default();
+        let bytes = runs(&[(Guarded::Same, 4), (Guarded::Other, 8), (Guarded::Zero, 20)]);
+        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        accesses.touch(71, ThreadIndex(2), true, BLOCK);
+        accesses.cleaned(BLOCK, Runs::new(&bytes));
+        assert_eq!((writes(&accesses, 0), writes(&accesses, 1)), (vec![], vec![(68, 8)]));
+        assert_eq!(accesses.recorded.written_back_pages, 8);
+    }
+
+    #[test]
+    fn what_was_filled_was_written_until_it_is_looked_at() {
+        let mut accesses = Accesses::default();
+        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        accesses.fill(BLOCK);
+        assert_eq!(writes(&accesses, 0), [(64, 32)]);
+        // It is rescued, and then cleaned: who filled it wrote it.
+        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        let bytes = runs(&[(Guarded::Other, 2), (Guarded::Zero, 30)]);
+        accesses.cleaned(BLOCK, Runs::new(&bytes));
+        assert_eq!((writes(&accesses, 0), writes(&accesses, 1)), (vec![(64, 2)], vec![]));
+        // From then on it is like any other.
+        accesses.touch(70, ThreadIndex(1), true, BLOCK);
+        accesses.cleaned(BLOCK, Runs::new(&bytes));
+        assert_eq!(writes(&accesses, 2), [(64, 2)]);
+    }
+
+    #[test]
+    fn blocks_of_other_sizes_take_the_place_of_what_they_cover() {
+        let mut accesses = Accesses::default();
+        accesses.touch(64, ThreadIndex(1), true, Pages { start: 64, count: 4 });
+        accesses.touch(68, ThreadIndex(1), true, Pages { start: 68, count: 4 });
+        accesses.touch(90, ThreadIndex(1), true, BLOCK);
+        assert_eq!(accesses.latest.len(), 1);
+        accesses.touch(96, ThreadIndex(1), true, Pages { start: 96, count: 32 });
+        let bytes = runs(&[(Guarded::Other, 64)]);
+        accesses.cleaned(Pages { start: 64, count: 64 }, Runs::new(&bytes));
+        assert_eq!(
+            (writes(&accesses, 0), writes(&accesses, 2), writes(&accesses, 3)),
+            (vec![], vec![(64, 32)], vec![(96, 32)])
+        );
+    }
+
+    #[test]
+    fn populated_blocks_become_pages() {
+        let mut bytes = Vec::new();
+        for (kind, len) in [(0, 1), (1, 2), (0, 1), (1, 1)] {
+            aquifer_core::record::push_run(&mut bytes, kind, len);
+        }
+        let found = populated(1000, 1150, Order::DEFAULT, Runs::new(&bytes));
+        assert_eq!(found, [Pages { start: 1032, count: 64 }, Pages { start: 1128, count: 22 }]);
+    }
+}

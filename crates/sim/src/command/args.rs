@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What may be typed.
+
+use std::path::PathBuf;
+
+use aquifer_core::policy::PolicyName;
+use aquifer_core::units::{ByteSize, Order};
+use aquifer_sim::workload::Workload;
+use clap::{Args, Parser, Subcommand};
+
+const EXAMPLES: &str = "Examples:
+  aquifer-sim                                      the whole table
+  aquifer-sim --workload cyclic,triad --local 30   two workloads, 30 % local
+  aquifer-sim --policy s3fifo,lru --json           two policies, as JSON lines
+  aquifer-sim --prefetch --block auto --seed 7     with read-ahead and elastic blocks, other random numbers
+  aquifer-sim replay run.rec                       does the engine decide as it did when it was recorded?
+  aquifer-sim replay run.rec --policy lru,fifo     what others would have cost
+
+Each figure of the table is the part of visited pages that took nothing from the tier. With --prefetch a second one
+follows: the part of visits that did not wait for it. 'opt' is the optimum that knows the future.
+
+Exit codes: 0 done, and the same decisions; 1 a replay differs, or output refused; 2 bad arguments; 3 a recording
+that cannot be read.";
+
+/// Plays workloads and recordings against Aquifer's engine, and prints what it decides.
+#[derive(Debug, Parser)]
+#[command(name = "aquifer-sim", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct Arguments {
+    /// What else to do
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// The table of synthetic workloads
+    #[command(flatten)]
+    pub workloads: Workloads,
+}
+
+/// What is done besides the table.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Replay a recording of 'aquifer run --record': does the engine decide the same? With other settings: what would
+    /// the program's faults have cost?
+    Replay(Replay),
+}
+
+/// How synthetic workloads are played.
+#[derive(Args, Debug)]
+pub struct Workloads {
+    /// Workloads to play; all when not given
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub workload: Vec<Workload>,
+    /// Policies to compare; all when not given
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub policy: Vec<PolicyName>,
+    /// Local memory in percent of the workload's memory
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [30, 50, 70],
+          value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub local: Vec<u32>,
+    /// Blocks of 128 KiB that the synthetic workloads have; the graphs have their own size
+    #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(100..=1 << 24))]
+    pub blocks: u32,
+    /// How many bytes the engine moves as one, or auto
+    #[arg(long, value_name = "SIZE|auto", default_value = "128KiB", value_parser = block)]
+    pub block: BlockSize,
+    /// Read ahead, too
+    #[arg(long)]
+    pub prefetch: bool,
+    /// Seed of all random numbers
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a recording is replayed.
+#[derive(Args, Debug)]
+pub struct Replay {
+    /// The recording
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Play its faults under other policies
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub policy: Vec<PolicyName>,
+    /// Play its faults in other budgets, for example 4GiB
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    pub dram: Vec<ByteSize>,
+    /// Play its faults with other blocks: a size, or auto
+    #[arg(long, value_name = "SIZE|auto", value_delimiter = ',', value_parser = block)]
+    pub block: Vec<BlockSize>,
+    /// Play its faults without reading ahead
+    #[arg(long, conflicts_with = "prefetch")]
+    pub no_prefetch: bool,
+    /// Play its faults with reading ahead
+    #[arg(long)]
+    pub prefetch: bool,
+    /// JSON objects, one per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Replay {
+    /// Whether anything is to be otherwise than it was recorded.
+    pub fn is_counterfactual(&self) -> bool {
+        let lists = [self.policy.is_empty(), self.dram.is_empty(), self.block.is_empty()];
+        lists.contains(&false) || self.no_prefetch || self.prefetch
+    }
+}
+
+/// How many bytes move as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockSize {
+    /// Learnt for each range, beginning with 128 KiB.
+    Auto,
+    /// Always this many.
+    Fixed(Order),
+}
+
+impl BlockSize {
+    /// The size to begin with.
+    pub fn order(self) -> Order {
+        match self {
+            BlockSize::Auto => Order::DEFAULT,
+            BlockSize::Fixed(order) => order,
+        }
+    }
+}
+
+fn block(text: &str) -> Result<BlockSize, String> {
+    if text == "auto" {
+        return Ok(BlockSize::Auto);
+    }
+    let ByteSize(bytes) = text.parse()?;
+    Order::of_bytes(bytes)
+        .map(BlockSize::Fixed)
+        .ok_or_else(|| format!("{text} cannot be a block; choose a power of two from 4KiB to 2MiB, or auto"))
+}

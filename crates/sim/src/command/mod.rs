@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The command line: what may be typed, what is printed, and how it ends.
+
+pub mod args;
+pub mod replay;
+pub mod workloads;
+
+use std::fmt;
+use std::io;
+
+/// Why there is no result, in one line.
+#[derive(Debug)]
+pub enum Failure {
+    /// Standard output takes no more.
+    Output(io::Error),
+    /// The recording cannot be read.
+    Recording(String),
+    /// The arguments make no sense together.
+    Usage(String),
+}
+
+impl Failure {
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Output(_) => 1,
+            Failure::Usage(_) => 2,
+            Failure::Recording(_) => 3,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Output(error) => write!(f, "cannot write the result: {error}; give it room"),
+            Failure::Recording(text) | Failure::Usage(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure::Output(error)
+    }
+}

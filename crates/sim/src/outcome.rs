@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a run cost, counted alike for a recorded run and for a simulated one.
+
+use std::ops::Sub;
+
+use aquifer_core::engine::Tally;
+use serde::Serialize;
+
+/// Counts of one run, or of a part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// Faults, each once, however often it asked.
+    pub faults: u64,
+    /// Faults that waited for the tier.
+    pub fetches: u64,
+    /// Pages that these fetched.
+    pub fetched_pages: u64,
+    /// Pages fetched ahead of demand.
+    pub read_ahead_pages: u64,
+    /// Blocks that were read ahead, and that a fault then asked for.
+    pub prefetch_hits: u64,
+    /// Blocks that were read ahead, and that left before.
+    pub prefetch_wasted: u64,
+    /// Blocks that came back from standby.
+    pub rescued_blocks: u64,
+    /// Pages that left the resident set.
+    pub evicted_pages: u64,
+    /// Pages written to the tier.
+    pub written_back_pages: u64,
+    /// Faults that found no room, because the tier was full.
+    pub no_room: u64,
+}
+
+impl Outcome {
+    /// Pages that came from the tier, on demand or ahead of it.
+    pub fn tier_pages(&self) -> u64 {
+        self.fetched_pages + self.read_ahead_pages
+    }
+
+    /// With what the engine counts itself.
+    pub fn with(self, tally: Tally) -> Outcome {
+        Outcome {
+            prefetch_hits: tally.prefetch_hits,
+            prefetch_wasted: tally.prefetch_wasted,
+            evicted_pages: tally.evicted_pages,
+            ..self
+        }
+    }
+}
+
+impl Sub for Outcome {
+    type Output = Outcome;
+
+    /// What has come since `before`.
+    fn sub(self, before: Outcome) -> Outcome {
+        Outcome {
+            faults: self.faults - before.faults,
+            fetches: self.fetches - before.fetches,
+            fetched_pages: self.fetched_pages - before.fetched_pages,
+            read_ahead_pages: self.read_ahead_pages - before.read_ahead_pages,
+            prefetch_hits: self.prefetch_hits - before.prefetch_hits,
+            prefetch_wasted: self.prefetch_wasted - before.prefetch_wasted,
+            rescued_blocks: self.rescued_blocks - before.rescued_blocks,
+            evicted_pages: self.evicted_pages - before.evicted_pages,
+            written_back_pages: self.written_back_pages - before.written_back_pages,
+            no_room: self.no_room - before.no_room,
+        }
+    }
+}
