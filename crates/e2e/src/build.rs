@@ -3,8 +3,8 @@
 
 //! The binaries under test, and programs to run under them.
 //!
-//! `AQUIFER_E2E_BIN=DIR` names a directory that holds `aquifer` and `libaquifer_preload.so`, to test what was
-//! built elsewhere. Otherwise they are built here, in release: what ships is what is tested.
+//! `AQUIFER_E2E_BIN=DIR` names a directory that holds `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, to test
+//! what was built elsewhere. Otherwise they are built here, in release: what ships is what is tested.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The directory with `aquifer` and `libaquifer_preload.so`, built once for each process.
+/// The directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, built once for each process.
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -28,7 +28,18 @@ pub fn binaries() -> &'static Path {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let status = Command::new(cargo)
             .current_dir(workspace())
-            .args(["build", "--quiet", "--release", "-p", "aquifer-cli", "-p", "aquifer-preload", "--target-dir"])
+            .args([
+                "build",
+                "--quiet",
+                "--release",
+                "-p",
+                "aquifer-cli",
+                "-p",
+                "aquifer-preload",
+                "-p",
+                "aquifer-sim",
+                "--target-dir",
+            ])
             .arg(&target)
             .status();
         assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");

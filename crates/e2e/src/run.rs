@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::build::binaries;
 
+/// How long a replay may take: recordings of some seconds are replayed in some tenths.
+const REPLAY_LIMIT: Duration = Duration::from_secs(60);
+
 /// How a program ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
@@ -61,6 +64,13 @@ pub fn managed(settings: &[&str], program: &Path, arguments: &[&str]) -> Command
     let mut command = aquifer();
     command.arg("run").args(settings).arg("--").arg(program).args(arguments);
     command
+}
+
+/// `aquifer-sim replay` of a recording, with these words behind it.
+pub fn replay(file: &Path, words: &[&str]) -> Ended {
+    let mut command = Command::new(binaries().join("aquifer-sim"));
+    command.arg("replay").arg(file).args(words);
+    run(command, REPLAY_LIMIT)
 }
 
 /// A child whose output is being read.

@@ -29,6 +29,21 @@ int main(void) {
 }
 "#;
 
+/// All of the program's memory has a temperature, and a scan of four times the budget leaves none of it hot.
+fn temperatures(stats: &Value) {
+    let bytes = |place: &str, class: &str| stats["temperature_bytes"][place][class].as_u64().expect("a number");
+    let all = |place: &str| -> u64 {
+        let classes = stats["temperature_bytes"][place].as_object().expect("classes");
+        classes.values().map(|bytes| bytes.as_u64().expect("a number")).sum()
+    };
+    let (resident, away) = (all("resident"), all("away"));
+    assert!((16 * MIB..=24 * MIB).contains(&resident), "{resident} resident");
+    assert!((94 * MIB..=100 * MIB).contains(&(resident + away)), "{resident} and {away} of 96 MiB");
+    let hot = bytes("away", "64-127") + bytes("away", "128-255");
+    assert!(hot < 8 * MIB, "{hot} are away and hot: {}", stats["temperature_bytes"]);
+    assert!(away - bytes("away", "0") > 32 * MIB, "all is cold: {}", stats["temperature_bytes"]);
+}
+
 #[test]
 fn writes_and_the_tiers_place_are_counted() {
     let Some(program) = compile_text("counts", PROGRAM) else { return };
@@ -47,5 +62,6 @@ fn writes_and_the_tiers_place_are_counted() {
         let stored = count("stored_bytes");
         assert_eq!(stored % (2 * MIB), 0, "{delivery}");
         assert!((64 * MIB..=112 * MIB).contains(&stored), "{delivery}: the tier has set aside {stored} bytes");
+        temperatures(&stats);
     }
 }

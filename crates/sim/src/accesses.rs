@@ -4,7 +4,8 @@
 //! What a recording tells of the program itself: which pages it touched and wrote, as far as the recorded pager saw.
 //!
 //! A touch is seen when it faults, and so is a write. Other writes are seen when the block is cleaned later and a page
-//! is found changed; they are dated back to the last touch of that block. What the program did with resident blocks in between, nobody knows.
+//! is found changed; they are dated back to the last touch of that block. What the program did with resident blocks in
+//! between, nobody knows.
 
 use std::collections::BTreeMap;
 

@@ -128,7 +128,7 @@ fn ending(end: End) -> String {
                  be written"
             )
         }
-        End { closed: true, .. } => "complete up to the program's exit".into(),
+        End { closed: true, .. } => "complete: closed when the process ended".into(),
         End { closed: false, .. } => {
             "not closed: the program was killed, or left without exit(3); good up to there".into()
         }
