@@ -118,6 +118,9 @@ pub struct Block {
     pub known_clean: bool,
     /// True while it is resident, installed write-protected and not written to since.
     pub sealed: bool,
+    /// True while pages of it may be write-protected: while it is sealed, and where it was and the protection was not
+    /// lifted. The kernel's own stores fail there, until a fault that writes lifts it.
+    pub protected: bool,
     /// True while it is exchanged by copying: its pages are accounted for at both ends.
     pub copied: bool,
     /// How hot it is. In bytes that the fields around it leave free.
@@ -145,6 +148,7 @@ impl Block {
             prefetched: false,
             known_clean: false,
             sealed: false,
+            protected: false,
             copied: false,
             reading: Reading::default(),
             frame: NONE,

@@ -258,7 +258,7 @@ impl Pager {
             };
             let Some((block, pages)) = found else { break };
             // The kernel may be about to write, and cannot signal a write-protected page either.
-            if block.state != State::Resident || block.sealed {
+            if block.state != State::Resident || block.protected {
                 match self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true) {
                     Outcome::Resolved if tries < BRINGS_MOST => {
                         tries += 1;

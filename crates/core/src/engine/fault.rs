@@ -234,7 +234,7 @@ impl Engine {
         let seal = self.settings.seals && clean && !write;
         for block in blocks {
             let entry = self.map.block_mut(block);
-            (entry.copied, entry.sealed) = (true, seal);
+            (entry.copied, entry.sealed, entry.protected) = (true, seal, seal);
         }
         Exchange::Copy { seal }
     }
@@ -358,7 +358,7 @@ impl Engine {
     pub fn installed(&mut self, block: BlockIndex, arrival: Arrival) -> bool {
         let entry = self.map.block_mut(block);
         if entry.frame == NONE {
-            entry.sealed = false;
+            (entry.sealed, entry.protected) = (false, false);
         } else {
             let frame = entry.take_frame();
             let copied = std::mem::take(&mut entry.copied);
@@ -399,6 +399,7 @@ impl Engine {
         let entry = self.map.block_mut(block);
         // Sealed: not written to since it was the tier's.
         entry.known_clean = std::mem::take(&mut entry.sealed);
+        entry.protected = false;
         if std::mem::take(&mut entry.copied) {
             self.repay(weight);
         }
@@ -410,7 +411,8 @@ impl Engine {
     /// The victim's pages went back to the kernel. Returns whether others wait for it.
     pub fn dropped(&mut self, block: BlockIndex) -> bool {
         self.leave(block);
-        self.map.block_mut(block).sealed = false;
+        let entry = self.map.block_mut(block);
+        (entry.sealed, entry.protected) = (false, false);
         self.repay(u64::from(self.weight(block)));
         self.tally.dropped_clean_blocks += 1;
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
@@ -420,7 +422,7 @@ impl Engine {
     /// The kernel would not let the victim go. Returns whether others wait for it.
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
         let entry = self.map.block_mut(block);
-        // The driver may have lifted the protection to put everything back.
+        // The driver may have lifted the protection to put everything back; it need not have (`protected`).
         entry.sealed = false;
         let copied = std::mem::take(&mut entry.copied);
         if entry.frame != NONE {

@@ -7,7 +7,7 @@
 //! that belongs to each of these, so that no fault sees one without the other.
 
 use super::Engine;
-use crate::block::State;
+use crate::block::{Block, State};
 use crate::map::Delivery;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, Order, REGION_PAGES};
@@ -73,7 +73,8 @@ impl Engine {
                 self.forget(block, freed);
                 regions.push(self.map.block(block).region);
             } else {
-                // Some of its pages read as zeros from now on: it is not the tier's any more.
+                // Some of its pages read as zeros from now on: it is not the tier's any more. Its other pages stay
+                // protected.
                 self.map.block_mut(block).sealed = false;
             }
         }
@@ -104,7 +105,8 @@ impl Engine {
                 self.policy.removed(block);
                 self.resident_pages -= weight;
                 self.repay(weight);
-                self.map.block_mut(block).sealed = false;
+                let entry = self.map.block_mut(block);
+                (entry.sealed, entry.protected) = (false, false);
             }
             State::Standby => {
                 let prefetched = std::mem::take(&mut self.map.block_mut(block).prefetched);
@@ -141,12 +143,13 @@ impl Engine {
             DiscardStep::Done => {}
             step => return step,
         }
-        // Behind the cut, blocks get new numbers, and lose what is known of them but their state.
-        let carried: Vec<(u64, u64, State)> = beyond
+        // Behind the cut, blocks get new numbers, and lose what is known of them but their state and their protection.
+        let carried: Vec<(u64, u64, State, bool)> = beyond
             .iter()
             .map(|block| {
                 let pages = self.map.pages(*block);
-                (pages.start.max(end), pages.start + u64::from(pages.count), self.map.block(*block).state)
+                let Block { state, protected, .. } = *self.map.block(*block);
+                (pages.start.max(end), pages.start + u64::from(pages.count), state, protected)
             })
             .collect();
         for block in beyond {
@@ -158,9 +161,12 @@ impl Engine {
         self.release_cut(start, end);
         self.map.remove(start, end);
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
-        for (first, last, state) in carried {
+        for (first, last, state, protected) in carried {
             let blocks: Vec<BlockIndex> = self.map.blocks_in(first, last).collect();
-            blocks.into_iter().for_each(|block| self.carry(block, state));
+            for block in blocks {
+                self.carry(block, state);
+                self.map.block_mut(block).protected |= protected;
+            }
         }
         DiscardStep::Done
     }
