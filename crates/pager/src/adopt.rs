@@ -127,13 +127,13 @@ impl Adopter {
     /// The budget has come near: from now on faults are ours.
     fn start(&self, state: &mut State) {
         let Some(settings) = state.settings.take() else { return };
-        // Looked for before the pager makes rings of its own.
-        let with_rings = rings::are_there();
+        // Looked for before the pager makes rings of its own, as a flash tier does.
+        let (with_rings, with_mapped) = (rings::are_there(), rings::are_mapped());
         let pager = match Pager::start(settings, self.counters) {
             Ok(pager) => pager,
             Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
         };
-        if pager.copies() && (with_rings || rings::are_mapped()) {
+        if pager.copies() && (with_rings || with_mapped) {
             abort(&[
                 "cannot manage memory: the program has an io_uring or asynchronous I/O (io_setup), and pages cannot be ",
                 "moved here: evicting one could lose what a device writes to it; use Linux 6.8 or newer without ",
