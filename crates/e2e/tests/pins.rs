@@ -270,7 +270,8 @@ fn asynchronous_transfers_that_are_there_already_end_the_program_where_pages_are
 #[test]
 fn the_tiers_own_ring_is_not_the_programs() {
     let body = "#include <stdlib.h>\nint main(void) { volatile char *at = malloc(48 << 20);
-        for (long byte = 0; byte < 48 << 20; byte += 4096) at[byte] = 1; return 0; }";
+        for (long byte = 0; byte < 48 << 20; byte += 4096) { at[byte] = 1; }
+        return 0; }";
     let Some(program) = compile_text("tiers-own-ring", body) else { return };
     let tier = format!("flash:{}", scratch("tiers-own-ring").display());
     for delivery in ["listener", "signal", "auto"] {

@@ -30,8 +30,7 @@ int main(int count, char **words) {
     for (long page = 0; page < PAGES; page++) memset(memory + page * PAGE, 1 + page % 251, PAGE);
     for (long first = 0; first < PAGES; first += REGION) {
         unsigned char *region = memory + first * PAGE;
-        volatile unsigned char seen;
-        for (int page = 0; page < TOUCHED; page++) seen = region[page * PAGE];
+        for (int page = 0; page < TOUCHED; page++) (void)*(volatile unsigned char *)(region + page * PAGE);
         if (cut) munmap(region + 4 * PAGE, 4 * PAGE);
         for (int page = 16; page < TOUCHED; page += 4) {
             if (!cut) madvise(region + page * PAGE, PAGE, MADV_DONTNEED);

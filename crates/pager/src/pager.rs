@@ -73,6 +73,10 @@ const THREAD_STACK_BYTES: usize = 256 << 10;
 /// One sleep while a thread starts. Only a lost wake-up would last as long.
 const START_WAIT: Duration = Duration::from_millis(10);
 
+/// Where everything is copied, a block that is accounted for at both ends meanwhile takes at most this part of the
+/// budget: several threads install at once, and calls hold memory besides.
+const COPIED_PART: u64 = 64;
+
 /// What a fetch costs in rescues, from a medium and from memory. Guesses: a rescue is a fault and two exchanges, some
 /// 15 us; a read of a fast disk takes 80 us, a copy from memory 1 us, and the exchanges come on top.
 const FETCH_COST_MEDIUM: u64 = 5;
@@ -193,7 +197,7 @@ impl Pager {
             elastic: settings.elastic,
             copied_pages_most: match way {
                 Way::Move => (exchange::COPIED_BYTES_MOST / PAGE_BYTES) as u32,
-                Way::Copy => Order::MAX.pages(),
+                Way::Copy => Order::MAX.pages().min((budget_pages / COPIED_PART) as u32),
             },
             seals: found & feature::PAGEFAULT_FLAG_WP != 0,
             fetch_cost: if settings.tier.overlaps() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
