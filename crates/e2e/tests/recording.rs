@@ -28,12 +28,15 @@ const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 enum { LEN = 96 << 20, PAGE = 4096 };
 /* Closes the descriptor of the recording, and opens a file of ours in its place. */
-static void take_descriptor(const char *recording, const char *mine) {
+static void take_descriptor(const char *path, const char *mine) {
+    char recording[PATH_MAX];
+    if (!realpath(path, recording)) exit(6);
     for (int number = 0; number < 100; number++) {
         char link[64], name[4096] = "";
         snprintf(link, sizeof link, "/proc/self/fd/%d", number);
