@@ -200,7 +200,7 @@ impl Pager {
                 Way::Copy => Order::MAX.pages().min((budget_pages / COPIED_PART) as u32),
             },
             seals: found & feature::PAGEFAULT_FLAG_WP != 0,
-            fetch_cost: if settings.tier.overlaps() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
+            fetch_cost: if settings.tier.waits_for_medium() { FETCH_COST_MEDIUM } else { FETCH_COST_MEMORY },
         };
         let header = record::Header {
             settings: engine_settings,

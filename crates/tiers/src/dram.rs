@@ -80,7 +80,7 @@ impl Tier for Dram {
         self.memory.name
     }
 
-    fn overlaps(&self) -> bool {
+    fn waits_for_medium(&self) -> bool {
         false
     }
 

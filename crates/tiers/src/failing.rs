@@ -64,6 +64,10 @@ impl Tier for Failing {
         }
     }
 
+    fn waits_for_medium(&self) -> bool {
+        self.inner.waits_for_medium()
+    }
+
     fn overlaps(&self) -> bool {
         self.inner.overlaps()
     }

@@ -83,6 +83,10 @@ impl Tier for Flash {
         self.storage.capacity_bytes
     }
 
+    fn overlaps(&self) -> bool {
+        self.overlaps
+    }
+
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         self.storage.read(offset, buffer)
     }

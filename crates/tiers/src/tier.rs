@@ -35,10 +35,16 @@ pub trait Tier: Send + Sync {
     /// How many bytes it can hold.
     fn capacity_bytes(&self) -> u64;
 
+    /// Whether a transfer waits for a medium. When not, its time is what the processor takes to copy its bytes, and
+    /// keeping a block that can be read again gains little.
+    fn waits_for_medium(&self) -> bool {
+        true
+    }
+
     /// Whether requests in flight together end sooner than one after the other, where one waits for its medium. When
     /// not, the worker uses [`read`](Self::read) and [`write`](Self::write) instead of a queue.
     fn overlaps(&self) -> bool {
-        true
+        self.waits_for_medium()
     }
 
     /// The longest request that is worth making, in bytes: a multiple of [`PAGE`], at least one. Where a request costs

@@ -5,7 +5,7 @@
 
 mod steps;
 
-use aquifer_tiers::conformance::{check, model};
+use aquifer_tiers::conformance::{check, model, overlapping_gains_time};
 use aquifer_tiers::{Tier, TierSpec, open, profile};
 use proptest::prelude::*;
 
@@ -17,6 +17,13 @@ fn tier(spec: &str) -> Box<dyn Tier> {
 fn flash_and_memory_devices_pass_the_suite() {
     for profile in ["xl-flash-mlc", "cmm-h"] {
         check(profile, &|| tier(&format!("emulated:{profile},size=16MiB")));
+    }
+}
+
+#[test]
+fn devices_overlap_their_requests() {
+    for profile in ["xl-flash-mlc", "nvme-gen4"] {
+        overlapping_gains_time(&|| tier(&format!("emulated:{profile},size=16MiB")));
     }
 }
 
