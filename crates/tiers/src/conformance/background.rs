@@ -76,7 +76,7 @@ pub(super) fn requests_in_flight_overlap(open: &Open) {
 
 /// Sixteen pages at once against one page after the other, in turn: the best round of the one against the best of the
 /// other, since a busy machine spoils rounds. Not part of [`check`](super::check): only a tier whose times are its own,
-/// as emulated ones are, can promise a quarter on every machine. A disk behind a limit of requests per second gains nothing.
+/// as emulated ones are, can promise a quarter on every machine. A disk with a limit of requests per second cannot.
 pub fn overlapping_gains_time(open: &Open) {
     const REQUESTS: u32 = 16;
     let tier = open();
