@@ -115,7 +115,7 @@ impl Engine {
             map: BlockMap::new(settings.tier_slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
             frames: FramePool::new(settings.budget_pages),
             policy,
-            prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART),
+            prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),
             standby: Standby::default(),
             ready: Standby::default(),
             watermarks: Watermarks::for_budget(settings.budget_pages),

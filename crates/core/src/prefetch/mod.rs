@@ -9,8 +9,9 @@
 //!
 //! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or
 //! more than half of the latest took the same step (`trend.rs`). Its window doubles each time the program
-//! reaches the marker, and halves on waste (`stream.rs`). While most of what is read ahead is wasted, a stream must
-//! prove itself first: among random accesses many are neighbours by chance.
+//! reaches the marker, and halves on waste (`stream.rs`). While most of what is read ahead is wasted, or where a fetch
+//! costs little, a stream must prove itself first: among random accesses many are neighbours by chance, and where a
+//! graph's neighbours are visited in ascending order half of the next pages are wanted, which is not enough.
 
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
@@ -42,8 +43,9 @@ const SILENT_MAX: u64 = 512;
 const TRUST_FULL: u32 = 1024;
 const TRUST_PART: u32 = 1024;
 const TRUST_PAGES_MOST: u32 = 32;
-/// Continuations that a stream must show before anything is read ahead of it, while less than half is used.
-const PROOF: u8 = 4;
+/// Pages that a stream must have passed before anything is read ahead of it, while less than half is used or where a
+/// fetch costs little: 256 KiB. Two blocks of the default size, 64 of the smallest.
+const PROOF_PAGES: u32 = (256 << 10) / PAGE_BYTES as u32;
 /// Faults between two counts of the streams that are alive.
 const COUNT_INTERVAL: u64 = 64;
 
@@ -110,13 +112,16 @@ pub struct Prefetcher {
     alive: u64,
     /// The part of what was read ahead lately that was used.
     trust: u32,
+    /// Every stream must prove itself.
+    wary: bool,
 }
 
 impl Prefetcher {
-    /// An empty table. All streams together will be at most about `ahead_pages_max` pages ahead.
-    pub fn new(ahead_pages_max: u64) -> Prefetcher {
+    /// An empty table. All streams together will be at most about `ahead_pages_max` pages ahead. `wary`: a block that
+    /// was read ahead costs its fault about as much as one that was not, so that only sure streams gain.
+    pub fn new(ahead_pages_max: u64, wary: bool) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
-        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, trust: TRUST_FULL }
+        Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, trust: TRUST_FULL, wary }
     }
 
     /// Another cap, when the budget changes.
@@ -133,7 +138,7 @@ impl Prefetcher {
             self.count_alive();
         }
         let limit = self.limit();
-        let proof = if self.trust * 2 < TRUST_FULL { PROOF } else { 0 };
+        let proof = if self.wary || self.trust * 2 < TRUST_FULL { PROOF_PAGES } else { 0 };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];

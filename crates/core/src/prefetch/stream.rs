@@ -95,12 +95,12 @@ impl Stream {
     }
 
     /// Takes a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead, if there was
-    /// `proof`, in continuations, that this is a stream. Returns whether there was.
+    /// `proof`, in pages that it passed, that this is a stream. Returns whether there was.
     pub(super) fn advance(
         &mut self,
         page: u64,
         block: u32,
-        (limit, proof): (u32, u8),
+        (limit, proof): (u32, u32),
         heard: u64,
         advice: &mut Advice,
     ) -> bool {
@@ -113,10 +113,10 @@ impl Stream {
         if !at_marker {
             self.missed += 1;
             if self.missed < MISSED_MAX {
-                return self.successes >= proof;
+                return self.has_passed(proof);
             }
             self.frontier = page.wrapping_add_signed(self.step);
-        } else if self.successes > 0 && self.successes >= proof {
+        } else if self.successes > 0 && self.has_passed(proof) {
             self.window = self.window.saturating_mul(2).min(WINDOW_MAX);
         }
         self.missed = 0;
@@ -124,7 +124,7 @@ impl Stream {
         if self.beyond(page, self.frontier) {
             self.frontier = page.wrapping_add_signed(self.step);
         }
-        if self.successes < proof {
+        if !self.has_passed(proof) {
             self.frontier = page.wrapping_add_signed(self.step);
             self.marker = self.frontier;
             return false;
@@ -154,6 +154,11 @@ impl Stream {
         (self.block, self.marker) = (block, page);
         self.frontier = page.wrapping_add_signed(self.step);
         true
+    }
+
+    /// Whether so many pages were passed in a row.
+    fn has_passed(&self, pages: u32) -> bool {
+        u32::from(self.successes) * self.block >= pages
     }
 
     /// `page` is at or past `other` in the stream's direction.

@@ -26,7 +26,7 @@ struct Outcome {
 
 /// Plays visits of (thread, block number).
 fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
-    let mut prefetcher = Prefetcher::new(CAP);
+    let mut prefetcher = Prefetcher::new(CAP, false);
     let mut ahead: HashMap<u64, bool> = HashMap::new();
     let mut seen = HashSet::new();
     let mut outcome = Outcome::default();
@@ -99,8 +99,18 @@ fn random_visits_yield_almost_nothing() {
 }
 
 #[test]
+fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
+    for (wary, block, silent) in [(true, 1, 64), (true, BLOCK, 2), (false, 1, 1)] {
+        let mut prefetcher = Prefetcher::new(CAP, wary);
+        let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), turn * u64::from(block), block);
+        let first = (0..200).find(|turn| fault(*turn).pages() > 0);
+        assert_eq!(first, Some(silent), "wary: {wary}, {block} pages a block");
+    }
+}
+
+#[test]
 fn all_streams_together_respect_the_cap() {
-    let mut prefetcher = Prefetcher::new(2048);
+    let mut prefetcher = Prefetcher::new(2048, false);
     let mut frontier = [0u64; 16];
     for turn in 0..4000u64 {
         for (thread, frontier) in frontier.iter_mut().enumerate() {
@@ -117,7 +127,7 @@ fn all_streams_together_respect_the_cap() {
 
 #[test]
 fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
-    let mut prefetcher = Prefetcher::new(CAP);
+    let mut prefetcher = Prefetcher::new(CAP, false);
     let mut end = 0;
     for number in 0..100u64 {
         let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK);
@@ -134,7 +144,7 @@ proptest! {
         faults in proptest::collection::vec((any::<u16>(), prop_oneof![0..5000u64, any::<u64>()], 0..10u32), 0..500),
         cap in 0..100_000u64,
     ) {
-        let mut prefetcher = Prefetcher::new(cap);
+        let mut prefetcher = Prefetcher::new(cap, false);
         for (thread, page, order) in faults {
             let page = page >> 12;
             let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order);
