@@ -11,6 +11,7 @@
 //!
 //! Frames come in one class per block size.
 
+use crate::frame_set::FrameSet;
 use crate::units::{FrameIndex, Order};
 
 const CLASSES: usize = Order::MAX.exponent() + 1;
@@ -36,55 +37,6 @@ impl FrameIndex {
     /// Its number within its class.
     pub fn index(self) -> u32 {
         self.0 & ((1 << CLASS_SHIFT) - 1)
-    }
-}
-
-/// A set of frame numbers. Taking goes on from where the last one was taken, so that frames which are taken
-/// one after the other are neighbours wherever that is possible, and one kernel call can move them all.
-#[derive(Debug)]
-struct FrameSet {
-    words: Box<[u64]>,
-    /// Where to look first: one past the frame that was taken last.
-    next: u32,
-    len: usize,
-}
-
-impl FrameSet {
-    fn new(frames: u32) -> Self {
-        Self { words: vec![0; frames.div_ceil(64) as usize].into_boxed_slice(), next: 0, len: 0 }
-    }
-
-    fn full(frames: u32) -> Self {
-        let mut set = Self::new(frames);
-        (0..frames).for_each(|index| set.insert(index));
-        set
-    }
-
-    fn insert(&mut self, index: u32) {
-        let (word, bit) = (index as usize / 64, 1 << (index % 64));
-        assert!(self.words[word] & bit == 0, "a frame is in a set once");
-        self.words[word] |= bit;
-        self.len += 1;
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        if self.len == 0 {
-            return None;
-        }
-        let start = self.next as usize / 64 % self.words.len();
-        let ahead = self.words[start] & (u64::MAX << (self.next % 64));
-        let (word, bits) = if ahead != 0 {
-            (start, ahead)
-        } else {
-            let others = (1..=self.words.len()).map(|step| (start + step) % self.words.len());
-            let word = others.into_iter().find(|word| self.words[*word] != 0).expect("a set with a length has a bit");
-            (word, self.words[word])
-        };
-        let index = word as u32 * 64 + bits.trailing_zeros();
-        self.words[word] &= !(1 << (index % 64));
-        self.len -= 1;
-        self.next = index + 1;
-        Some(index)
     }
 }
 
@@ -128,8 +80,18 @@ impl FramePool {
     /// Takes a frame whose pages may be overwritten; `None` when the class has none and nothing is left
     /// of the budget.
     pub fn take_filled(&mut self, order: Order) -> Option<Taken> {
+        self.take_filled_by(order, FrameSet::take)
+    }
+
+    /// As [`take_filled`](Self::take_filled): preferably the one that was given back last, which the processor's cache
+    /// is likely to hold. Its neighbours need not be free.
+    pub fn take_warm(&mut self, order: Order) -> Option<Taken> {
+        self.take_filled_by(order, FrameSet::take_newest)
+    }
+
+    fn take_filled_by(&mut self, order: Order, take: fn(&mut FrameSet) -> Option<u32>) -> Option<Taken> {
         let pages = u64::from(order.pages());
-        if let Some(index) = self.filled[order.exponent()].take() {
+        if let Some(index) = take(&mut self.filled[order.exponent()]) {
             self.filled_pages -= pages;
             return Some(Taken { frame: FrameIndex::in_class(order, index), fresh: false });
         }
@@ -171,7 +133,7 @@ impl FramePool {
     fn take_from(&mut self, wanted: impl Fn(usize) -> bool) -> Option<FrameIndex> {
         let class = (0..CLASSES).filter(|class| wanted(*class)).max_by_key(|class| {
             let order = Order::new(*class as u8).expect("a class is an order");
-            self.filled[*class].len as u64 * u64::from(order.pages())
+            self.filled[*class].len() as u64 * u64::from(order.pages())
         })?;
         let index = self.filled[class].take()?;
         let frame = FrameIndex::in_class(Order::new(class as u8).expect("a class is an order"), index);

@@ -10,6 +10,7 @@
 
 pub mod block;
 pub mod engine;
+mod frame_set;
 pub mod frames;
 pub mod guard;
 pub mod map;

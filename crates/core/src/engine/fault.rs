@@ -260,7 +260,7 @@ impl Engine {
     fn take_frame(&mut self, order: Order) -> Option<Taken> {
         let mut dropped = 0;
         loop {
-            let taken = self.frames.take_filled(order);
+            let taken = self.frames.take_warm(order);
             if taken.is_some() || dropped >= order.pages() {
                 return taken;
             }

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A set of frame numbers, as a tree of bits: each level says which words of the level below are not empty.
+//!
+//! Pure, and allocation-free after `new`. Every call takes a few steps, however many frames there are.
+
+const WORD: usize = u64::BITS as usize;
+/// Members that were put in last and are remembered.
+const RECENT_MOST: usize = 8;
+
+/// Taking goes on from where the last one was taken, so that frames which are taken one after the other are
+/// neighbours wherever that is possible, and one kernel call can move them all.
+#[derive(Debug)]
+pub(crate) struct FrameSet {
+    /// The members' bits first; the last level is one word.
+    levels: Vec<Box<[u64]>>,
+    /// Where to look first: one past the frame that was taken last.
+    next: usize,
+    len: usize,
+    /// What was put in last, the newest at `newest`. They need not be members any more.
+    recent: [Option<u32>; RECENT_MOST],
+    newest: usize,
+}
+
+impl FrameSet {
+    /// An empty set with room for the numbers below `frames`.
+    pub(crate) fn new(frames: u32) -> Self {
+        let sizes = std::iter::successors(Some((frames as usize).div_ceil(WORD).max(1)), |words| {
+            (*words > 1).then(|| words.div_ceil(WORD))
+        });
+        let levels = sizes.map(|words| vec![0; words].into_boxed_slice()).collect();
+        Self { levels, next: 0, len: 0, recent: [None; RECENT_MOST], newest: 0 }
+    }
+
+    /// A set with all numbers below `frames`.
+    pub(crate) fn full(frames: u32) -> Self {
+        let mut set = Self::new(frames);
+        (0..frames).for_each(|index| set.insert(index));
+        set
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn insert(&mut self, index: u32) {
+        assert!(!self.contains(index), "a frame is in a set once");
+        let mut at = index as usize;
+        for words in &mut self.levels {
+            let before = words[at / WORD];
+            words[at / WORD] |= 1 << (at % WORD);
+            if before != 0 {
+                break; // The levels above know.
+            }
+            at /= WORD;
+        }
+        self.len += 1;
+        self.newest = (self.newest + 1) % RECENT_MOST;
+        self.recent[self.newest] = Some(index);
+    }
+
+    /// Any member.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        let index = self.at_least(self.next).or_else(|| self.at_least(0))?;
+        self.remove(index);
+        self.next = index + 1;
+        Some(index as u32)
+    }
+
+    /// The member that was put in last, as far as that is remembered, or else any.
+    pub(crate) fn take_newest(&mut self) -> Option<u32> {
+        for _ in 0..RECENT_MOST {
+            let index = self.recent[self.newest].take();
+            self.newest = (self.newest + RECENT_MOST - 1) % RECENT_MOST;
+            if let Some(index) = index.filter(|index| self.contains(*index)) {
+                self.remove(index as usize);
+                return Some(index);
+            }
+        }
+        self.take()
+    }
+
+    fn contains(&self, index: u32) -> bool {
+        self.levels[0][index as usize / WORD] & 1 << (index as usize % WORD) != 0
+    }
+
+    fn remove(&mut self, index: usize) {
+        let mut at = index;
+        for words in &mut self.levels {
+            words[at / WORD] &= !(1 << (at % WORD));
+            if words[at / WORD] != 0 {
+                break;
+            }
+            at /= WORD;
+        }
+        self.len -= 1;
+    }
+
+    /// The lowest member from `from` on.
+    fn at_least(&self, from: usize) -> Option<usize> {
+        let mut at = from;
+        for (level, words) in self.levels.iter().enumerate() {
+            let ahead = words.get(at / WORD)? & (u64::MAX << (at % WORD));
+            if ahead != 0 {
+                let found = at / WORD * WORD + ahead.trailing_zeros() as usize;
+                let below = self.levels[..level].iter().rev();
+                return Some(below.fold(found, |at, words| at * WORD + words[at].trailing_zeros() as usize));
+            }
+            at = at / WORD + 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn it_is_a_set_whose_members_come_in_order(
+            frames in prop_oneof![1..70u32, 4000..4200u32, 262_100..262_200u32],
+            steps in proptest::collection::vec((any::<u32>(), 0..4u8), 0..400),
+        ) {
+            let mut set = FrameSet::new(frames);
+            let mut model = BTreeSet::new();
+            let mut next = 0;
+            for (number, kind) in steps {
+                let index = number % frames;
+                if kind < 2 && model.insert(index) {
+                    set.insert(index);
+                } else if kind == 2 {
+                    let expected = model.range(next..).next().or(model.first()).copied();
+                    prop_assert_eq!(set.take(), expected);
+                    next = expected.map_or(next, |index| index + 1);
+                    expected.map(|index| model.remove(&index));
+                } else if kind == 3 {
+                    let taken = set.take_newest();
+                    prop_assert_eq!(taken.is_some(), !model.is_empty());
+                    // What is remembered may be gone, and then it is any.
+                    next = set.next as u32;
+                    taken.map(|index| assert!(model.remove(&index)));
+                }
+                prop_assert_eq!(set.len(), model.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_newest_comes_first() {
+        let mut set = FrameSet::full(1000);
+        let taken: Vec<_> = (0..3).filter_map(|_| set.take()).collect();
+        taken.iter().for_each(|index| set.insert(*index));
+        assert_eq!((set.take_newest(), set.take_newest(), set.take_newest()), (Some(2), Some(1), Some(0)));
+        assert_eq!(set.take(), Some(3));
+    }
+}
