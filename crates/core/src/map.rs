@@ -210,8 +210,8 @@ impl BlockMap {
     }
 
     /// Takes the pages `start..end` out of the map. Every block wholly inside must be Empty. A block that
-    /// is only cut loses the pages and keeps its state.
-    pub fn remove(&mut self, start: u64, end: u64) {
+    /// is only cut loses the pages and keeps its state. `freed` is told each slab that no region needs any more.
+    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u32)) {
         let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
         for key in touched {
             let mapping = self.mappings.remove(&key).expect("found just now");
@@ -221,14 +221,14 @@ impl BlockMap {
                     pieces.push((from, to));
                 }
             }
-            self.recut(mapping, &pieces);
+            self.recut(mapping, &pieces, freed);
         }
     }
 
     /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and
     /// the second piece gets regions of its own, so a cut *inside* one region needs its blocks Empty
     /// beyond the cut; the driver makes sure.
-    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)]) {
+    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(u32)) {
         let span = u64::from(REGION_PAGES);
         let mut kept = vec![false; mapping.regions.len()];
         for (from, to) in pieces {
@@ -254,18 +254,22 @@ impl BlockMap {
         }
         for (index, region) in mapping.regions.iter().enumerate() {
             if !kept[index] {
-                self.free_region(*region);
+                self.free_region(*region).into_iter().for_each(&mut *freed);
             }
         }
     }
 
-    fn free_region(&mut self, region: u32) {
-        let Region { unit, first, slab, .. } = self.regions[region as usize];
+    fn free_region(&mut self, region: u32) -> Option<u32> {
+        let Region { unit, first, .. } = self.regions[region as usize];
         self.free_runs[unit.exponent()].push(first);
-        if slab != NONE {
-            self.slabs_free.push(slab);
-        }
         self.free_regions.push(region);
+        self.free_slab(region)
+    }
+
+    fn free_slab(&mut self, region: u32) -> Option<u32> {
+        let slab = Some(std::mem::replace(&mut self.regions[region as usize].slab, NONE)).filter(|slab| *slab != NONE);
+        self.slabs_free.extend(slab);
+        slab
     }
 
     /// How far apart the indices of this block and the one behind it are.
@@ -344,19 +348,17 @@ impl BlockMap {
         Some(slab)
     }
 
-    /// Gives the region's slab to others, if it has one and none of its blocks needs it.
-    pub(crate) fn release_slab(&mut self, region: u32) {
+    /// Gives the region's slab to others, if it has one and none of its blocks needs it. Returns it.
+    pub(crate) fn release_slab(&mut self, region: u32) -> Option<u32> {
         let mut block = Some(BlockIndex(self.regions[region as usize].first));
         while let Some(at) = block {
-            if self.block(at).state != State::Empty {
-                return;
+            // What a split has left outside the mapping holds nothing, whatever it says.
+            if self.block(at).state != State::Empty && self.pages(at).count > 0 {
+                return None;
             }
             block = self.next_in_region(at);
         }
-        let slab = std::mem::replace(&mut self.regions[region as usize].slab, NONE);
-        if slab != NONE {
-            self.slabs_free.push(slab);
-        }
+        self.free_slab(region)
     }
 
     /// The block.
@@ -454,7 +456,7 @@ mod tests {
     #[test]
     fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
         let mut map = map();
-        map.remove(1100, 1900);
+        map.remove(1100, 1900, &mut |_| {});
         assert!(map.find(1099).is_some() && map.find(1900).is_some());
         assert!(map.find(1100).is_none() && map.find(1899).is_none());
         assert_eq!(map.pages(map.find(1099).expect("cut block")), Pages { start: 1096, count: 4 });
@@ -481,8 +483,9 @@ mod tests {
         assert_eq!(map.slab_for(map.block(first).region), Some(0));
         assert_eq!(map.slab_for(map.block(second).region), None);
         assert_eq!(map.slabs_in_use(), 1);
-        map.remove(0, 512);
-        assert_eq!(map.slabs_in_use(), 0);
+        let mut freed = Vec::new();
+        map.remove(0, 512, &mut |slab| freed.push(slab));
+        assert_eq!((map.slabs_in_use(), freed), (0, vec![0]));
     }
 
     #[test]

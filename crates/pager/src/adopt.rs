@@ -18,7 +18,7 @@ use std::time::Duration;
 use aquifer_core::engine::DiscardStep;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
-use aquifer_stats::{Counter, Counters, Gauge};
+use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::rings;
@@ -243,18 +243,13 @@ impl Adopter {
                 drop(engine);
                 return act();
             }
-            let mut discarded = 0;
-            let mut freed = |slot: u64, len: u64| {
-                discarded += len;
-                let _ = pager.tier.discard(slot, len);
-            };
+            let mut freed = |slab: u64, _| pager.trims.push(slab);
             match engine.discard(first, last, remove, &mut freed) {
                 DiscardStep::Done => {
                     let result = act();
                     pager.publish(&engine);
                     pager.publish_heat(&engine);
                     drop(engine);
-                    self.counters.add(Counter::DiscardedBytes, discarded);
                     if remove {
                         state.managed_bytes -= managed * PAGE_BYTES;
                         self.counters.set(Gauge::ManagedBytes, state.managed_bytes);

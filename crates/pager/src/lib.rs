@@ -7,7 +7,8 @@
 //! `aquifer_core::engine` (decide, make room) → `transfers.rs` (the tier fetches) → `inspect.rs` (arrive,
 //! checked) → `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
 //! evicts. `adopt.rs` is where mappings come in, and where nothing happens until the budget comes near.
-//! `doors.rs` stands before the engine, and `recorder.rs` writes down what goes through.
+//! `trims.rs` gives freed room back to the tier. `doors.rs` stands before the engine, and `recorder.rs` writes down
+//! what goes through.
 
 pub mod abort;
 pub mod adopt;
@@ -25,6 +26,7 @@ mod ring;
 pub mod signal;
 mod together;
 mod transfers;
+mod trims;
 pub mod worker;
 
 pub use adopt::Adopter;

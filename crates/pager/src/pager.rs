@@ -32,6 +32,7 @@ use crate::frame_area::FrameArea;
 use crate::holds::Holds;
 use crate::listener::Streak;
 use crate::recorder::Recorder;
+use crate::trims::{self, Trims};
 
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
 pub const THREADS_MOST: u16 = 256;
@@ -161,6 +162,8 @@ pub struct Pager {
     /// Signalled after every report for which somebody waits.
     pub(crate) progress: EventCount,
     pub(crate) worker_bell: Wakeup,
+    /// Room of the tier that the program has freed.
+    pub(crate) trims: Trims,
     /// Since when listeners have found no room.
     pub(crate) no_room: Streak,
     /// How much of the engine's tally the counters have.
@@ -227,6 +230,7 @@ impl Pager {
             holds: Holds::new(),
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
+            trims: Trims::new()?,
             no_room: Streak::default(),
             published_hits: AtomicU64::new(0),
             published_wasted: AtomicU64::new(0),
@@ -235,6 +239,7 @@ impl Pager {
         counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
         crate::worker::start(pager)?;
         crate::listener::start(pager)?;
+        trims::start(pager)?;
         Ok(pager)
     }
 

@@ -94,7 +94,7 @@ impl Pager {
             };
             let Finding::Dirty(runs) = finding else { continue };
             if slot.is_none() {
-                slot = self.engine().slot_for(block);
+                slot = self.slot_for(block);
             }
             let Some(slot) = slot else {
                 self.tier_full();

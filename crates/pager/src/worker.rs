@@ -258,7 +258,7 @@ impl Worker {
             let verdict = self.pager.kept(&finding);
             return self.finish_clean(index, block, verdict, count);
         };
-        let Some(slot) = self.pager.engine().slot_for(block) else {
+        let Some(slot) = self.pager.slot_for(block) else {
             self.pager.tier_full();
             return self.finish_clean(index, block, CleanVerdict::Failed, count);
         };

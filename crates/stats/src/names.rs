@@ -52,7 +52,7 @@ table! {
         EvictedCleanBlocks "evicted_clean_blocks" "Evicted blocks that needed no write-back."
         ZeroPagesElided "zero_pages_elided" "Pages of zeros that were remembered instead of written."
         RescuedBlocks "rescued_blocks" "Blocks touched while on standby, and given back without a fetch."
-        DiscardedBytes "discarded_bytes" "Bytes in the tier given back because the program freed them."
+        DiscardedBytes "discarded_bytes" "Bytes of room given back to the tier because the program freed what was there."
         Errors "errors" "Failures of any kind: fetch, write-back, guard."
         FetchFailures "fetch_failures" "Fetches that the tier failed."
         WriteBackFailures "write_back_failures" "Write-backs that the tier failed."

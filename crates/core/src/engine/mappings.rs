@@ -10,7 +10,7 @@ use super::Engine;
 use crate::block::{Block, State};
 use crate::map::Delivery;
 use crate::policy::Arrival;
-use crate::units::{BlockIndex, Order, REGION_PAGES};
+use crate::units::{BlockIndex, Order, REGION_BYTES, REGION_PAGES};
 
 /// Whether a discard or a removal could be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,8 +57,8 @@ impl Engine {
         self.enter(block, Arrival::Fresh);
     }
 
-    /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` is
-    /// told each range of slots whose bytes are not needed any more.
+    /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` is told each
+    /// slab, as a range of bytes in the tier, that nobody needs any more; another region may have it next.
     pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         for block in &blocks {
@@ -70,7 +70,7 @@ impl Engine {
         for block in blocks {
             let pages = self.map.pages(block);
             if pages.start >= start && pages.start + u64::from(pages.count) <= end {
-                self.forget(block, freed);
+                self.forget(block);
                 regions.push(self.map.block(block).region);
             } else {
                 // Some of its pages read as zeros from now on: it is not the tier's any more. Its other pages stay
@@ -79,7 +79,9 @@ impl Engine {
             }
         }
         regions.dedup();
-        regions.into_iter().for_each(|region| self.map.release_slab(region));
+        for slab in regions.into_iter().filter_map(|region| self.map.release_slab(region)) {
+            freed(u64::from(slab) * REGION_BYTES, REGION_BYTES);
+        }
         DiscardStep::Done
     }
 
@@ -97,7 +99,7 @@ impl Engine {
         }
     }
 
-    fn forget(&mut self, block: BlockIndex, freed: &mut dyn FnMut(u64, u64)) {
+    fn forget(&mut self, block: BlockIndex) {
         let weight = u64::from(self.weight(block));
         match self.map.block(block).state {
             State::Empty => return,
@@ -116,11 +118,6 @@ impl Engine {
                 self.release(frame);
             }
             _ => {}
-        }
-        if let Some(slot) = self.map.slot(block)
-            && self.map.guards(block).iter().any(|guard| *guard != 0)
-        {
-            freed(slot, self.map.pages(block).bytes());
         }
         self.map.guards_mut(block).fill(0);
         self.map.forget_temperature(block);
@@ -155,11 +152,11 @@ impl Engine {
         for block in beyond {
             // A block around the hole stays with the first piece, and is met again in the second.
             if self.map.pages(block).start >= start {
-                self.forget(block, freed);
+                self.forget(block);
             }
         }
         self.release_cut(start, end);
-        self.map.remove(start, end);
+        self.map.remove(start, end, &mut |slab| freed(u64::from(slab) * REGION_BYTES, REGION_BYTES));
         self.policy.grow(self.map.blocks_len(), self.keep_pages());
         for (first, last, state, protected) in carried {
             let blocks: Vec<BlockIndex> = self.map.blocks_in(first, last).collect();

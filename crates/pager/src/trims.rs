@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Room that the program has freed goes back to the tier, later and on a thread of its own.
+//!
+//! Discarding takes a file system milliseconds, and a program that frees memory must not wait for it. A freed slab is
+//! another region's as soon as one needs it, so a slab that is wanted again is taken off the list, or waited for if it
+//! is being discarded at that moment: what is written to it afterwards must stay.
+//!
+//! Threads: [`Trims::push`] under the engine's lock, [`Trims::claim`] under none, maybe in a signal handler. Neither
+//! allocates.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use aquifer_core::units::{BlockIndex, REGION_BYTES};
+use aquifer_stats::Counter;
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::wakeup::Wakeup;
+
+use crate::pager::{Pager, StartFailure, start_thread};
+
+/// Slabs that wait: 8 GiB. The room of those beyond stays allocated until another region has it.
+const TRIMS_MOST: usize = 4096;
+/// How long a freed slab waits for another use. A choice: longer than a program takes between two phases of one
+/// computation, shorter than somebody waits who looks at the disk.
+const TRIM_DELAY: Duration = Duration::from_millis(200);
+/// Nothing happens when this ends; it only bounds the wait.
+const SLEEP_IDLE: Duration = Duration::from_secs(3600);
+/// One wait for a slab that is being discarded.
+const CLAIM_WAIT_ONCE: Duration = Duration::from_millis(10);
+
+struct List {
+    /// Where slabs begin in the tier, the one that was freed first in front.
+    waiting: VecDeque<u64>,
+    /// The one that is being discarded.
+    active: Option<u64>,
+}
+
+/// See the module.
+pub(crate) struct Trims {
+    list: Mutex<List>,
+    /// False: there is nothing that a claim could meet.
+    any: AtomicBool,
+    bell: Wakeup,
+    /// Signalled when a discard has ended.
+    ended: EventCount,
+}
+
+impl Trims {
+    pub(crate) fn new() -> Result<Self, StartFailure> {
+        let list = List { waiting: VecDeque::with_capacity(TRIMS_MOST), active: None };
+        let bell = Wakeup::new().map_err(StartFailure::Frames)?;
+        Ok(Self { list: Mutex::new(list), any: AtomicBool::new(false), bell, ended: EventCount::new() })
+    }
+
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody needs the slab at `offset`.
+    pub(crate) fn push(&self, offset: u64) {
+        let mut list = self.list();
+        if list.waiting.len() < TRIMS_MOST {
+            list.waiting.push_back(offset);
+            // Release pairs with `claim`, which comes after the engine's lock.
+            self.any.store(true, Ordering::Release);
+        }
+        drop(list);
+        self.bell.ring();
+    }
+
+    /// The slab around `slot` is written to next. `check_patience` ends the program when that takes too long.
+    fn claim(&self, slot: u64, check_patience: impl Fn(u64)) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let (offset, started) = (slot / REGION_BYTES * REGION_BYTES, now_ns());
+        loop {
+            let ticket = self.ended.ticket();
+            let mut list = self.list();
+            if let Some(place) = list.waiting.iter().rposition(|waiting| *waiting == offset) {
+                list.waiting.remove(place);
+            }
+            if list.active != Some(offset) {
+                return;
+            }
+            drop(list);
+            check_patience(started);
+            self.ended.sleep(ticket, CLAIM_WAIT_ONCE);
+        }
+    }
+
+    fn start_next(&self) -> Option<u64> {
+        let mut list = self.list();
+        list.active = list.waiting.pop_front();
+        self.any.store(list.active.is_some(), Ordering::Release);
+        list.active
+    }
+
+    fn end(&self) {
+        self.list().active = None;
+        self.ended.signal();
+    }
+}
+
+impl Pager {
+    /// Reserves the slot to write a block to; `None` when the tier is full.
+    pub(crate) fn slot_for(&self, block: BlockIndex) -> Option<u64> {
+        let slot = self.engine().slot_for(block)?;
+        self.trims.claim(slot, |started| self.check_patience(started));
+        Some(slot)
+    }
+}
+
+/// Starts the thread that trims.
+pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
+    start_thread("aquifer-trim".to_owned(), move || {
+        loop {
+            pager.trims.bell.sleep(None, SLEEP_IDLE);
+            std::thread::sleep(TRIM_DELAY);
+            while let Some(offset) = pager.trims.start_next() {
+                // A tier that cannot discard keeps the room, and nothing else is lost.
+                if pager.tier.discard(offset, REGION_BYTES).is_ok() {
+                    pager.counters.add(Counter::DiscardedBytes, REGION_BYTES);
+                }
+                pager.trims.end();
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slab_that_is_wanted_again_is_not_discarded() {
+        let trims = Trims::new().expect("an eventfd");
+        let slab = |index: u64| index * REGION_BYTES;
+        (0..4).for_each(|index| trims.push(slab(index)));
+        trims.claim(slab(1) + 4096, |_| panic!("nobody is at work on it"));
+        trims.claim(slab(7), |_| panic!("nobody is at work on it"));
+        assert_eq!(trims.start_next(), Some(slab(0)));
+        trims.end();
+        assert_eq!(trims.start_next(), Some(slab(2)));
+        trims.end();
+        assert_eq!(trims.start_next(), Some(slab(3)));
+        trims.end();
+        assert_eq!(trims.start_next(), None);
+    }
+
+    #[test]
+    fn whoever_wants_the_slab_that_is_being_discarded_waits() {
+        let trims = Trims::new().expect("an eventfd");
+        trims.push(0);
+        assert_eq!(trims.start_next(), Some(0));
+        let waits = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let claimer = scope.spawn(|| trims.claim(4096, |_| waits.store(true, Ordering::Relaxed)));
+            while !waits.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            assert!(!claimer.is_finished());
+            trims.end();
+        });
+    }
+
+    #[test]
+    fn the_list_has_an_end() {
+        let trims = Trims::new().expect("an eventfd");
+        (0..TRIMS_MOST as u64 + 10).for_each(|index| trims.push(index * REGION_BYTES));
+        assert_eq!(std::iter::from_fn(|| trims.start_next()).count(), TRIMS_MOST);
+    }
+}
