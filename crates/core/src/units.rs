@@ -72,11 +72,15 @@ impl Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ByteSize(pub u64);
 
-const UNITS: [(&str, u64); 11] = [
+const UNITS: [(&str, u64); 15] = [
+    ("EiB", 1 << 60),
+    ("PiB", 1 << 50),
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
     ("KiB", 1 << 10),
+    ("EB", 1_000_000_000_000_000_000),
+    ("PB", 1_000_000_000_000_000),
     ("TB", 1_000_000_000_000),
     ("GB", 1_000_000_000),
     ("MB", 1_000_000),
@@ -85,6 +89,8 @@ const UNITS: [(&str, u64); 11] = [
     ("B", 1),
     ("", 1),
 ];
+/// How many of them sizes are printed in: those of powers of two, but bytes.
+const UNITS_PRINTED: usize = 6;
 
 impl FromStr for ByteSize {
     type Err = String;
@@ -94,23 +100,21 @@ impl FromStr for ByteSize {
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let unit = unit.trim();
+        let too_large = || format!("'{text}' is more than 64 bits can count; give less than 16EiB");
         let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(advice)?;
         if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(*factor).map(ByteSize).ok_or_else(|| format!("'{text}' is more than 16 EiB"));
+            return whole.checked_mul(*factor).map(ByteSize).ok_or_else(too_large);
         }
         let fraction: f64 = number.parse().map_err(|_| advice())?;
+        // Digits and a point, so it is no less than zero; it may be infinite.
         let bytes = fraction * *factor as f64;
-        if bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64 {
-            Ok(ByteSize(bytes as u64))
-        } else {
-            Err(advice())
-        }
+        if bytes < u64::MAX as f64 { Ok(ByteSize(bytes as u64)) } else { Err(too_large()) }
     }
 }
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, factor) in &UNITS[..4] {
+        for (name, factor) in &UNITS[..UNITS_PRINTED] {
             if self.0 >= *factor {
                 return if self.0.is_multiple_of(*factor) {
                     write!(f, "{}{name}", self.0 / factor)
@@ -136,6 +140,8 @@ mod tests {
             ("4096", 4096),
             ("2 MiB", 2 << 20),
             ("1GB", 1_000_000_000),
+            ("15EiB", 15 << 60),
+            ("0.5PiB", 1 << 49),
         ] {
             assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}");
         }
@@ -143,8 +149,16 @@ mod tests {
 
     #[test]
     fn bad_sizes_say_what_to_write() {
-        for text in ["", "x", "4Gi", "-1MiB", "99999999999TiB", "1e3"] {
+        for text in ["", "x", "4Gi", "-1MiB", "1e3", "1.2.3MiB", "."] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_counted_say_so() {
+        for text in ["16EiB", "20EiB", "99999999999TiB", "16.5EiB", "99999999999999999999"] {
+            let reason = text.parse::<ByteSize>().unwrap_err();
+            assert_eq!(reason, format!("'{text}' is more than 64 bits can count; give less than 16EiB"));
         }
     }
 
@@ -153,6 +167,8 @@ mod tests {
         assert_eq!(ByteSize(300 << 20).to_string(), "300MiB");
         assert_eq!(ByteSize(1 << 30).to_string(), "1GiB");
         assert_eq!(ByteSize(10).to_string(), "10B");
+        assert_eq!(ByteSize(3 << 50).to_string(), "3PiB");
+        assert_eq!(ByteSize(u64::MAX).to_string(), "16.0EiB");
     }
 
     #[test]
