@@ -34,7 +34,7 @@ impl SharedSegment {
     /// Makes a segment of `words` zeros. `name` is what `/proc/PID/fd` shows after `memfd:`.
     ///
     /// The pages are present and, where the limit on locked memory allows, locked, so that a signal handler can write
-    /// at any time.
+    /// at any time. EFBIG where a file may not be so long (`ulimit -f`).
     pub fn create(name: &CStr, words: usize) -> io::Result<SharedSegment> {
         // SAFETY: memfd_create needs a NUL-terminated name, which `CStr` is; the result is a new descriptor.
         let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
@@ -42,6 +42,10 @@ impl SharedSegment {
         // SAFETY: `raw` was just returned to us and nobody else knows it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
         let bytes = i64::try_from(words * WORD_BYTES).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        if bytes.unsigned_abs() > file_bytes_max() {
+            // The kernel would send SIGXFSZ, which ends the process without a word.
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
         // SAFETY: ftruncate only takes values.
         check(i64::from(unsafe { libc::ftruncate(raw, bytes) }))?;
         // SAFETY: F_ADD_SEALS only takes values.
@@ -68,6 +72,14 @@ impl SharedSegment {
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
+}
+
+/// How long this process may make a file; see getrlimit(2) on RLIMIT_FSIZE.
+fn file_bytes_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: writes one `rlimit`; where it fails, the value stays.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    limit.rlim_cur
 }
 
 /// A segment of another process, mapped for reading.

@@ -24,6 +24,8 @@ const NAME: &str = "dram";
 const REQUEST_BYTES_MOST: usize = 256 << 10;
 /// Below this a tier is of no use; a size like `4` is most likely a forgotten unit.
 pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
+/// Below this a default is of no use.
+pub(crate) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 
 /// A tier in local memory.
 pub struct Dram {
@@ -39,15 +41,21 @@ pub(crate) struct Memory {
 }
 
 impl Dram {
-    /// A tier of `size`, by default half of the memory that is available now.
+    /// A tier of `size`, by default half of the memory that is available now, or as much as a file may hold.
     pub fn open(size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
         Self::open_as(NAME, size)
     }
 
     pub(crate) fn open_as(name: &'static str, size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
         let available_bytes = available_bytes()?;
-        let wanted_bytes = size.map_or(available_bytes / 2, |size| size.0);
+        let limit_bytes = file_bytes_max();
+        let wanted_bytes = size.map_or((available_bytes / 2).min(limit_bytes), |size| size.0);
         let capacity_bytes = wanted_bytes - wanted_bytes % PAGE as u64;
+        // The memory is in a file. A write beyond the limit would be SIGXFSZ, which ends the program without a word.
+        if limit_bytes < size.map_or(DEFAULT_BYTES_MIN, |size| size.0.min(available_bytes)) {
+            let wanted_bytes = size.map(|size| size.0);
+            return Err(OpenFailure::FileLimit { tier: name, wanted_bytes, limit_bytes });
+        }
         if capacity_bytes < CAPACITY_BYTES_MIN {
             return Err(OpenFailure::TooSmall { tier: name, wanted_bytes, minimum_bytes: CAPACITY_BYTES_MIN });
         }
@@ -160,6 +168,11 @@ fn available_bytes() -> Result<u64, OpenFailure> {
     let text = std::fs::read_to_string("/proc/meminfo").map_err(failure)?;
     meminfo_bytes(&text, "MemAvailable:")
         .ok_or_else(|| failure(std::io::Error::new(std::io::ErrorKind::InvalidData, "no MemAvailable")))
+}
+
+/// How long this process may make a file (`ulimit -f`); `u64::MAX` when there is no limit.
+pub(crate) fn file_bytes_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// One line of /proc/meminfo, in bytes.

@@ -130,6 +130,7 @@ impl std::error::Error for TierFailure {}
 impl TierFailure {
     fn remedy(&self) -> &'static str {
         match (self.disposition(), self.errno()) {
+            (_, Some(libc::EMFILE | libc::ENFILE)) => "raise the limit of open files (ulimit -n)",
             (Disposition::Refuse, Some(libc::EDQUOT)) => "raise the quota, or give the tier another directory",
             (Disposition::Refuse, Some(libc::EFBIG)) => "raise the file size limit (ulimit -f), or add a tier",
             (Disposition::Refuse, _) => "free space where the tier lives, or add a tier",
@@ -177,5 +178,10 @@ mod tests {
              free space where the tier lives, or add a tier"
         );
         assert!(!text.contains('\n'));
+        let text = failure(Activity::Queue, Cause::Errno(libc::EMFILE)).to_string();
+        assert!(
+            text.ends_with("Too many open files (os error 24); raise the limit of open files (ulimit -n)"),
+            "{text}"
+        );
     }
 }

@@ -19,6 +19,15 @@ pub enum OpenFailure {
         /// The device.
         path: PathBuf,
     },
+    /// The process may not make files as long as the tier (`ulimit -f`).
+    FileLimit {
+        /// The kind of tier.
+        tier: &'static str,
+        /// What was asked for; `None` for the default.
+        wanted_bytes: Option<u64>,
+        /// How long a file may be.
+        limit_bytes: u64,
+    },
     /// Another instance has locked the file.
     Held {
         /// The file.
@@ -114,6 +123,18 @@ impl fmt::Display for OpenFailure {
             OpenFailure::DeviceInUse { path } => {
                 write!(f, "block device {} is mounted or held; unmount it, or give another one", path.display())
             }
+            OpenFailure::FileLimit { tier, wanted_bytes: Some(wanted), limit_bytes } => write!(
+                f,
+                "the {tier} tier should hold {}, but no file may be larger than {} (ulimit -f); raise that limit, \
+                 or give the tier less with size=",
+                ByteSize(*wanted),
+                ByteSize(*limit_bytes)
+            ),
+            OpenFailure::FileLimit { tier, wanted_bytes: None, limit_bytes } => write!(
+                f,
+                "no file may be larger than {} (ulimit -f), too little for a {tier} tier; raise that limit",
+                ByteSize(*limit_bytes)
+            ),
             OpenFailure::Held { path } => write!(
                 f,
                 "{} is held by another instance; give each its own file, or a directory that they share",
@@ -183,7 +204,7 @@ fn remedy(source: &io::Error) -> &'static str {
         Some(libc::ENOSPC | libc::EDQUOT) => "free space there, or give another path",
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
         Some(libc::ENOMEM) => "free memory, or ask for less",
-        Some(libc::EFBIG) => "ask for less with size=, or give another path",
+        Some(libc::EFBIG) => "raise the limit on file size (ulimit -f), or ask for less with size=",
         _ => "give another path, or look into the kernel log (dmesg)",
     }
 }
@@ -198,6 +219,8 @@ mod tests {
         let error = |errno| io::Error::from_raw_os_error(errno);
         for (failure, remedy) in [
             (OpenFailure::DeviceInUse { path: path() }, "unmount it"),
+            (OpenFailure::FileLimit { tier: "flash", wanted_bytes: Some(1 << 40), limit_bytes: 0 }, "raise that limit"),
+            (OpenFailure::FileLimit { tier: "flash", wanted_bytes: None, limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::Held { path: path() }, "its own file"),
             (OpenFailure::MissingDirectory { path: path() }, "mkdir -p /flash"),
             (OpenFailure::NoMemory { tier: "dram", wanted_bytes: 1 << 40, available_bytes: 1 << 30 }, "size="),

@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, XattrFlags};
 
 use super::capacity::{self, Room};
 use super::{NAME, new_file};
-use crate::dram::{CAPACITY_BYTES_MIN, meminfo_bytes};
+use crate::dram::{CAPACITY_BYTES_MIN, DEFAULT_BYTES_MIN, file_bytes_max, meminfo_bytes};
 use crate::open_failure::OpenFailure;
 use crate::spec::FlashSpec;
 use crate::tier::PAGE;
@@ -75,21 +75,29 @@ pub(super) fn open(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
         notices.push(format!("{} is a file system in memory: this flash tier saves no DRAM", path.display()));
     }
     let room = room(&file).map_err(|source| OpenFailure::Path { path: path.into(), source })?;
-    let capacity_bytes = capacity_bytes(spec, capacity::default_bytes(room), capacity::usable_bytes(room))?;
+    let capacity_bytes = capacity_bytes(spec, room)?;
     file.set_len(capacity_bytes).map_err(|source| OpenFailure::Path { path: path.into(), source })?;
     Ok(Backing { file, kind: Kind::File, capacity_bytes, notices })
 }
 
-fn capacity_bytes(spec: &FlashSpec, default_bytes: u64, usable_bytes: u64) -> Result<u64, OpenFailure> {
-    let no_space = |wanted_bytes| OpenFailure::NoSpace { path: spec.path.clone(), wanted_bytes, usable_bytes };
+fn capacity_bytes(spec: &FlashSpec, room: Room) -> Result<u64, OpenFailure> {
+    let (default_bytes, usable_bytes) = (capacity::default_bytes(room), capacity::usable_bytes(room));
+    let limit_bytes = room.file_bytes_max;
+    let refused = |wanted_bytes: Option<u64>| {
+        if limit_bytes < wanted_bytes.map_or(DEFAULT_BYTES_MIN, |wanted| wanted.min(room.available_bytes)) {
+            OpenFailure::FileLimit { tier: NAME, wanted_bytes, limit_bytes }
+        } else {
+            OpenFailure::NoSpace { path: spec.path.clone(), wanted_bytes, usable_bytes }
+        }
+    };
     let bytes = match spec.size {
-        None if default_bytes < capacity::DEFAULT_BYTES_MIN => return Err(no_space(None)),
+        None if default_bytes < DEFAULT_BYTES_MIN => return Err(refused(None)),
         None => default_bytes,
         Some(size) if size.0 < CAPACITY_BYTES_MIN => {
             let minimum_bytes = CAPACITY_BYTES_MIN;
             return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes: size.0, minimum_bytes });
         }
-        Some(size) if size.0 > usable_bytes => return Err(no_space(Some(size.0))),
+        Some(size) if size.0 > usable_bytes => return Err(refused(Some(size.0))),
         Some(size) => size.0,
     };
     Ok(bytes - bytes % PAGE as u64)
@@ -169,7 +177,7 @@ fn device(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
     if !spec.overwrite && !ends_are_zero(&file, device_bytes).map_err(failure)? {
         return Err(OpenFailure::NotOurs { path: path.into() });
     }
-    let capacity_bytes = capacity_bytes(spec, device_bytes, device_bytes)?;
+    let capacity_bytes = capacity_bytes(spec, Room::of_device(device_bytes))?;
     Ok(Backing { file, kind: Kind::Device, capacity_bytes, notices: Vec::new() })
 }
 
@@ -205,12 +213,11 @@ fn lives_in_memory(file: &File) -> bool {
 
 fn room(file: &File) -> io::Result<Room> {
     let answer = rustix::fs::fstatvfs(file)?;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     Ok(Room {
         total_bytes: answer.f_blocks.saturating_mul(answer.f_frsize),
         available_bytes: answer.f_bavail.saturating_mul(answer.f_frsize),
-        file_bytes_max: limit.current.unwrap_or(u64::MAX),
+        file_bytes_max: file_bytes_max(),
         memory_bytes: meminfo_bytes(&meminfo, "MemTotal:").unwrap_or(u64::MAX),
     })
 }

@@ -19,13 +19,18 @@ pub(super) struct Room {
     pub(super) memory_bytes: u64,
 }
 
+impl Room {
+    /// A block device: all of it, for us alone.
+    pub(super) fn of_device(bytes: u64) -> Room {
+        Room { total_bytes: 0, available_bytes: bytes, file_bytes_max: u64::MAX, memory_bytes: u64::MAX }
+    }
+}
+
 /// Share of the file system that a default leaves to others. Picked by feel: what ext4 reserves for root.
 const RESERVE_DIVISOR: u64 = 20;
 /// A default holds at most so many times the memory of the machine: beyond it, a program would do little
 /// but wait for fetches. Whoever wants more says so with `size=`.
 const MEMORY_FACTOR: u64 = 4;
-/// Below this a default is of no use.
-pub(super) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 
 /// The capacity without `size=`: all there is but a reserve, at most four times the memory.
 pub(super) fn default_bytes(room: Room) -> u64 {
@@ -58,5 +63,6 @@ mod tests {
     fn asking_may_use_the_reserve_but_not_more() {
         assert_eq!(usable_bytes(ROOM), 500 * GIB);
         assert_eq!(usable_bytes(Room { file_bytes_max: GIB, ..ROOM }), GIB);
+        assert_eq!((default_bytes(Room::of_device(GIB)), usable_bytes(Room::of_device(GIB))), (GIB, GIB));
     }
 }
