@@ -18,7 +18,11 @@ pub enum ExitCode {
     Failure = 1,
     /// The arguments make no sense: an unknown flag, a size that is none, a budget out of range.
     Usage = 2,
-    /// `aquifer run` itself could not start: no preload library, no state directory, no memory.
+    /// The pager, inside the program, could not go on: memory of the program would have been lost, or a wait would
+    /// have had no end. The pager says why and ends the program (`crates/pager/src/abort.rs`).
+    CannotGoOn = 113,
+    /// `aquifer run` itself could not start: no preload library, no state directory, no memory. The preload library
+    /// ends with this, too, where it cannot start; the program has not run then.
     CannotStart = 125,
     /// The program was found but cannot be run on managed memory: not executable, static, foreign.
     CannotRun = 126,
@@ -32,6 +36,7 @@ impl ExitCode {
         ExitCode::Success,
         ExitCode::Failure,
         ExitCode::Usage,
+        ExitCode::CannotGoOn,
         ExitCode::CannotStart,
         ExitCode::CannotRun,
         ExitCode::NotFound,
@@ -43,7 +48,8 @@ impl ExitCode {
             ExitCode::Success => "everything that was asked for was done",
             ExitCode::Failure => "the command could not do its work",
             ExitCode::Usage => "the arguments make no sense",
-            ExitCode::CannotStart => "aquifer run could not start",
+            ExitCode::CannotGoOn => "the pager could not go on, and ended the program with a message",
+            ExitCode::CannotStart => "aquifer run could not start, and the program has not run",
             ExitCode::CannotRun => "the program cannot be run on managed memory",
             ExitCode::NotFound => "the program was not found",
         }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Ends the program when the pager cannot go on: with a message, at once, never with a parked thread.
+//! Ends the program when the pager cannot start or cannot go on: with a message, at once, never with a parked thread.
+//!
+//! The exit codes are those of the manual, `ExitCode` in `crates/cli/src/exit.rs`.
 
 use std::fmt::{self, Write};
 
@@ -9,14 +11,22 @@ use aquifer_sys::{raw, signals};
 
 use crate::recorder;
 
-/// The exit code of a program whose pager could not go on. In the manual's table of exit codes.
-pub const EXIT_CODE: i32 = 113;
+/// The exit code of a program whose pager could not go on.
+const CANNOT_GO_ON: i32 = 113;
+/// The exit code where the library could not start, so that the program never ran: as when the command could not.
+const CANNOT_START: i32 = 125;
 
 /// Writes one line from its parts, and ends the process, a recording first. Allocates nothing.
 pub fn abort(parts: &[&str]) -> ! {
     say(parts);
     recorder::finish();
-    signals::exit_now(EXIT_CODE)
+    signals::exit_now(CANNOT_GO_ON)
+}
+
+/// Writes one line that says why the program was not started, and ends the process. Before the program's `main`.
+pub fn refuse_to_start(why: &str) -> ! {
+    say(&["cannot start: ", why]);
+    signals::exit_now(CANNOT_START)
 }
 
 /// Writes one line from its parts to standard error. Allocates nothing.
@@ -38,7 +48,7 @@ pub fn on_panic() {
         line.push("\n");
         raw::write_stderr(line.bytes());
         recorder::finish();
-        signals::exit_now(EXIT_CODE)
+        signals::exit_now(CANNOT_GO_ON)
     }));
 }
 

@@ -86,7 +86,9 @@ pub fn manage() {
 fn create(hooks: &'static Hooks) -> c_uint {
     let (mut arena, mut pointer) = (0, std::ptr::from_ref(&hooks.0));
     if !control(c"arenas.create", Some(&mut arena), Some(&mut pointer)) {
-        aquifer_pager::abort::abort(&["cannot start: jemalloc does not make an arena"]);
+        aquifer_pager::abort::refuse_to_start(
+            "jemalloc does not make an arena; raise the limit on address space (ulimit -v)",
+        );
     }
     arena
 }

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
 use aquifer_core::units::{ByteSize, Order};
-use aquifer_pager::abort::{abort, say};
+use aquifer_pager::abort::{refuse_to_start, say};
 use aquifer_pager::exchange::Way;
 use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
@@ -66,7 +66,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let Ok(text) = std::env::var(aquifer_config::VARIABLE) else { return };
     let config = match Config::from_json(&text) {
         Ok(config) => config,
-        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+        Err(error) => refuse_to_start(&error.to_string()),
     };
     aquifer_pager::abort::on_panic();
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
@@ -83,7 +83,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     };
     let policy = match config.policy.word().parse::<aquifer_core::policy::PolicyName>() {
         Ok(name) => aquifer_core::policy::build(name),
-        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+        Err(error) => refuse_to_start(&error.to_string()),
     };
     let elastic = config.block == BlockSize::Auto;
     let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
@@ -92,7 +92,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let settings = Settings { dram_bytes, order, elastic, policy, tier, way, prefetch, record, program };
     let adopter = Adopter::new(settings, counters);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
-        abort(&["cannot start: the library was started twice"]);
+        refuse_to_start("the library was started twice");
     }
     drop(_inside);
     // An earlier program may have left them blocked.
@@ -107,7 +107,9 @@ fn counters(config: &Config) -> Counters {
     let attached = config.stats_fd.and_then(|number| Counters::attach(number).ok());
     match attached.map_or_else(Counters::create, Ok) {
         Ok(counters) => counters,
-        Err(error) => abort(&["cannot start: no shared memory for statistics: ", &error.to_string()]),
+        Err(error) => refuse_to_start(&format!(
+            "no shared memory for statistics: {error}; check the limits on memory, open files and file size (ulimit -a)"
+        )),
     }
 }
 
@@ -133,7 +135,7 @@ fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
     let spec = config.tier.clone().unwrap_or_else(|| format!("flash:{}", config.state_dir));
     let spec = match spec.parse::<TierSpec>() {
         Ok(spec) => spec,
-        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+        Err(error) => refuse_to_start(&error.to_string()),
     };
     match aquifer_tiers::open(&spec) {
         Ok(tier) => {
@@ -142,7 +144,7 @@ fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
             }
             tier
         }
-        Err(error) => abort(&["cannot start: ", &error.to_string()]),
+        Err(error) => refuse_to_start(&error.to_string()),
     }
 }
 

@@ -50,7 +50,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set, value_parser = on_or_off())]
     pub prefetch: bool,
 
-    /// Write the statistics to this file when the program has ended, however it ended
+    /// Write the statistics to this file when the program has ended, however it ended; what cannot be
+    /// written is told, and the exit status is still the program's
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
@@ -73,23 +74,35 @@ pub struct RunArgs {
 
 /// What `aquifer run --help` ends with.
 fn after_help() -> String {
-    const TIERS_AND_EXAMPLES: &str = "\
+    const FLASH_AND_DRAM: &str = "\
 Tiers:
-  flash:PATH[,size=SIZE]   a directory, a file or a block device; where nothing is, a file that
-                           loses its name at once, but not in / or /dev
-  dram:[size=SIZE]         local memory, to measure the software alone
-  Without --tier: an unlinked file in the state directory. That is $XDG_STATE_HOME/aquifer or
+  flash:PATH[,OPTION]...  a directory, a file or a block device; where nothing is, a file that
+                          loses its name at once, but not in / or /dev
+      size=SIZE           capacity [default: what fits, at most four times the machine's memory]
+      overwrite           take a file or device that holds other data, which is lost
+      buffered            go through the page cache also where direct I/O works, to compare
+      plain-queue         do without io_uring also where it works, to compare
+  dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
+                          available]
+  emulated:PROFILE[,size=SIZE]
+                          local memory that answers as late as a device would; PROFILE is the path
+                          of a file, or comes with aquifer:";
+    const DEFAULT_AND_EXAMPLES: &str = "\
+Without --tier: an unlinked file in the state directory. That is $XDG_STATE_HOME/aquifer or
   ~/.local/state/aquifer, and /var/lib/aquifer for root; --state-dir names another.
 
 Examples:
   aquifer run --dram 4GiB -- ./program --its-own-flags
   aquifer run --dram 300MiB --tier flash:/mnt/nvme,size=8GiB --stats-json stats.json -- ./stream
+  aquifer run --dram 1GiB --tier emulated:cmm-h,size=4GiB -- ./program
   aquifer run --dram 1GiB --policy lru --block 128KiB --prefetch off -- python3 script.py
 
 Environment:
   AQUIFER_PRELOAD   the preload library, when it is not installed with aquifer";
+    let profiles: String =
+        aquifer_tiers::profile::names().map(|name| format!("\n                            {name}")).collect();
     format!(
-        "{TIERS_AND_EXAMPLES}\n\n{}\n\
+        "{FLASH_AND_DRAM}{profiles}\n  {DEFAULT_AND_EXAMPLES}\n\n{}\n\
         Otherwise the program's own, and 128 + n when signal n ended it.",
         exit::section()
     )
