@@ -26,7 +26,7 @@ Examples:
   aquifer stat --prometheus          text for a scrape, for a textfile collector")]
 pub struct StatArgs {
     /// Process id of the program or of its launcher [default: all]
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", value_parser = process_id)]
     pid: Option<u32>,
 
     /// One JSON object per line and program
@@ -70,6 +70,10 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
         first = false;
         thread::sleep(pause);
     }
+}
+
+fn process_id(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "a process id is a number; 'aquifer stat' alone shows every program with its own".into())
 }
 
 /// A number of seconds for `--watch`: short enough to be useful, long enough not to be a load.

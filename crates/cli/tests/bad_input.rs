@@ -35,6 +35,10 @@ fn arguments_that_make_no_sense() {
             &["run", "--dram", "lots", "--", "true"],
             "invalid value 'lots' for '--dram <SIZE>': 'lots' is not a size; write a number and a unit, for example 4GiB or 307MiB",
         ),
+        (
+            &["run", "--dram", "20EiB", "--", "true"],
+            "invalid value '20EiB' for '--dram <SIZE>': '20EiB' is more than 64 bits can count; give less than 16EiB",
+        ),
         (&["run", "--dram", "15MiB", "--", "true"], "--dram 15MiB is below the pager's minimum; give at least 16MiB"),
         (
             &["run", "--dram", "16MiB", "--policy", "x", "--", "true"],
@@ -61,6 +65,10 @@ fn arguments_that_make_no_sense() {
             "the program's name is empty; write the program after --",
         ),
         (
+            &["stat", "abc"],
+            "invalid value 'abc' for '[PID]': a process id is a number; 'aquifer stat' alone shows every program with its own",
+        ),
+        (
             &["stat", "--json", "--prometheus"],
             "the argument '--json' cannot be used with '--prometheus'; see 'aquifer stat --help'",
         ),
@@ -81,20 +89,35 @@ fn arguments_that_make_no_sense() {
 
 #[test]
 fn a_budget_larger_than_the_machine() {
-    let output = aquifer().args(["run", "--dram", "1000TiB", "--", "true"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let line = stderr(&output);
-    assert!(line.starts_with("aquifer: --dram 1000TiB is more than this machine's memory ("), "{line}");
-    assert_eq!(line.lines().count(), 1);
+    for size in ["1000TiB", "15EiB"] {
+        let output = aquifer().args(["run", "--dram", size, "--", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let line = stderr(&output);
+        assert!(line.starts_with(&format!("aquifer: --dram {size} is more than this machine's memory (")), "{line}");
+        assert!(line.contains("; give at most "), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
 }
 
 #[test]
 fn a_tier_that_is_none() {
-    let output = aquifer().args(["run", "--dram", "16MiB", "--tier", "tape:/dev/st0", "--", "true"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let line = stderr(&output);
-    assert!(line.starts_with("aquifer: --tier tape:/dev/st0: 'tape' is not a kind of tier; write "), "{line}");
-    assert_eq!(line.lines().count(), 1);
+    let Some(preload) = stand_in() else { return };
+    for (spec, why) in [
+        ("tape:", "'tape' is not a kind of tier; write flash:PATH, dram: or emulated:PROFILE"),
+        ("dram:size=20EiB", "'20EiB' is more than 64 bits can count; give less than 16EiB"),
+        (
+            "emulated:tape",
+            "device profile tape: there is none of this name; use cmm-b-switch, cmm-h, nvme-gen4, rdma-100g, \
+             rdma-400g, xl-flash-mlc, xl-flash-slc, or a path",
+        ),
+    ] {
+        let line = format!("invalid value '{spec}' for '--tier <SPEC>': {why}");
+        refuses(preload, &["run", "--dram", "16MiB", "--tier", spec, "--", "true"], 2, &line);
+    }
+    // The same words where clap says them.
+    let line = "invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, dram: or \
+                emulated:PROFILE";
+    refuses(preload, &["doctor", "--tier", "tape:"], 2, line);
 }
 
 #[test]
@@ -169,6 +192,7 @@ fn programs_that_cannot_be_run() {
     write("plain", 0o644, b"#!/bin/sh\n");
     write("blob", 0o755, b"MZ\0\0\0");
     write("no-interpreter", 0o755, b"#!/nowhere/python\n");
+    write("closed-interpreter", 0o755, format!("#!{}/plain\n", directory.display()).as_bytes());
     write("broken", 0o755, b"\x7fELF\x02\x01");
     let mut foreign = vec![0; 64];
     foreign[..6].copy_from_slice(b"\x7fELF\x02\x02");
@@ -198,8 +222,16 @@ fn programs_that_cannot_be_run() {
             format!("{at}/no-interpreter"),
             126,
             format!(
-                "'{at}/no-interpreter' is a script, and its interpreter is no good: '/nowhere/python' cannot be executed: \
-                 No such file or directory; try: chmod +x /nowhere/python"
+                "'{at}/no-interpreter' is a script for '/nowhere/python', which is not there; install that, or correct \
+                 the script's first line"
+            ),
+        ),
+        (
+            format!("{at}/closed-interpreter"),
+            126,
+            format!(
+                "'{at}/closed-interpreter' is a script, and its interpreter is no good: '{at}/plain' cannot be \
+                 executed: Permission denied; try: chmod +x {at}/plain"
             ),
         ),
         (
@@ -214,6 +246,34 @@ fn programs_that_cannot_be_run() {
         ),
     ] {
         refuses(preload, &["run", "--dram", "16MiB", "--tier", "dram:", "--", &program], status, &line);
+    }
+}
+
+/// The limits of the shell that starts it, below what the command itself needs.
+#[test]
+fn limits_that_leave_no_room() {
+    let Some(preload) = stand_in() else { return };
+    let open_files = "Too many open files";
+    for (limit, cause, remedy) in [
+        ("-n 4", "the statistics segment cannot be made", "raise the limit on open files (ulimit -n)"),
+        ("-n 5", "the statistics segment cannot be shared", "raise the limit on open files (ulimit -n)"),
+        ("-n 6", "cannot be started", "raise the limit on open files (ulimit -n)"),
+        ("-f 10", "the statistics segment cannot be made", "raise the limit on file size (ulimit -f)"),
+    ] {
+        // What cargo and its callers have left open would count, too.
+        let script = format!("exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; ulimit {limit}; exec \"$0\" \"$@\"");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_aquifer")])
+            .args(["run", "--dram", "16MiB", "--tier", "dram:", "--", "true"])
+            .env("AQUIFER_PRELOAD", preload)
+            .output()
+            .unwrap();
+        let line = stderr(&output);
+        let errno = if limit.starts_with("-n") { open_files } else { "File too large (os error 27)" };
+        assert_eq!(output.status.code(), Some(125), "ulimit {limit}: {line}");
+        assert!(line.contains(&format!("{cause}: {errno}")), "ulimit {limit}: {line}");
+        assert!(line.ends_with(&format!("; {remedy}\n")), "ulimit {limit}: {line}");
+        assert_eq!(line.lines().count(), 1, "{line}");
     }
 }
 

@@ -112,6 +112,18 @@ fn statistics_are_written_when_the_program_is_killed() {
     assert!(stats["process"]["rss_bytes_peak"].as_u64() > Some(0));
 }
 
+/// The status is the program's own, so a report that is lost is a line.
+#[test]
+fn statistics_that_cannot_be_written_are_told() {
+    let Some(preload) = stand_in() else { return };
+    let output = run(preload).args(["--stats-json", "/dev/full", "--", "sh", "-c", "exit 7"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(
+        stderr(&output),
+        "aquifer: --stats-json /dev/full could not be written: No space left on device (os error 28); free some space\n"
+    );
+}
+
 #[test]
 fn a_program_that_never_loads_the_library_is_told_of() {
     let Some(preload) = stand_in() else { return };

@@ -12,12 +12,13 @@ use crate::profile::Profile;
 use crate::spec::TierSpec;
 use crate::tier::Tier;
 
-/// Refuses what can be told without opening anything: a place that is not there.
+/// Refuses what can be told without opening a tier: a place that is not there, a profile that is none.
 pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
     match spec {
         TierSpec::Flash(spec) => Flash::check_place(spec),
         TierSpec::Failing { inner, .. } => check_place(inner),
-        TierSpec::Dram { .. } | TierSpec::Emulated { .. } => Ok(()),
+        TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
+        TierSpec::Dram { .. } => Ok(()),
     }
 }
 

@@ -76,16 +76,14 @@ impl FlashSpec {
     }
 }
 
-/// What is wrong with a description, and what to write instead: one line.
+/// What is wrong with a description, and what to write instead: one line, for behind the name of the flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecFailure {
-    spec: String,
     reason: String,
 }
 
 impl fmt::Display for SpecFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "--tier {}: ", self.spec.escape_debug())?;
         // The reason quotes what was typed, and has quotation marks of its own, which stay as they are.
         for character in self.reason.chars() {
             if character.is_control() { write!(f, "{}", character.escape_debug())? } else { f.write_char(character)? }
@@ -102,7 +100,7 @@ impl FromStr for TierSpec {
     type Err = SpecFailure;
 
     fn from_str(text: &str) -> Result<Self, SpecFailure> {
-        parse(text, 0).map_err(|reason| SpecFailure { spec: text.into(), reason })
+        parse(text, 0).map_err(|reason| SpecFailure { reason })
     }
 }
 

@@ -4,6 +4,7 @@
 //! Starts the program: the statistics segment, the environment, the child.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use aquifer_config::{BlockSize, VARIABLE};
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counters, Gauge, Text};
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::Pid;
 
@@ -24,15 +26,14 @@ use crate::exit::{ExitCode, Failure};
 /// the first free one, and below the usual limit of 1024.
 const STATS_FD_LEAST: i32 = 200;
 
+const REMEDY_OPEN_FILES: &str = "raise the limit on open files (ulimit -n)";
 const REMEDY_RECORD: &str = "name a file in a directory that exists";
 
 /// Makes the segment, with what is known before the pager starts; the pager overwrites it.
 pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
     let counters = Counters::create().map_err(|error| {
-        cannot_start(
-            format!("the statistics segment cannot be made: {error}"),
-            "check the limits on memory and open files",
-        )
+        let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
+        cannot_start(format!("the statistics segment cannot be made: {error}"), remedy)
     })?;
     let config = &settings.config;
     let block = match config.block {
@@ -77,12 +78,30 @@ pub fn start(settings: &RunSettings, counters: &Counters, signals: &Signals) -> 
     command.env(VARIABLE, config.to_json()).env("LD_PRELOAD", &settings.ld_preload);
     unsafe_edge::tie_to_parent(&mut command, signals.mask_before());
     let child = command.spawn().map_err(|error| {
-        let shown = program.path.display();
-        let code = if error.kind() == std::io::ErrorKind::NotFound { ExitCode::NotFound } else { ExitCode::CannotRun };
-        Failure::new(code, format!("'{shown}' cannot be started: {error}"), "see execve(2) for the cause")
+        let cause = format!("'{}' cannot be started: {error}", program.path.display());
+        match (remedy(&error), error.kind()) {
+            (Some(remedy), _) => cannot_start(cause, remedy),
+            (None, ErrorKind::NotFound) => {
+                Failure::new(ExitCode::NotFound, cause, "it was there a moment ago; try again")
+            }
+            (None, ErrorKind::ArgumentListTooLong) => {
+                Failure::new(ExitCode::CannotRun, cause, "give it fewer arguments, or a smaller environment")
+            }
+            (None, _) => Failure::new(ExitCode::CannotRun, cause, "see execve(2) for the cause"),
+        }
     })?;
     let pid = i32::try_from(child.id()).expect("the kernel's process ids fit in 22 bits");
     Ok(Pid::from_raw(pid))
+}
+
+/// Which limit of this process to raise, where one is in the way.
+fn remedy(error: &std::io::Error) -> Option<&'static str> {
+    Some(match Errno::from_raw(error.raw_os_error()?) {
+        Errno::EAGAIN => "raise the limit on processes (ulimit -u)",
+        Errno::EFBIG => "raise the limit on file size (ulimit -f)",
+        Errno::EMFILE | Errno::ENFILE => REMEDY_OPEN_FILES,
+        _ => return None,
+    })
 }
 
 /// A second descriptor that survives exec. It stays open in this process, which runs no other program.
@@ -90,10 +109,7 @@ fn inheritable(segment: BorrowedFd<'_>) -> Result<i32, Failure> {
     let high = fcntl(segment, FcntlArg::F_DUPFD(STATS_FD_LEAST));
     // A low limit on open files leaves no such number; any will do then.
     high.or_else(|_| fcntl(segment, FcntlArg::F_DUPFD(segment.as_raw_fd()))).map_err(|errno| {
-        cannot_start(
-            format!("the statistics segment cannot be shared: {}", errno.desc()),
-            "raise the limit on open files (ulimit -n)",
-        )
+        cannot_start(format!("the statistics segment cannot be shared: {}", errno.desc()), REMEDY_OPEN_FILES)
     })
 }
 

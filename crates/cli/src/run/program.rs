@@ -118,6 +118,10 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Failure> {
         Some(_) if depth == 0 => {
             Err(cannot_run(format!("'{shown}' is one script too deep"), "name its interpreter yourself"))
         }
+        Some(interpreter) if !interpreter.exists() => Err(cannot_run(
+            format!("'{shown}' is a script for '{}', which is not there", interpreter.display()),
+            "install that, or correct the script's first line",
+        )),
         Some(interpreter) => {
             executable(&interpreter).and_then(|()| check_file(&interpreter, depth - 1)).map_err(|failure| Failure {
                 cause: format!("'{shown}' is a script, and its interpreter is no good: {}", failure.cause),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_config::Config;
 use aquifer_core::units::ByteSize;
-use aquifer_tiers::TierSpec;
+use aquifer_tiers::{OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
 
 use super::args::RunArgs;
@@ -88,7 +88,7 @@ fn memory_total() -> Result<ByteSize, Failure> {
     Ok(ByteSize(kibibytes << 10))
 }
 
-/// The one tier, with an absolute path: the program may change its directory before the pager opens it.
+/// The one tier, with an absolute path.
 fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
     let [spec] = specs else {
         if specs.is_empty() {
@@ -96,13 +96,35 @@ fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
         }
         return Err(usage("more than one --tier is given".into(), "this release uses one tier; give one"));
     };
-    let parsed: TierSpec = spec.parse().map_err(|failure| usage(format!("{failure}"), ""))?;
-    aquifer_tiers::check_place(&parsed)
-        .map_err(|refused| Failure::new(ExitCode::CannotStart, format!("--tier {spec}: {refused}"), ""))?;
-    let TierSpec::Flash(flash) = parsed else { return Ok(Some(spec.clone())) };
-    let typed = flash.path.to_str().expect("the path was cut out of a string");
-    let options = spec.strip_prefix("flash:").and_then(|rest| rest.strip_prefix(typed)).unwrap_or_default();
-    Ok(Some(format!("flash:{}{options}", absolute_text("--tier", &flash.path)?)))
+    // In the words that clap has for the other flags.
+    let invalid =
+        |why: String| usage(format!("invalid value '{}' for '--tier <SPEC>': {why}", spec.escape_debug()), "");
+    let parsed: TierSpec = spec.parse().map_err(|failure: SpecFailure| invalid(failure.to_string()))?;
+    aquifer_tiers::check_place(&parsed).map_err(|refused| match refused {
+        OpenFailure::Profile { .. } => invalid(refused.to_string()),
+        refused => Failure::new(ExitCode::CannotStart, format!("--tier {spec}: {refused}"), ""),
+    })?;
+    with_absolute_path(spec, &parsed).map(Some)
+}
+
+/// The description `spec` of `parsed`, with an absolute path where there is one: a program that this one starts opens
+/// the tier, too, and may do so from another directory.
+fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> {
+    let (kind, rest) = spec.split_once(':').expect("it could be read, so it has a kind");
+    let path = match parsed {
+        TierSpec::Flash(flash) => flash.path.as_path(),
+        TierSpec::Emulated { profile, .. } if !aquifer_tiers::profile::names().any(|name| name == profile) => {
+            Path::new(profile)
+        }
+        TierSpec::Failing { inner, .. } => {
+            let (rules, spec) = rest.split_once(':').expect("it could be read, so it has a tier behind its rules");
+            return Ok(format!("{kind}:{rules}:{}", with_absolute_path(spec, inner)?));
+        }
+        _ => return Ok(spec.to_owned()),
+    };
+    let typed = path.to_str().expect("the path was cut out of a string");
+    let options = rest.strip_prefix(typed).expect("the path comes first");
+    Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
 }
 
 /// The state directory as text. A default that is not needed is neither made nor checked.
@@ -164,11 +186,22 @@ mod tests {
     }
 
     #[test]
-    fn a_flash_tier_keeps_its_options_and_gets_an_absolute_path() {
+    fn a_tier_keeps_its_options_and_gets_an_absolute_path() {
         let here = env::current_dir().unwrap();
-        let tier = check_tiers(&["flash:cold,size=1GiB".into()]).unwrap().unwrap();
-        assert_eq!(tier, format!("flash:{}/cold,size=1GiB", here.display()));
-        assert_eq!(check_tiers(&["dram:".into()]).unwrap().as_deref(), Some("dram:"));
+        let here = here.display();
+        for (typed, told) in [
+            ("flash:cold,size=1GiB", format!("flash:{here}/cold,size=1GiB")),
+            ("emulated:my.toml,size=1GiB", format!("emulated:{here}/my.toml,size=1GiB")),
+            ("emulated:cmm-h,size=1GiB", "emulated:cmm-h,size=1GiB".into()),
+            (
+                "failing:after=1:failing::flash:cold,buffered",
+                format!("failing:after=1:failing::flash:{here}/cold,buffered"),
+            ),
+            ("dram:", "dram:".into()),
+        ] {
+            assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), told);
+        }
+        assert_eq!(check_tiers(&["flash:cold".into()]).unwrap(), Some(format!("flash:{here}/cold")));
         assert_eq!(check_tiers(&[]).unwrap(), None);
     }
 }
