@@ -23,14 +23,22 @@ const ROUNDS_BELOW_BUDGET: u32 = 15;
 Examples:
   aquifer bench --quick                                   STREAM at 30 %, ours against swap on disk
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
-  aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours: disk swap is slow)
-  aquifer bench --overhead all                            what a fault, a run below the budget, and rest cost
+  aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
+  aquifer bench --overhead all                            what a fault, a run below budget, rest cost
   aquifer bench --plan --workload all                     what would run, and what cannot and why
 
+Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
+  over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
+  budget kept                 any run of aquifer-flash
+  mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
+  a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 15
+  fault, below budget, rest   --overhead all
+
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
-4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned up.
-UMap 2.1 is a contender once it is installed, as github.com/LLNL/umap says (a release build), under PREFIX, and
-the workloads are built for it: make -C bench/workloads UMAP=PREFIX
+4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned
+up.
+UMap 2.1 is a contender once it is installed, as github.com/LLNL/umap says (a release build), under
+PREFIX, and the workloads are built for it: make -C bench/workloads UMAP=PREFIX
 Limits and swap areas need root. A swap area or cgroup that the bench did not make is never touched.")]
 pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]

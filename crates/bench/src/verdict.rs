@@ -293,6 +293,17 @@ mod tests {
     }
 
     #[test]
+    fn the_help_names_every_workload_that_has_a_bar() {
+        let command = <crate::BenchArgs as clap::Args>::augment_args(clap::Command::new("bench"));
+        let help = command.get_after_long_help().expect("it ends with examples and bars").to_string();
+        let line = help.lines().find(|line| line.starts_with("  over swap")).expect("the line of the ratios");
+        let (_, named) = line.split_once(&format!("--local {LOCAL_PERCENT} --workload ")).expect("what to ask for");
+        for bar in BARS {
+            assert!(named.split(',').any(|name| name == bar.workload), "{} is not in: {line}", bar.workload);
+        }
+    }
+
+    #[test]
     fn seconds_count_the_other_way() {
         let runs = [
             run("bfs", 30, "aquifer-flash", 0, 1.0, Better::Lower),
