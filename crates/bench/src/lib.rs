@@ -7,9 +7,10 @@
 //! turns, A B C A B C, in the same memory limit, so that a machine that changes its mood changes it for all of them.
 //! What is reported are ratios of medians with their spread, and the bars that the project has set itself.
 //!
-//! The story of a run is `run.rs`. The decisions are pure and tested beside it: `args.rs` (what was asked
-//! for), `plan.rs` (what will run and what cannot), `ratios.rs`, `verdict.rs`. The effects each have a file
-//! that takes back what it did: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do it for all.
+//! The story of a run is `run.rs`; `prepare.rs` is what it finds ready. The decisions are pure and tested beside it:
+//! `args.rs` (what was asked for), `plan.rs` (what will run and what cannot), `ratios.rs`, `verdict.rs`. The effects
+//! each have a file that takes back what it did: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do
+//! it for all.
 //!
 //! ```
 //! assert_eq!(aquifer_bench::parse_size("1.5GiB"), Ok(1_610_612_736));
@@ -28,6 +29,7 @@ mod overhead;
 mod overhead_run;
 mod plan;
 mod plot;
+mod prepare;
 mod process;
 mod progress;
 mod ratios;

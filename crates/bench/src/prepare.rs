@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What must be there before the first run: a directory that is ours alone, the graph, the footprints, the binary, the
+//! swap areas; and what stands in the way of each contender.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::args::Settings;
+use crate::cgroup::Hierarchy;
+use crate::contender::{Contender, SwapKind};
+use crate::failure::BenchFailure;
+use crate::fio;
+use crate::interrupt::Interrupt;
+use crate::plan::{Measured, Obstacles, Plan};
+use crate::process::{self, find_program};
+use crate::progress::Progress;
+use crate::record::Skipped;
+use crate::swap::{self, SwapArea};
+use crate::undo::{self, Undo, UndoList};
+use crate::workload::Workload;
+
+/// Making a graph of scale 22 takes half a minute on two CPUs; of scale 26, some ten.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
+const FOOTPRINT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Makes the directory, and makes sure that it can be written to before anything is measured.
+pub fn make_directory(directory: &Path) -> Result<(), BenchFailure> {
+    let refused = |error| {
+        BenchFailure::usage(format!("cannot write into {}: {error}", directory.display()), "choose another --dir")
+    };
+    fs::create_dir_all(directory).map_err(refused)?;
+    let probe = directory.join(undo::name(&undo::own_token(), "probe"));
+    File::create(&probe).map_err(refused)?;
+    Undo::RemoveFile(probe).perform()
+}
+
+/// Two benches at once would measure each other, and fight over swap.
+pub fn lock(directory: &Path) -> Result<File, BenchFailure> {
+    let shared = Path::new("/run/lock");
+    let place = if shared.is_dir() { shared } else { directory };
+    let path = place.join("aquifer-bench.lock");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .or_else(|_| File::open(&path))
+        .map_err(|error| BenchFailure::io(format!("cannot open {}", path.display()), &error))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| BenchFailure::trouble("another aquifer bench runs on this machine", "wait until it has ended"))?;
+    Ok(file)
+}
+
+/// The graph that the graph workloads read: the one that was named, or one made now and removed at the end.
+pub fn graph_file(
+    settings: &Settings,
+    token: &str,
+    interrupt: &Interrupt,
+    progress: &Progress,
+) -> Result<(PathBuf, UndoList), BenchFailure> {
+    let mut undo = UndoList::default();
+    if let Some(path) = &settings.graph {
+        let real = fs::canonicalize(path).map_err(|error| {
+            BenchFailure::usage(
+                format!("cannot read the graph {}: {error}", path.display()),
+                "leave --graph out to have one made",
+            )
+        })?;
+        return Ok((real, undo));
+    }
+    let path = settings.dir.join(undo::name(token, "graph"));
+    if settings.plan_only || !settings.workloads.iter().any(|workload| workload.is_graph()) {
+        return Ok((path, undo));
+    }
+    progress.begin(&format!("making a Kronecker graph of scale {}", settings.scale));
+    undo.push(Undo::RemoveFile(path.clone()));
+    undo.push(Undo::RemoveFile(path.with_extension("graph.part")));
+    let mut command = Command::new(settings.programs.join("graph"));
+    command.args(["build", "--scale", &settings.scale.to_string(), "--out"]).arg(&path);
+    let finished = process::run(command, BUILD_TIMEOUT, interrupt)?;
+    if !finished.status.success() {
+        return Err(BenchFailure::trouble(format!("making the graph failed: {}", finished.complaint()), ""));
+    }
+    progress.done(&format!("graph of scale {} made in {:.1} s", settings.scale, finished.wall.as_secs_f64()));
+    Ok((path, undo))
+}
+
+/// Each program says how much it will need.
+pub fn footprints(settings: &Settings, graph: &Path, interrupt: &Interrupt) -> Result<Vec<Measured>, BenchFailure> {
+    let footprint = |workload: &'static Workload| {
+        if workload.is_graph() && settings.plan_only && !graph.exists() {
+            // 32 neighbours of 4 bytes and an offset of 8 per vertex, roughly: nothing runs on it.
+            return Ok((32 * 4 + 8) << settings.scale);
+        }
+        let mut command = Command::new(settings.programs.join(workload.program));
+        command.args(workload.command_line(&settings.sizing, graph)).arg("--footprint");
+        let finished = process::run(command, FOOTPRINT_TIMEOUT, interrupt)?;
+        finished.stdout.trim().parse().map_err(|_| {
+            BenchFailure::usage(format!("{} refused its arguments: {}", workload.name, finished.complaint()), "")
+        })
+    };
+    settings.workloads.iter().map(|workload| Ok(Measured { workload, footprint_bytes: footprint(workload)? })).collect()
+}
+
+/// The binary that was named, or this one, or the one beside it, or the one in PATH.
+pub fn find_aquifer(named: Option<&Path>) -> Option<PathBuf> {
+    if let Some(path) = named {
+        return path.is_file().then(|| path.to_path_buf());
+    }
+    let own = std::env::current_exe().ok()?;
+    if own.file_name().is_some_and(|name| name == "aquifer") {
+        return Some(own);
+    }
+    let beside = own.with_file_name("aquifer");
+    if beside.is_file() { Some(beside) } else { find_program("aquifer") }
+}
+
+pub fn obstacles(
+    settings: &Settings,
+    hierarchy: &Result<Hierarchy, BenchFailure>,
+    aquifer: bool,
+    measured: &[Measured],
+) -> Obstacles {
+    let asked = |contender: &Contender| settings.contenders.contains(contender);
+    let largest = measured.iter().map(|one| one.footprint_bytes).max().unwrap_or(0);
+    // Where arrays cannot be put into a file, there is no such program, and the plan says why.
+    let umap_missing = measured.iter().find(|one| {
+        !one.workload.static_arrays && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
+    });
+    Obstacles {
+        aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
+        fio: asked(&Contender::Fio).then(fio::obstacle).flatten(),
+        limit: hierarchy.as_ref().err().map(ToString::to_string),
+        swap: swap::obstacle(),
+        swap_ram: swap::obstacle_ram(largest),
+        swap_zram: asked(&Contender::Swap(SwapKind::Zram)).then(swap::obstacle_zram).flatten(),
+        umap: umap_missing.map(|one| {
+            format!(
+                "{}_umap is not built; install UMap 2.1 (github.com/LLNL/umap), and run: make -C bench/workloads UMAP=PREFIX",
+                one.workload.program
+            )
+        }),
+    }
+}
+
+/// Prepares each kind of swap that the plan needs, and tries it once. A kind that fails leaves the plan.
+pub fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &Progress) -> Vec<SwapArea> {
+    let mut areas = Vec::new();
+    for kind in [SwapKind::Disk, SwapKind::Ram, SwapKind::Zram] {
+        let contender = Contender::Swap(kind);
+        let Some(largest) =
+            plan.steps.iter().filter(|step| step.contender == contender).map(|step| step.footprint_bytes).max()
+        else {
+            continue;
+        };
+        progress.begin(&format!("preparing {contender}"));
+        let prepared =
+            SwapArea::prepare(kind, &settings.dir, token, largest).and_then(|area| area.on().map(drop).map(|()| area));
+        match prepared {
+            Ok(area) => {
+                progress.done(&format!("{contender}: {}", area.about));
+                areas.push(area);
+            }
+            Err(failure) => {
+                plan.steps.retain(|step| step.contender != contender);
+                plan.skipped.push(Skipped {
+                    workload: "any".into(),
+                    contender: contender.to_string(),
+                    reason: failure.to_string(),
+                });
+            }
+        }
+    }
+    areas
+}
