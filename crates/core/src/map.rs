@@ -11,7 +11,8 @@
 //! A region's indices count *units*, the smallest blocks that it can have, and a block has the index of its
 //! first unit. So a change of the block size renames nothing and allocates nothing: it may be made by a fault.
 //!
-//! Only [`BlockMap::insert`] and [`BlockMap::remove`] allocate; neither runs on the fault path.
+//! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) allocate; neither runs on the fault path.
+//! Splits and merges: `map/sizes.rs`. Who is how hot: `map/heat.rs`.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +21,8 @@ use crate::temperature::Temperatures;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
 
 mod heat;
+mod ranges;
+mod sizes;
 
 /// How faults on a mapping reach the pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +85,6 @@ pub struct BlockMap {
     temperatures: Temperatures,
 }
 
-/// Units that may be as small as the map was told. What is known of one takes some 50 bytes, here, at the policy and
-/// as guards: 25 MiB for the first 2 GiB in units of 4 KiB, half a percent for what comes after in larger ones.
-const SMALL_UNITS_MOST: usize = 1 << 19;
-
 /// A block's pages: first page number and count. Shorter than the block size at the ends of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pages {
@@ -123,48 +122,6 @@ impl BlockMap {
             smallest,
             temperatures: Temperatures::default(),
         }
-    }
-
-    /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
-    pub fn insert(&mut self, start: u64, end: u64, order: Order, delivery: Delivery) {
-        assert!(start < end && self.overlapping(start, end).next().is_none(), "mappings may not overlap");
-        let count = (end - start).div_ceil(u64::from(REGION_PAGES));
-        let regions = (0..count)
-            .map(|index| {
-                let first = start + index * u64::from(REGION_PAGES);
-                self.new_region(first, (first, end.min(first + u64::from(REGION_PAGES))), order, delivery)
-            })
-            .collect();
-        self.mappings.insert(start, Mapping { origin: start, start, end, delivery, regions });
-    }
-
-    fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
-        let small = self.blocks.len() < SMALL_UNITS_MOST;
-        let unit = order.min(if small { self.smallest } else { Order::UNIT });
-        let region = self.free_regions.pop().unwrap_or_else(|| {
-            let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
-            self.regions.push(Region { order, unit, first: 0, start, clip, slab: NONE, delivery });
-            self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
-            index
-        });
-        let guards = region as usize * REGION_PAGES as usize;
-        self.guards[guards..guards + REGION_PAGES as usize].fill(0);
-        let first = self.new_run(region, unit, order);
-        self.regions[region as usize] = Region { order, unit, first, start, clip, slab: NONE, delivery };
-        region
-    }
-
-    fn new_run(&mut self, region: u32, unit: Order, order: Order) -> u32 {
-        let len = REGION_PAGES >> unit.exponent();
-        let first = self.free_runs[unit.exponent()].pop().unwrap_or_else(|| {
-            let first = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
-            self.blocks.resize(self.blocks.len() + len as usize, Block::new(region, order));
-            first
-        });
-        for index in first..first + len {
-            self.blocks[index as usize] = Block::new(region, order);
-        }
-        first
     }
 
     /// Mappings that overlap `start..end`, in address order.
@@ -209,69 +166,6 @@ impl BlockMap {
         })
     }
 
-    /// Takes the pages `start..end` out of the map. Every block wholly inside must be Empty. A block that
-    /// is only cut loses the pages and keeps its state. `freed` is told each slab that no region needs any more.
-    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u32)) {
-        let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
-        for key in touched {
-            let mapping = self.mappings.remove(&key).expect("found just now");
-            let mut pieces = Vec::new();
-            for (from, to) in [(mapping.start, start.min(mapping.end)), (end.max(mapping.start), mapping.end)] {
-                if from < to {
-                    pieces.push((from, to));
-                }
-            }
-            self.recut(mapping, &pieces, freed);
-        }
-    }
-
-    /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and
-    /// the second piece gets regions of its own, so a cut *inside* one region needs its blocks Empty
-    /// beyond the cut; the driver makes sure.
-    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(u32)) {
-        let span = u64::from(REGION_PAGES);
-        let mut kept = vec![false; mapping.regions.len()];
-        for (from, to) in pieces {
-            let (first, last) = ((from - mapping.origin) / span, (to - 1 - mapping.origin) / span);
-            let mut regions = Vec::new();
-            for index in first..=last {
-                let region = mapping.regions[index as usize];
-                let grid = mapping.origin + index * span;
-                let clip = ((*from).max(grid), (*to).min(grid + span));
-                if kept[index as usize] {
-                    let old = self.regions[region as usize].clone();
-                    // The smallest blocks: none of them covers two of the old ones.
-                    regions.push(self.new_region(grid, clip, old.unit, old.delivery));
-                } else {
-                    kept[index as usize] = true;
-                    self.regions[region as usize].clip = clip;
-                    regions.push(region);
-                }
-            }
-            let origin = mapping.origin + first * span;
-            self.mappings
-                .insert(*from, Mapping { origin, start: *from, end: *to, delivery: mapping.delivery, regions });
-        }
-        for (index, region) in mapping.regions.iter().enumerate() {
-            if !kept[index] {
-                self.free_region(*region).into_iter().for_each(&mut *freed);
-            }
-        }
-    }
-
-    fn free_region(&mut self, region: u32) -> Option<u32> {
-        let Region { unit, first, .. } = self.regions[region as usize];
-        self.free_runs[unit.exponent()].push(first);
-        self.free_regions.push(region);
-        self.free_slab(region)
-    }
-
-    fn free_slab(&mut self, region: u32) -> Option<u32> {
-        let slab = Some(std::mem::replace(&mut self.regions[region as usize].slab, NONE)).filter(|slab| *slab != NONE);
-        self.slabs_free.extend(slab);
-        slab
-    }
-
     /// How far apart the indices of this block and the one behind it are.
     pub fn stride(&self, block: BlockIndex) -> u32 {
         1 << (self.block(block).order.exponent() - self.region_of(block).unit.exponent())
@@ -282,49 +176,6 @@ impl BlockMap {
         let region = self.region_of(block);
         let next = block.0 + self.stride(block);
         (next < region.first + (REGION_PAGES >> region.unit.exponent())).then_some(BlockIndex(next))
-    }
-
-    /// Cuts a block that is away into blocks of `order`. The one with `page` is returned.
-    pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: u64) -> BlockIndex {
-        assert!(
-            order <= self.block(block).order && order >= self.region_of(block).unit,
-            "a split makes blocks smaller"
-        );
-        let units = self.stride(block);
-        let heat = self.take_heat(block, units);
-        self.resize(block, self.block(block).state, order, units);
-        self.share_heat(heat, block, units);
-        self.find(page).expect("a split takes no page away")
-    }
-
-    /// Makes one block of `order` of the blocks around `block`, if they are all away and alike.
-    pub(crate) fn merge(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
-        let region = self.region_of(block);
-        let units = 1 << (order.exponent() - region.unit.exponent());
-        let first = BlockIndex(region.first + (block.0 - region.first) / units * units);
-        let state = self.block(block).state;
-        let mut at = first;
-        while at.0 < first.0 + units {
-            let part = self.block(at);
-            let outside = part.state == State::Empty && self.pages(at).count == 0;
-            if !part.is_away() || part.order >= order || (part.state != state && !outside) {
-                return block;
-            }
-            at = BlockIndex(at.0 + self.stride(at));
-        }
-        let heat = self.take_heat(first, units);
-        self.resize(first, state, order, units);
-        self.share_heat(heat, first, units);
-        first
-    }
-
-    /// Gives the `units` from `first` on, which are all away, blocks of `order` in `state`.
-    fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
-        let old = *self.block(first);
-        assert!(old.is_away(), "only what is away changes its size");
-        for unit in first.0..first.0 + units {
-            self.blocks[unit as usize] = Block { state, evicted_at: old.evicted_at, ..Block::new(old.region, order) };
-        }
     }
 
     /// Slabs of the tier that belong to a region.
@@ -359,6 +210,12 @@ impl BlockMap {
             block = self.next_in_region(at);
         }
         self.free_slab(region)
+    }
+
+    fn free_slab(&mut self, region: u32) -> Option<u32> {
+        let slab = Some(std::mem::replace(&mut self.regions[region as usize].slab, NONE)).filter(|slab| *slab != NONE);
+        self.slabs_free.extend(slab);
+        slab
     }
 
     /// The block.
@@ -454,17 +311,6 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
-        let mut map = map();
-        map.remove(1100, 1900, &mut |_| {});
-        assert!(map.find(1099).is_some() && map.find(1900).is_some());
-        assert!(map.find(1100).is_none() && map.find(1899).is_none());
-        assert_eq!(map.pages(map.find(1099).expect("cut block")), Pages { start: 1096, count: 4 });
-        map.insert(1100, 1900, Order::MIN, Delivery::Listener);
-        assert_eq!(map.mapping_of(1500).map(|mapping| mapping.delivery), Some(Delivery::Listener));
-    }
-
-    #[test]
     fn slots_are_neighbours_when_pages_are() {
         let mut map = map();
         let block = map.find(1000).expect("managed");
@@ -486,20 +332,5 @@ mod tests {
         let mut freed = Vec::new();
         map.remove(0, 512, &mut |slab| freed.push(slab));
         assert_eq!((map.slabs_in_use(), freed), (0, vec![0]));
-    }
-
-    #[test]
-    fn blocks_are_split_and_merged_in_place() {
-        let mut map = map();
-        let block = map.find(1000).expect("managed");
-        map.slab_for(map.block(block).region);
-        let small = map.split(map.find(1033).expect("managed"), Order::UNIT, 1033);
-        assert_eq!(map.pages(small), Pages { start: 1032, count: 4 });
-        assert_eq!(map.slot(small), Some(32 * PAGE_BYTES));
-        assert_eq!(map.pages(block), Pages { start: 1000, count: 32 });
-        let large = map.merge(small, Order::new(8).expect("1 MiB"));
-        assert_eq!(map.pages(large), Pages { start: 1000, count: 256 });
-        assert_eq!(map.find(1255), Some(large));
-        assert_eq!(map.next_in_region(large), map.find(1256));
     }
 }

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Puts ranges of the program's addresses into the block map, and takes them out again, also in part.
+//!
+//! Pure. Allocates, and so never runs on the fault path: the program maps and unmaps, the driver tells.
+
+use super::{BlockMap, Delivery, Mapping, Region};
+use crate::block::{Block, NONE};
+use crate::units::{Order, REGION_PAGES};
+
+/// Units that may be as small as the map was told. What is known of one takes some 50 bytes, here, at the policy and
+/// as guards: 25 MiB for the first 2 GiB in units of 4 KiB, half a percent for what comes after in larger ones.
+const SMALL_UNITS_MOST: usize = 1 << 19;
+
+impl BlockMap {
+    /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
+    pub fn insert(&mut self, start: u64, end: u64, order: Order, delivery: Delivery) {
+        assert!(start < end && self.overlapping(start, end).next().is_none(), "mappings may not overlap");
+        let count = (end - start).div_ceil(u64::from(REGION_PAGES));
+        let regions = (0..count)
+            .map(|index| {
+                let first = start + index * u64::from(REGION_PAGES);
+                self.new_region(first, (first, end.min(first + u64::from(REGION_PAGES))), order, delivery)
+            })
+            .collect();
+        self.mappings.insert(start, Mapping { origin: start, start, end, delivery, regions });
+    }
+
+    fn new_region(&mut self, start: u64, clip: (u64, u64), order: Order, delivery: Delivery) -> u32 {
+        let small = self.blocks.len() < SMALL_UNITS_MOST;
+        let unit = order.min(if small { self.smallest } else { Order::UNIT });
+        let region = self.free_regions.pop().unwrap_or_else(|| {
+            let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
+            self.regions.push(Region { order, unit, first: 0, start, clip, slab: NONE, delivery });
+            self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
+            index
+        });
+        let guards = region as usize * REGION_PAGES as usize;
+        self.guards[guards..guards + REGION_PAGES as usize].fill(0);
+        let first = self.new_run(region, unit, order);
+        self.regions[region as usize] = Region { order, unit, first, start, clip, slab: NONE, delivery };
+        region
+    }
+
+    fn new_run(&mut self, region: u32, unit: Order, order: Order) -> u32 {
+        let len = REGION_PAGES >> unit.exponent();
+        let first = self.free_runs[unit.exponent()].pop().unwrap_or_else(|| {
+            let first = u32::try_from(self.blocks.len()).expect("fewer than 2^32 blocks");
+            self.blocks.resize(self.blocks.len() + len as usize, Block::new(region, order));
+            first
+        });
+        for index in first..first + len {
+            self.blocks[index as usize] = Block::new(region, order);
+        }
+        first
+    }
+
+    /// Takes the pages `start..end` out of the map. Every block wholly inside must be Empty. A block that
+    /// is only cut loses the pages and keeps its state. `freed` is told each slab that no region needs any more.
+    pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u32)) {
+        let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
+        for key in touched {
+            let mapping = self.mappings.remove(&key).expect("found just now");
+            let mut pieces = Vec::new();
+            for (from, to) in [(mapping.start, start.min(mapping.end)), (end.max(mapping.start), mapping.end)] {
+                if from < to {
+                    pieces.push((from, to));
+                }
+            }
+            self.recut(mapping, &pieces, freed);
+        }
+    }
+
+    /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and
+    /// the second piece gets regions of its own, so a cut *inside* one region needs its blocks Empty
+    /// beyond the cut; the driver makes sure.
+    fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(u32)) {
+        let span = u64::from(REGION_PAGES);
+        let mut kept = vec![false; mapping.regions.len()];
+        for (from, to) in pieces {
+            let (first, last) = ((from - mapping.origin) / span, (to - 1 - mapping.origin) / span);
+            let mut regions = Vec::new();
+            for index in first..=last {
+                let region = mapping.regions[index as usize];
+                let grid = mapping.origin + index * span;
+                let clip = ((*from).max(grid), (*to).min(grid + span));
+                if kept[index as usize] {
+                    let old = self.regions[region as usize].clone();
+                    // The smallest blocks: none of them covers two of the old ones.
+                    regions.push(self.new_region(grid, clip, old.unit, old.delivery));
+                } else {
+                    kept[index as usize] = true;
+                    self.regions[region as usize].clip = clip;
+                    regions.push(region);
+                }
+            }
+            let origin = mapping.origin + first * span;
+            self.mappings
+                .insert(*from, Mapping { origin, start: *from, end: *to, delivery: mapping.delivery, regions });
+        }
+        for (index, region) in mapping.regions.iter().enumerate() {
+            if !kept[index] {
+                self.free_region(*region).into_iter().for_each(&mut *freed);
+            }
+        }
+    }
+
+    fn free_region(&mut self, region: u32) -> Option<u32> {
+        let Region { unit, first, .. } = self.regions[region as usize];
+        self.free_runs[unit.exponent()].push(first);
+        self.free_regions.push(region);
+        self.free_slab(region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Pages;
+
+    #[test]
+    fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
+        let mut map = BlockMap::new(16, Order::UNIT);
+        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
+        map.remove(1100, 1900, &mut |_| {});
+        assert!(map.find(1099).is_some() && map.find(1900).is_some());
+        assert!(map.find(1100).is_none() && map.find(1899).is_none());
+        assert_eq!(map.pages(map.find(1099).expect("cut block")), Pages { start: 1096, count: 4 });
+        map.insert(1100, 1900, Order::MIN, Delivery::Listener);
+        assert_eq!(map.mapping_of(1500).map(|mapping| mapping.delivery), Some(Delivery::Listener));
+    }
+}
