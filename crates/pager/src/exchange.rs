@@ -14,14 +14,12 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! Linux 6.18 may report EEXIST for pages that the same call has just moved, when it met a page that was
-//! being migrated (compaction, NUMA balancing): as if its loop came back to them with the old EAGAIN in hand.
-//! Both ends belong to this thread, so a page that is at the target and not at the source has been moved
-//! ([`moved_already`]). Taking such an error for a refusal would lose the page.
-//!
-//! Next on the path: `resolve.rs`, which decides nothing and calls this.
+//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `resolve.rs`, which decides nothing and
+//! calls this.
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
+
+mod repeat;
 
 use aquifer_core::engine::Exchange;
 use aquifer_core::map::Pages;
@@ -30,16 +28,11 @@ use aquifer_sys::memory::{MADV_POPULATE_WRITE, advise, drop_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
+use self::repeat::{move_all, retry};
 use crate::frame_area::FrameArea;
 use crate::own_memory::{AT_ONCE, OwnMemory, PageTable};
 
-/// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
-/// changed by another thread; each change is short.
-pub const EAGAIN_MOST: u32 = 10_000;
-
-/// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
-/// moment longer than the read itself.
-const EBUSY_MOST: u32 = 64;
+pub use self::repeat::EAGAIN_MOST;
 
 /// How pages are exchanged by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,67 +134,6 @@ fn drop_rest(frame: FrameIndex, source: usize, len: usize) {
         // SAFETY: the frame is ours, and nothing of value is behind the block's end.
         let _ = unsafe { drop_pages(source + len, whole - len) };
     }
-}
-
-/// Repeats a transfer that may end early. `done` says how far it came.
-fn retry(len: usize, done: &mut usize, mut step: impl FnMut(usize) -> Result<(), Partial>) -> Result<(), Errno> {
-    let (mut again, mut busy) = (0, 0);
-    while *done < len {
-        match step(*done) {
-            Ok(()) => return Ok(()),
-            Err(partial) => {
-                *done += partial.done;
-                match partial.errno {
-                    _ if partial.done > 0 => {}
-                    Errno(libc::EAGAIN) if again < EAGAIN_MOST => again += 1,
-                    Errno(libc::EBUSY) if busy < EBUSY_MOST => busy += 1,
-                    errno => return Err(errno),
-                }
-                std::hint::spin_loop();
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Repeats a move from `source` to `target` that may end early.
-fn move_all(
-    target: usize,
-    source: usize,
-    len: usize,
-    done: &mut usize,
-    mut step: impl FnMut(usize) -> Result<(), Partial>,
-) -> Result<(), Errno> {
-    loop {
-        match retry(len, done, &mut step) {
-            Err(Errno(libc::EEXIST)) => match moved_already(target + *done, source + *done, len - *done) {
-                0 => return Err(Errno(libc::EEXIST)),
-                moved => *done += moved,
-            },
-            outcome => return outcome,
-        }
-        if *done == len {
-            return Ok(());
-        }
-    }
-}
-
-/// How many bytes from `target` on are there and are not at `source` any more: see the module.
-fn moved_already(target: usize, source: usize, len: usize) -> usize {
-    let page_bytes = PAGE_BYTES as usize;
-    let (pages, mut moved) = (len / page_bytes, 0);
-    let table = PageTable::open();
-    while moved < pages {
-        let count = (pages - moved).min(AT_ONCE);
-        let at = |start: usize| table.contents(start + moved * page_bytes, count);
-        let (Ok(there), Ok(left)) = (at(target), at(source)) else { break };
-        let run = (!(there & !left)).trailing_zeros() as usize;
-        moved += run.min(count);
-        if run < count {
-            break;
-        }
-    }
-    moved * page_bytes
 }
 
 /// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused,

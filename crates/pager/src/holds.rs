@@ -10,24 +10,26 @@
 //! The order makes it safe. A hold is published before its blocks are looked at under the engine's lock. A victim
 //! chosen earlier is seen there as Leaving, and waited for; one chosen later finds the hold, and is refused.
 //!
-//! Threads: any thread of the program, with signals blocked. Does not allocate.
+//! Threads: any thread of the program, with signals blocked. Does not allocate. The slots are in `holds/table.rs`.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+mod table;
+
+use std::sync::atomic::Ordering;
 
 use aquifer_core::block::State;
-use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::{MADV_POPULATE_READ, advise};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
+pub(crate) use self::table::Holds;
+use self::table::{LOCKED, SIGNAL_STACK};
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 
-/// Holds at one time in the whole process. A choice: some for each of dozens of threads in system calls.
-const HOLDS_MOST: usize = 512;
 /// Holds of one system call: beyond, its memory goes through a bounce buffer.
 pub const HOLDS_OF_CALL_MOST: usize = 64;
 /// The part of the budget that calls may hold, and the part that may be locked besides. Together less than the
@@ -36,110 +38,13 @@ const CALLS_PART: u64 = 4;
 pub(crate) const LOCKED_PART: u64 = 2;
 /// A hold up to here is granted beyond the calls' part: structures, which a bounce buffer cannot stand for.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Stack between two frames of one thread, at most, for one to be called abandoned by the other.
-const ABANDONED_BYTES: usize = 256 << 10;
 /// Times that one block is brought for one call. A block that is held needs one, and one more each time that it is
 /// seen as a victim which is about to be refused; one that is not held may leave again and again.
 const BRINGS_MOST: u32 = 64;
-/// Owner of a hold that outlives its call.
-const LOCKED: usize = 1;
-/// In the place of a call's stack: the hold is for a thread's signal stack, and stays until it has another.
-const SIGNAL_STACK: usize = usize::MAX;
-
-#[derive(Debug, Default)]
-struct Slot {
-    /// Zero: free. Else a thread's token, or [`LOCKED`].
-    owner: AtomicUsize,
-    /// The stack of the call that holds.
-    frame: AtomicUsize,
-    start: AtomicU64,
-    /// Zero while nothing is held.
-    end: AtomicU64,
-    /// What it counts for.
-    weight: AtomicU64,
-}
 
 /// Memory could not be made resident: there is no room for it, or it left each time before it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotBrought;
-
-/// All holds.
-#[derive(Debug)]
-pub(crate) struct Holds {
-    slots: [Slot; HOLDS_MOST],
-    used: AtomicU32,
-    /// Slots from here on have never been used. Only grows.
-    ever_used: AtomicUsize,
-    calls_pages: AtomicU64,
-    locked_pages: AtomicU64,
-}
-
-impl Holds {
-    pub(crate) fn new() -> Self {
-        Self {
-            slots: std::array::from_fn(|_| Slot::default()),
-            used: AtomicU32::new(0),
-            ever_used: AtomicUsize::new(0),
-            calls_pages: AtomicU64::new(0),
-            locked_pages: AtomicU64::new(0),
-        }
-    }
-
-    /// Whether any of `pages` is held.
-    pub(crate) fn cover(&self, pages: Pages) -> bool {
-        if self.used.load(Ordering::SeqCst) == 0 {
-            return false;
-        }
-        let end = pages.start + u64::from(pages.count);
-        self.known()
-            .iter()
-            .any(|slot| slot.end.load(Ordering::SeqCst) > pages.start && slot.start.load(Ordering::SeqCst) < end)
-    }
-
-    /// The slots that can be in use.
-    fn known(&self) -> &[Slot] {
-        &self.slots[..self.ever_used.load(Ordering::SeqCst)]
-    }
-
-    fn account(&self, owner: usize) -> &AtomicU64 {
-        if owner == LOCKED { &self.locked_pages } else { &self.calls_pages }
-    }
-
-    fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
-        let free = |slot: &&Slot| slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-        let index = self.slots.iter().position(|slot| free(&slot))?;
-        self.ever_used.fetch_max(index + 1, Ordering::SeqCst);
-        let slot = &self.slots[index];
-        self.used.fetch_add(1, Ordering::SeqCst);
-        self.account(owner).fetch_add(weight, Ordering::SeqCst);
-        slot.weight.store(weight, Ordering::SeqCst);
-        slot.frame.store(frame, Ordering::SeqCst);
-        slot.start.store(start, Ordering::SeqCst);
-        slot.end.store(end, Ordering::SeqCst);
-        Some(index)
-    }
-
-    fn release(&self, index: usize) {
-        let slot = &self.slots[index];
-        slot.end.store(0, Ordering::SeqCst);
-        self.account(slot.owner.load(Ordering::SeqCst)).fetch_sub(slot.weight.load(Ordering::SeqCst), Ordering::SeqCst);
-        self.used.fetch_sub(1, Ordering::SeqCst);
-        slot.owner.store(0, Ordering::SeqCst);
-    }
-
-    /// Releases what `owner` holds for calls that siglongjmp(3) has left: their frames are where ours is now.
-    fn release_abandoned(&self, owner: usize, frame: usize) {
-        if self.used.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        for (index, slot) in self.known().iter().enumerate() {
-            let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));
-            if slot.owner.load(Ordering::SeqCst) == owner && below < ABANDONED_BYTES {
-                self.release(index);
-            }
-        }
-    }
-}
 
 /// The memory that one system call holds. Released when dropped.
 pub struct Holding {
@@ -370,42 +275,4 @@ impl Pager {
 /// The pages that `start..start + len` touches.
 fn page_range(start: usize, len: usize) -> (u64, u64) {
     (start as u64 / PAGE_BYTES, (start as u64).saturating_add(len as u64).div_ceil(PAGE_BYTES))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGES: Pages = Pages { start: 100, count: 32 };
-
-    #[test]
-    fn a_hold_covers_what_it_overlaps_until_it_is_released() {
-        let holds = Holds::new();
-        assert!(!holds.cover(PAGES));
-        let first = holds.claim(7, 0, 131, 140, 32).expect("a free slot");
-        let second = holds.claim(7, 0, 132, 140, 32).expect("a free slot");
-        assert!(holds.cover(PAGES));
-        holds.release(first);
-        assert!(!holds.cover(PAGES));
-        holds.release(second);
-        assert_eq!(holds.calls_pages.load(Ordering::SeqCst), 0);
-    }
-
-    #[test]
-    fn slots_are_bounded() {
-        let holds = Holds::new();
-        assert!((0..HOLDS_MOST).all(|_| holds.claim(7, 0, 1, 2, 1).is_some()));
-        assert!(holds.claim(7, 0, 1, 2, 1).is_none());
-    }
-
-    #[test]
-    fn what_a_jump_has_left_is_released_by_the_next_call_in_its_place() {
-        let holds = Holds::new();
-        holds.claim(7, 50_000, 131, 140, 32);
-        holds.release_abandoned(8, 50_000);
-        holds.release_abandoned(7, 49_000);
-        assert!(holds.cover(PAGES), "another thread's, and one that called us, are not abandoned");
-        holds.release_abandoned(7, 50_000);
-        assert!(!holds.cover(PAGES));
-    }
 }

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Repeats the kernel's transfers of pages, which may end early, with a bound for each reason.
+//!
+//! May run in a signal handler: does not allocate, and takes no lock.
+//!
+//! Linux 6.18 may report EEXIST for pages that the same call has just moved, when it met a page that was
+//! being migrated (compaction, NUMA balancing): as if its loop came back to them with the old EAGAIN in hand.
+//! Both ends belong to this thread, so a page that is at the target and not at the source has been moved
+//! ([`moved_already`]). Taking such an error for a refusal would lose the page.
+
+use aquifer_core::units::PAGE_BYTES;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::uffd::Partial;
+
+use crate::own_memory::{AT_ONCE, PageTable};
+
+/// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
+/// changed by another thread; each change is short.
+pub const EAGAIN_MOST: u32 = 10_000;
+
+/// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
+/// moment longer than the read itself.
+const EBUSY_MOST: u32 = 64;
+
+/// Repeats a transfer that may end early. `done` says how far it came.
+pub(super) fn retry(
+    len: usize,
+    done: &mut usize,
+    mut step: impl FnMut(usize) -> Result<(), Partial>,
+) -> Result<(), Errno> {
+    let (mut again, mut busy) = (0, 0);
+    while *done < len {
+        match step(*done) {
+            Ok(()) => return Ok(()),
+            Err(partial) => {
+                *done += partial.done;
+                match partial.errno {
+                    _ if partial.done > 0 => {}
+                    Errno(libc::EAGAIN) if again < EAGAIN_MOST => again += 1,
+                    Errno(libc::EBUSY) if busy < EBUSY_MOST => busy += 1,
+                    errno => return Err(errno),
+                }
+                std::hint::spin_loop();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Repeats a move from `source` to `target` that may end early.
+pub(super) fn move_all(
+    target: usize,
+    source: usize,
+    len: usize,
+    done: &mut usize,
+    mut step: impl FnMut(usize) -> Result<(), Partial>,
+) -> Result<(), Errno> {
+    loop {
+        match retry(len, done, &mut step) {
+            Err(Errno(libc::EEXIST)) => match moved_already(target + *done, source + *done, len - *done) {
+                0 => return Err(Errno(libc::EEXIST)),
+                moved => *done += moved,
+            },
+            outcome => return outcome,
+        }
+        if *done == len {
+            return Ok(());
+        }
+    }
+}
+
+/// How many bytes from `target` on are there and are not at `source` any more: see the module.
+fn moved_already(target: usize, source: usize, len: usize) -> usize {
+    let page_bytes = PAGE_BYTES as usize;
+    let (pages, mut moved) = (len / page_bytes, 0);
+    let table = PageTable::open();
+    while moved < pages {
+        let count = (pages - moved).min(AT_ONCE);
+        let at = |start: usize| table.contents(start + moved * page_bytes, count);
+        let (Ok(there), Ok(left)) = (at(target), at(source)) else { break };
+        let run = (!(there & !left)).trailing_zeros() as usize;
+        moved += run.min(count);
+        if run < count {
+            break;
+        }
+    }
+    moved * page_bytes
+}
