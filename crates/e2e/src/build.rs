@@ -78,6 +78,17 @@ pub fn compile_text(name: &str, source: &str) -> Option<PathBuf> {
     compile(name, &[path])
 }
 
+/// Compiles the body of a C `main`. `touch(MIB)` there is new memory with bytes that are known: `at >> 12 | 1`.
+pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
+    let headers = ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "time", "unistd"];
+    let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
+    // Volatile: a compiler leaves out stores to memory that nobody looks at, and the test would be about nothing.
+    let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \
+                    for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); \
+                    return (char *)start; }\n";
+    compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
+}
+
 /// The torture program, compiled once for each process.
 pub fn torture() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();

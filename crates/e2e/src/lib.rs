@@ -3,14 +3,16 @@
 
 //! Whole-product tests: real programs under the real `aquifer`, with the real preload library.
 //!
-//! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a
-//! failure; [`matrix`] lists settings; `torture/` is the C program that knows what every byte must be.
+//! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
+//! [`away`] is C whose memory leaves all the time; [`matrix`] lists settings; `torture/` is the C program that knows
+//! what every byte must be.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
 
 #![forbid(unsafe_code)]
 
+pub mod away;
 pub mod build;
 pub mod matrix;
 pub mod run;

@@ -6,10 +6,9 @@
 //! The one thing that must never happen is wrong bytes, zeros among them. A program that keeps a handler for
 //! SIGBUS reads its memory here while the tier fails in every way, and counts.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::build::{compile_small, compile_text, scratch};
 use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::run::{Ended, aquifer, managed, run, start, stats};
 
@@ -62,16 +61,6 @@ int main(void) {
     return write(1, line, snprintf(line, sizeof line, "lost %zu unwritten %zu\n", (size_t)lost, (size_t)unwritten)) < 0;
 }
 "#;
-
-fn small(name: &str, body: &str) -> Option<PathBuf> {
-    let headers = ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "time", "unistd"];
-    let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
-    // Volatile: a compiler leaves out stores to memory that nobody looks at, and the test would be about nothing.
-    let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \
-                    for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); \
-                    return (char *)start; }\n";
-    compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
-}
 
 /// Runs the reader. Without read-ahead, whose failures are nobody's loss: the fault fetches again.
 fn read_all(name: &str, tier: &str) -> Option<(Ended, u64, u64)> {
@@ -150,7 +139,7 @@ fn a_call_without_room_ends_loudly_under_listener_delivery() {
         int zeros = open(\"/dev/urandom\", O_RDONLY); alarm(60);\
         for (size_t at = 0; at < 80 << 20; at += 1 << 20) if (read(zeros, start + at, 1 << 20) < 1 << 20) return 3;\
         return 0;";
-    let Some(program) = small("call-without-room", body) else { return };
+    let Some(program) = compile_small("call-without-room", body) else { return };
     let words = ["--dram", "24MiB", "--tier", "dram:size=32MiB", "--delivery", "listener", "--exchange", "move"];
     run(managed(&words, &program, &[]), LIMIT).expect(113).expect_line(
         "aquifer: no memory: nothing more can be written back, so no frame can be freed, and the program waits for \
@@ -188,16 +177,17 @@ fn after_any_number_of_operations_it_is_right_or_a_loud_end() {
 
 #[test]
 fn a_crash_is_passed_on() {
-    let Some(program) = small("crash", "touch(60); *(volatile char *)8 = 1; return 0;") else { return };
+    let Some(program) = compile_small("crash", "touch(60); *(volatile char *)8 = 1; return 0;") else { return };
     let ended = run(managed(&["--dram", "16MiB", "--tier", "dram:"], &program, &[]), LIMIT);
     ended.expect(128 + 11);
-    let status = small("status", "touch(60); return 37;").expect("the compiler worked above");
+    let status = compile_small("status", "touch(60); return 37;").expect("the compiler worked above");
     run(managed(&["--dram", "16MiB", "--tier", "dram:"], &status, &[]), LIMIT).expect(37);
 }
 
 #[test]
 fn a_kill_leaves_nothing_behind() {
-    let Some(program) = small("sleeper", "touch(60); puts(\"ready\"); fflush(stdout); sleep(100); return 0;") else {
+    let Some(program) = compile_small("sleeper", "touch(60); puts(\"ready\"); fflush(stdout); sleep(100); return 0;")
+    else {
         return;
     };
     let directory = scratch("kill");
@@ -226,7 +216,7 @@ fn a_kill_leaves_nothing_behind() {
 
 /// What a signal does to a program whose only thread waits for a tier that takes ten seconds for each request.
 fn signalled_while_it_waits(name: &str, prepare: &str, delivery: &str) -> Option<(Duration, Ended)> {
-    let program = small(name, &format!("{prepare} touch(60); return 0;"))?;
+    let program = compile_small(name, &format!("{prepare} touch(60); return 0;"))?;
     let words = ["--dram", "16MiB", "--tier", "failing:delay=10s:dram:", "--delivery", delivery];
     let running = start(managed(&words, &program, &[]));
     // By then it has outgrown its budget and waits: touching 16 MiB takes milliseconds.
@@ -276,7 +266,7 @@ fn two_instances_do_not_meet() {
 #[test]
 fn a_fork_with_memory_away_ends_loudly_and_one_below_the_budget_works() {
     let body = "touch(60); pid_t child = fork(); if (child == 0) _exit(0); return child < 0;";
-    let Some(program) = small("forker", body) else { return };
+    let Some(program) = compile_small("forker", body) else { return };
     let ended = run(managed(&["--dram", "16MiB", "--tier", "dram:"], &program, &[]), LIMIT);
     ended.expect(113).expect_line(
         "aquifer: the program forks while part of its memory is away, which is not supported yet: the child would \
@@ -287,7 +277,7 @@ fn a_fork_with_memory_away_ends_loudly_and_one_below_the_budget_works() {
 
 #[test]
 fn a_budget_below_the_minimum_is_refused() {
-    let Some(program) = small("nothing", "return 0;") else { return };
+    let Some(program) = compile_small("nothing", "return 0;") else { return };
     run(managed(&["--dram", "15MiB", "--tier", "dram:"], &program, &[]), LIMIT)
         .expect(2)
         .expect_line("aquifer: --dram 15MiB is below the pager's minimum; give at least 16MiB");
@@ -295,7 +285,7 @@ fn a_budget_below_the_minimum_is_refused() {
 
 #[test]
 fn below_the_budget_nothing_is_registered() {
-    let Some(program) = small("modest", "touch(40); return 0;") else { return };
+    let Some(program) = compile_small("modest", "touch(40); return 0;") else { return };
     let file = scratch("modest").join("stats.json");
     let words = ["--dram", "64MiB", "--tier", "dram:", "--stats-json", file.to_str().expect("UTF-8")];
     run(managed(&words, &program, &[]), LIMIT).expect(0);
@@ -307,7 +297,7 @@ fn below_the_budget_nothing_is_registered() {
 fn the_budget_holds_in_the_kernels_own_account() {
     let body = "char *start = touch(150); for (int turn = 0; turn < 3; turn++)\
                 for (size_t at = 0; at < (size_t)150 << 20; at += 4096) start[at]++; return 0;";
-    let Some(program) = small("large", body) else { return };
+    let Some(program) = compile_small("large", body) else { return };
     for (delivery, exchange) in [("signal", "move"), ("listener", "move"), ("signal", "copy")] {
         let file = scratch("large").join("stats.json");
         let path = file.to_str().expect("UTF-8");
@@ -339,7 +329,7 @@ fn an_idle_program_uses_no_cpu() {
                 clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);\
                 printf(\"%ld\\n\", (after.tv_sec - before.tv_sec) * 1000000 + (after.tv_nsec - before.tv_nsec) / 1000);\
                 return 0;";
-    let Some(program) = small("idle", body) else { return };
+    let Some(program) = compile_small("idle", body) else { return };
     // With a tier that takes nothing any more, the pager looks at it twice a second.
     // Interrupts of a busy machine are in the account, too: 1.6 ms were seen, and 0.2 ms on a quiet one.
     for (tier, most_us) in [("dram:", 5_000), ("failing:after=550,on=write:dram:", 20_000)] {
@@ -349,104 +339,5 @@ fn an_idle_program_uses_no_cpu() {
         }
         let used: u64 = ended.expect(0).stdout.trim().parse().expect("microseconds");
         assert!(used < most_us, "{tier} {used} us of CPU in 2 s of sleep");
-    }
-}
-
-/// What is locked stays, up to half the budget, and the rest goes on leaving. More is ENOMEM, and so is a promise
-/// for memory that is yet to come: granted, it took every frame, and the program ended.
-#[test]
-fn memory_is_locked_up_to_half_the_budget() {
-    let body = "char *start = touch(80); size_t mib = 1 << 20;\
-        if (mlock(start, 60 * mib) != -1 || errno != ENOMEM) return 2;\
-        if (mlockall(MCL_CURRENT) != -1 || errno != ENOMEM) return 3;\
-        if (mlockall(MCL_CURRENT | MCL_FUTURE) != -1 || errno != ENOMEM) return 4;\
-        if (mlock(start + 10 * mib, 6 * mib)) { perror(\"mlock\"); return 5; }\
-        if (mlock(start + 20 * mib, 4 * mib)) { perror(\"mlock\"); return 5; }\
-        if (mlock(start + 40 * mib, 4 * mib) != -1 || errno != ENOMEM) return 6;\
-        for (int turn = 0; turn < 4; turn++) {\
-            for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 7;\
-            static unsigned char there[6 << 8];\
-            if (mincore((void *)((size_t)(start + 10 * mib) & ~4095ul), 6 * mib, there)) return 8;\
-            for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 9;\
-        }\
-        if (munlock(start + 10 * mib, 14 * mib) || mlock(start + 40 * mib, 8 * mib)) { perror(\"again\"); return 10; }\
-        if (munlockall() || mlock(start + 60 * mib, 8 * mib)) { perror(\"munlockall\"); return 11; }\
-        free(start); start = touch(80); if (mlock(start, 8 * mib)) return 12;\
-        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 13;\
-        return 0;";
-    let Some(program) = small("half-locked", body) else { return };
-    for delivery in ["signal", "listener"] {
-        for exchange in ["move", "copy"] {
-            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
-            let ended = run(managed(&words, &program, &[]), LIMIT);
-            assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}", ended.stderr);
-        }
-    }
-}
-
-/// Locked before the pager starts, it stays locked afterwards; and MCL_FUTURE ends nothing.
-#[test]
-fn memory_locked_early_stays() {
-    let body = "size_t mib = 1 << 20; char *first = touch(8);\
-        if (mlockall(MCL_FUTURE) != -1 || errno != ENOMEM) return 2;\
-        if (mlock(first, 8 * mib)) { perror(\"mlock\"); return 3; }\
-        char *start = touch(80);\
-        static unsigned char there[8 << 8];\
-        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 4;\
-        if (mincore((void *)((size_t)first & ~4095ul), 8 * mib, there)) return 5;\
-        for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 6;\
-        for (size_t at = 0; at < 8 * mib; at += 64) if (first[at] != (char)(at >> 12 | 1)) return 7;\
-        return 0;";
-    let Some(program) = small("early-locked", body) else { return };
-    for delivery in ["signal", "listener"] {
-        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
-        let ended = run(managed(&words, &program, &[]), LIMIT);
-        assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
-    }
-}
-
-/// A process has 512 places for what is held. Where locked memory has taken them all, more is ENOMEM, and calls go
-/// on to find their memory.
-#[test]
-fn calls_work_when_nothing_more_can_be_held() {
-    let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\
-        while (locked < 600 && mlock(start + (size_t)locked * 2 * 4096, 1) == 0) locked++;\
-        if (locked != 512 || errno != ENOMEM) { fprintf(stderr, \"%d: %m\\n\", locked); return 2; }\
-        for (int turn = 0; turn < 4; turn++) {\
-            char *far = start + 20 * mib;\
-            for (size_t at = 40 * mib; at < 80 * mib; at += 4096) start[at]++;\
-            int file = memfd_create(\"zeros\", 0);\
-            if (ftruncate(file, 3 * mib)) return 7;\
-            if (read(file, far, 3 * mib) != (ssize_t)(3 * mib)) { perror(\"read\"); return 3; }\
-            int zeros = open(\"/dev/zero\", O_RDONLY);\
-            if (read(zeros, far, 3 * mib) != (ssize_t)(3 * mib) || close(zeros)) { perror(\"/dev/zero\"); return 8; }\
-            for (size_t at = 40 * mib; at < 80 * mib; at += 4096) start[at]++;\
-            if (fstat(file, (void *)far)) { perror(\"fstat\"); return 4; }\
-            if (close(file) || far[mib] || far[3 * mib - 1] || !far[3 * mib]) return 5;\
-            static char stack[1 << 16]; stack_t given = {.ss_sp = turn % 2 ? stack : far, .ss_size = 1 << 16};\
-            if (sigaltstack(&given, NULL) != (turn % 2 ? 0 : -1)) { perror(\"sigaltstack\"); return 6; }\
-        }\
-        return 0;";
-    let Some(program) = small("all-held", body) else { return };
-    for delivery in ["signal", "listener"] {
-        // Small blocks, so that it is not the weight of what is locked that ends it.
-        let words = ["--dram", "24MiB", "--tier", "dram:", "--block", "4KiB", "--exchange", "copy"];
-        let words = [&words[..], &["--delivery", delivery]].concat();
-        let ended = run(managed(&words, &program, &[]), LIMIT);
-        assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
-    }
-}
-
-/// The kernel does not let go of locked memory. The fault that needed room tried victim after victim for ever.
-#[test]
-fn locked_memory_ends_loudly_and_never_hangs() {
-    let body = "char *start = calloc(80, 1 << 20); int locked = mlock(start, (size_t)80 << 20);\
-                memset(start, 1, (size_t)80 << 20); return start[locked & 1] != 1;";
-    let Some(program) = small("locked", body) else { return };
-    for delivery in ["signal", "listener"] {
-        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
-        let ended = run(managed(&words, &program, &[]), LIMIT);
-        let loud = matches!(ended.status, Some(113 | 135)) && !ended.said().is_empty();
-        assert!(ended.status == Some(0) || loud, "{delivery}: {:?}\n{}", ended.status, ended.stderr);
     }
 }

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Locked memory: up to half the budget stays where it is, more is refused, and nothing waits for what never leaves.
+
+use std::time::Duration;
+
+use aquifer_e2e::build::compile_small;
+use aquifer_e2e::run::{managed, run};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// What is locked stays, up to half the budget, and the rest goes on leaving. More is ENOMEM, and so is a promise
+/// for memory that is yet to come: granted, it took every frame, and the program ended.
+#[test]
+fn memory_is_locked_up_to_half_the_budget() {
+    let body = "char *start = touch(80); size_t mib = 1 << 20;\
+        if (mlock(start, 60 * mib) != -1 || errno != ENOMEM) return 2;\
+        if (mlockall(MCL_CURRENT) != -1 || errno != ENOMEM) return 3;\
+        if (mlockall(MCL_CURRENT | MCL_FUTURE) != -1 || errno != ENOMEM) return 4;\
+        if (mlock(start + 10 * mib, 6 * mib)) { perror(\"mlock\"); return 5; }\
+        if (mlock(start + 20 * mib, 4 * mib)) { perror(\"mlock\"); return 5; }\
+        if (mlock(start + 40 * mib, 4 * mib) != -1 || errno != ENOMEM) return 6;\
+        for (int turn = 0; turn < 4; turn++) {\
+            for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 7;\
+            static unsigned char there[6 << 8];\
+            if (mincore((void *)((size_t)(start + 10 * mib) & ~4095ul), 6 * mib, there)) return 8;\
+            for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 9;\
+        }\
+        if (munlock(start + 10 * mib, 14 * mib) || mlock(start + 40 * mib, 8 * mib)) { perror(\"again\"); return 10; }\
+        if (munlockall() || mlock(start + 60 * mib, 8 * mib)) { perror(\"munlockall\"); return 11; }\
+        free(start); start = touch(80); if (mlock(start, 8 * mib)) return 12;\
+        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 13;\
+        return 0;";
+    let Some(program) = compile_small("half-locked", body) else { return };
+    for delivery in ["signal", "listener"] {
+        for exchange in ["move", "copy"] {
+            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+            let ended = run(managed(&words, &program, &[]), LIMIT);
+            assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}", ended.stderr);
+        }
+    }
+}
+
+/// Locked before the pager starts, it stays locked afterwards; and MCL_FUTURE ends nothing.
+#[test]
+fn memory_locked_early_stays() {
+    let body = "size_t mib = 1 << 20; char *first = touch(8);\
+        if (mlockall(MCL_FUTURE) != -1 || errno != ENOMEM) return 2;\
+        if (mlock(first, 8 * mib)) { perror(\"mlock\"); return 3; }\
+        char *start = touch(80);\
+        static unsigned char there[8 << 8];\
+        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 4;\
+        if (mincore((void *)((size_t)first & ~4095ul), 8 * mib, there)) return 5;\
+        for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 6;\
+        for (size_t at = 0; at < 8 * mib; at += 64) if (first[at] != (char)(at >> 12 | 1)) return 7;\
+        return 0;";
+    let Some(program) = compile_small("early-locked", body) else { return };
+    for delivery in ["signal", "listener"] {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
+    }
+}
+
+/// A process has 512 places for what is held. Where locked memory has taken them all, more is ENOMEM, and calls go
+/// on to find their memory.
+#[test]
+fn calls_work_when_nothing_more_can_be_held() {
+    let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\
+        while (locked < 600 && mlock(start + (size_t)locked * 2 * 4096, 1) == 0) locked++;\
+        if (locked != 512 || errno != ENOMEM) { fprintf(stderr, \"%d: %m\\n\", locked); return 2; }\
+        for (int turn = 0; turn < 4; turn++) {\
+            char *far = start + 20 * mib;\
+            for (size_t at = 40 * mib; at < 80 * mib; at += 4096) start[at]++;\
+            int file = memfd_create(\"zeros\", 0);\
+            if (ftruncate(file, 3 * mib)) return 7;\
+            if (read(file, far, 3 * mib) != (ssize_t)(3 * mib)) { perror(\"read\"); return 3; }\
+            int zeros = open(\"/dev/zero\", O_RDONLY);\
+            if (read(zeros, far, 3 * mib) != (ssize_t)(3 * mib) || close(zeros)) { perror(\"/dev/zero\"); return 8; }\
+            for (size_t at = 40 * mib; at < 80 * mib; at += 4096) start[at]++;\
+            if (fstat(file, (void *)far)) { perror(\"fstat\"); return 4; }\
+            if (close(file) || far[mib] || far[3 * mib - 1] || !far[3 * mib]) return 5;\
+            static char stack[1 << 16]; stack_t given = {.ss_sp = turn % 2 ? stack : far, .ss_size = 1 << 16};\
+            if (sigaltstack(&given, NULL) != (turn % 2 ? 0 : -1)) { perror(\"sigaltstack\"); return 6; }\
+        }\
+        return 0;";
+    let Some(program) = compile_small("all-held", body) else { return };
+    for delivery in ["signal", "listener"] {
+        // Small blocks, so that it is not the weight of what is locked that ends it.
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--block", "4KiB", "--exchange", "copy"];
+        let words = [&words[..], &["--delivery", delivery]].concat();
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{delivery}: {}", ended.stderr);
+    }
+}
+
+/// The kernel does not let go of locked memory. The fault that needed room tried victim after victim for ever.
+#[test]
+fn locked_memory_ends_loudly_and_never_hangs() {
+    let body = "char *start = calloc(80, 1 << 20); int locked = mlock(start, (size_t)80 << 20);\
+                memset(start, 1, (size_t)80 << 20); return start[locked & 1] != 1;";
+    let Some(program) = compile_small("locked", body) else { return };
+    for delivery in ["signal", "listener"] {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        let loud = matches!(ended.status, Some(113 | 135)) && !ended.said().is_empty();
+        assert!(ended.status == Some(0) || loud, "{delivery}: {:?}\n{}", ended.status, ended.stderr);
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Signals of a program whose memory is away: blocked, handled, sent to itself, and left by a jump.
+//!
+//! Under signal delivery a fault is a signal. A thread that had blocked them all was ended by its next fault; one that
+//! is cancelled, or jumps out of a wait, must leave nothing held.
+
+use aquifer_e2e::away::{LIMIT, PROLOGUE, SETTINGS, works};
+use aquifer_e2e::build::compile_text;
+use aquifer_e2e::run::{managed, run};
+
+/// The kernel ends a program whose fault cannot be signalled.
+#[test]
+fn blocking_every_signal_is_no_end() {
+    works(
+        "masks",
+        "static unsigned char *data; static volatile int handled;
+        static void on_signal(int number) { handled += number > 0; press(); all(data, 4 << 20, 8, \"in a handler\"); }
+        static void *blind(void *unused) {
+            (void)unused;
+            sigset_t every;
+            sigfillset(&every);
+            must(pthread_sigmask(SIG_SETMASK, &every, NULL) == 0, \"pthread_sigmask\");
+            press();
+            all(data, 4 << 20, 8, \"all signals blocked\");
+            must(direct(SYS_pread64, open(\"/proc/self/exe\", O_RDONLY), (long)away(1), 1000, 0, 0, 0) == 1000, \"pread64\");
+            return NULL;
+        }",
+        r#"
+        pthread_t thread;
+        data = away_filled(4 << 20, 8);
+        must(pthread_create(&thread, NULL, blind, NULL) == 0 && pthread_join(thread, NULL) == 0, "thread");
+        struct sigaction action = {.sa_handler = on_signal};
+        sigfillset(&action.sa_mask);
+        must(sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
+        for (int turn = 0; turn < 3; turn++) { press(); raise(SIGUSR1); }
+        sigset_t every, before;
+        sigfillset(&every);
+        must(sigprocmask(SIG_SETMASK, &every, &before) == 0, "sigprocmask");
+        press();
+        all(data, 4 << 20, 8, "sigprocmask");
+        uint64_t mask = ~0ull;
+        direct(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, 8, 0, 0);
+        press();
+        all(data, 4 << 20, 8, "rt_sigprocmask");
+        kill(getpid(), SIGUSR1);
+        sigdelset(&every, SIGUSR1);
+        sigsuspend(&every);
+        must(handled == 4, "sigsuspend");
+        must(sigprocmask(SIG_SETMASK, &before, NULL) == 0, "sigprocmask");
+        stack_t stack = {.ss_sp = malloc(1 << 16), .ss_size = 1 << 16}, found;
+        must(sigaltstack(&stack, NULL) == 0 && sigaltstack(NULL, &found) == 0 && found.ss_sp == stack.ss_sp, "sigaltstack");
+        press();
+        all(data, 4 << 20, 8, "on another stack");"#,
+    );
+}
+
+/// The program's own wishes for the signals that we use.
+#[test]
+fn the_programs_own_handlers_for_our_signals_are_kept() {
+    works(
+        "wishes",
+        "static volatile int seen; static sigjmp_buf out;
+        static void on_sys(int number, siginfo_t *info, void *context) { (void)number, (void)context; seen += info->si_code == SI_TKILL || info->si_code == SI_USER; }
+        static void on_bus(int number) { (void)number; siglongjmp(out, 1); }",
+        r#"
+        struct sigaction action = {.sa_sigaction = on_sys, .sa_flags = SA_SIGINFO}, found;
+        must(sigaction(SIGSYS, &action, NULL) == 0, "sigaction");
+        unsigned char *data = away_filled(4 << 20, 8);
+        raise(SIGSYS);
+        must(seen == 1, "SIGSYS before");
+        must(sigaction(SIGSYS, NULL, &found) == 0 && found.sa_sigaction == on_sys, "remembered");
+        must(signal(SIGBUS, on_bus) != SIG_ERR, "signal");
+        char path[] = "/tmp/aquifer-e2e-wishes-XXXXXX";
+        int file = mkstemp(path);
+        must(ftruncate(file, PAGE) == 0, "ftruncate");
+        volatile char *behind = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, file, 0);
+        for (volatile int turn = 0; turn < 3; turn++) {
+            if (!sigsetjmp(out, 1)) { char lost = behind[PAGE]; (void)lost; return 9; }
+            press();
+            all(data, 4 << 20, 8, "after a SIGBUS of the program's own");
+        }
+        unlink(path);"#,
+    );
+}
+
+/// One that the program sends itself with the default action was lost: our handler had it, and nobody was ended.
+#[test]
+fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
+    let main = "int main(int count, char **words) { away(1); int number = atoi(words[1]); (void)count;
+        if (*words[2] == 'i') must(signal(number, SIG_IGN) != SIG_ERR, \"signal\");
+        raise(number); press(); return 0; }";
+    let Some(program) = compile_text("own-signals", &format!("{PROLOGUE}\n{main}\n")) else { return };
+    for (delivery, exchange) in SETTINGS {
+        let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+        for number in [7, 31] {
+            run(managed(&words, &program, &[&number.to_string(), "ignored"]), LIMIT).expect(0);
+            run(managed(&words, &program, &[&number.to_string(), "default"]), LIMIT).expect(128 + number);
+        }
+    }
+}
+
+/// Our wrappers, and trapped calls, end a cancelled thread as the C library's would; what they held is let go.
+#[test]
+fn a_waiting_thread_can_be_cancelled() {
+    works(
+        "cancel",
+        "static int ends[2], pair[2], cleaned; static unsigned char *far;
+        static void clean(void *unused) { (void)unused; __atomic_add_fetch(&cleaned, 1, __ATOMIC_SEQ_CST); }
+        static void *waiter(void *kind) {
+            pthread_cleanup_push(clean, NULL);
+            char near[16];
+            struct pollfd one = {.fd = ends[0], .events = POLLIN};
+            switch ((long)kind) {
+            case 0: (void)!read(ends[0], near, sizeof near); break;
+            case 1: (void)!read(ends[0], far, 1 << 20); break;
+            case 2: poll(&one, 1, -1); break;
+            case 3: recv(pair[0], far, 1 << 20, 0); break;
+            case 4: { struct iovec in = {far, 100}; struct msghdr message = {.msg_iov = &in, .msg_iovlen = 1};
+                      recvmsg(pair[0], &message, 0); break; }
+            case 5: pause(); break;
+            case 6: { struct timespec long_time = {100, 0}; nanosleep(&long_time, NULL); break; }
+            case 7: { struct timespec *far_time = (struct timespec *)far;
+                      *far_time = (struct timespec){100, 0};
+                      nanosleep(far_time, NULL); break; }
+            default: for (;;) pthread_testcancel();
+            }
+            pthread_cleanup_pop(0);
+            return NULL;
+        }",
+        r#"
+        must(pipe(ends) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "pipe");
+        far = away(8 << 20);
+        for (int turn = 0; turn < 40; turn++)
+            for (long kind = 0; kind < 9; kind++) {
+                pthread_t thread; void *result;
+                must(pthread_create(&thread, NULL, waiter, (void *)kind) == 0, "pthread_create");
+                usleep(turn % 4 * 700);
+                must(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0, "pthread_join");
+                must(result == PTHREAD_CANCELED, "cancelled");
+            }
+        press();
+        must(cleaned == 360, "cleaned up");"#,
+    );
+}
+
+/// siglongjmp out of a wait leaves no trace, however often it is done.
+#[test]
+fn a_wait_can_be_left_by_a_jump() {
+    works(
+        "jump",
+        "static sigjmp_buf out; static void on_alarm(int number) { (void)number; siglongjmp(out, 1); }",
+        r#"
+        int ends[2];
+        must(pipe(ends) == 0 && signal(SIGVTALRM, on_alarm) != SIG_ERR && signal(SIGUSR1, on_alarm) != SIG_ERR, "setup");
+        unsigned char *far = away(34 << 20);
+        timer_t timer;
+        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+        must(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0, "timer_create");
+        for (volatile int turn = 0; turn < 3000; turn++) {
+            struct itimerspec soon = {.it_value.tv_nsec = 200000};
+            if (sigsetjmp(out, 1)) continue;
+            must(timer_settime(timer, 0, &soon, NULL) == 0, "timer_settime");
+            if (turn % 2) (void)!read(ends[0], far + turn * (130ul << 10) % (33 << 20), 10000);
+            else direct(SYS_read, ends[0], (long)(far + turn * (130ul << 10) % (33 << 20)), 10000, 0, 0, 0);
+            return 9;
+        }
+        alarm(0);
+        far = away_filled(16 << 20, 7);
+        press();
+        all(far, 16 << 20, 7, "afterwards");
+        must(write(ends[1], far, 1000) == 1000 && read(ends[0], away(1), 1000) == 1000, "pipe");"#,
+    );
+}
