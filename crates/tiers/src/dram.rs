@@ -115,9 +115,11 @@ impl Tier for Dram {
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         let Memory { name, file, capacity_bytes } = &*self.memory;
         check_range(name, Activity::Discard, offset, len, *capacity_bytes)?;
-        direct_io::punch_hole(file, offset, len).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            TierFailure { tier: name, activity: Activity::Discard, offset, cause: Cause::Errno(errno) }
+        direct_io::punch_hole(file, offset, len).map_err(|error| TierFailure {
+            tier: name,
+            activity: Activity::Discard,
+            offset,
+            cause: Cause::from(&error),
         })
     }
 

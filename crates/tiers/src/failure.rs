@@ -57,6 +57,12 @@ pub enum Cause {
     Unaligned,
 }
 
+impl From<&io::Error> for Cause {
+    fn from(error: &io::Error) -> Cause {
+        Cause::Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
 /// What the caller should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {

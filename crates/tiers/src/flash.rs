@@ -105,7 +105,7 @@ impl Tier for Flash {
     }
 
     fn flush(&self) -> Result<(), TierFailure> {
-        rustix::fs::fdatasync(&self.storage.file).map_err(|errno| failure(Activity::Flush, 0, &errno.into()))
+        rustix::fs::fdatasync(&self.storage.file).map_err(|errno| failure(Activity::Flush, 0, &io::Error::from(errno)))
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
@@ -122,12 +122,7 @@ impl Tier for Flash {
 impl Blocking for Storage {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes)?;
-        read_fully(&self.file, offset, buffer.bytes_mut()).map_err(|cause| TierFailure {
-            tier: NAME,
-            activity: Activity::Read,
-            offset,
-            cause,
-        })?;
+        read_fully(&self.file, offset, buffer.bytes_mut()).map_err(|cause| failure(Activity::Read, offset, cause))?;
         if !self.direct {
             // Failing to forget costs memory and nothing else.
             let _ = direct_io::forget_cached(&self.file, offset, buffer.len() as u64);
@@ -137,12 +132,7 @@ impl Blocking for Storage {
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes)?;
-        write_fully(&self.file, offset, buffer.bytes()).map_err(|cause| TierFailure {
-            tier: NAME,
-            activity: Activity::Write,
-            offset,
-            cause,
-        })?;
+        write_fully(&self.file, offset, buffer.bytes()).map_err(|cause| failure(Activity::Write, offset, cause))?;
         if !self.direct {
             // An error of the medium must surface here, at its own write, not at some later one.
             direct_io::write_out(&self.file, offset, buffer.len() as u64)
@@ -152,9 +142,8 @@ impl Blocking for Storage {
     }
 }
 
-fn failure(activity: Activity, offset: u64, error: &io::Error) -> TierFailure {
-    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+fn failure(activity: Activity, offset: u64, cause: impl Into<Cause>) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset, cause: cause.into() }
 }
 
 fn discard_range(file: &File, kind: Kind, offset: u64, len: u64) -> io::Result<()> {

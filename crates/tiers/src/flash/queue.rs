@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use aquifer_sys::uring::{Finished, Ring, TransferError};
 
-use super::NAME;
+use super::{NAME, failure};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 use crate::transfer::check_buffer;
@@ -57,12 +57,7 @@ impl TierQueue for RingQueue {
     }
 
     fn kick(&mut self) -> Result<(), TierFailure> {
-        self.ring.kick().map_err(|errno| TierFailure {
-            tier: NAME,
-            activity: Activity::Queue,
-            offset: 0,
-            cause: Cause::Errno(errno),
-        })
+        self.ring.kick().map_err(|errno| failure(Activity::Queue, 0, Cause::Errno(errno)))
     }
 
     fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
@@ -91,7 +86,7 @@ fn completion(finished: Finished) -> Completion {
             TransferError::Errno(errno) => Cause::Errno(errno),
             TransferError::Short { transferred } => Cause::Short { transferred: transferred as u64 },
         };
-        TierFailure { tier: NAME, activity, offset, cause }
+        failure(activity, offset, cause)
     });
     Completion { tag, buffer, outcome }
 }
