@@ -27,6 +27,27 @@ use crate::workload::Workload;
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 const FOOTPRINT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Makes sure that the report can be written where it was asked for, hours before it is.
+pub fn check_reports(settings: &Settings) -> Result<(), BenchFailure> {
+    if let Some(path) = settings.json.as_deref().filter(|_| !settings.json_on_stdout()) {
+        writable(path)?;
+    }
+    if let Some(directory) = &settings.plots {
+        fs::create_dir_all(directory).map_err(|error| {
+            BenchFailure::usage(format!("cannot make --plots {}: {error}", directory.display()), "name a directory")
+        })?;
+    }
+    Ok(())
+}
+
+/// Makes the file where there is none, and leaves what one holds.
+fn writable(path: &Path) -> Result<(), BenchFailure> {
+    File::options().create(true).append(true).open(path).map(drop).map_err(|error| {
+        let cause = format!("cannot write --json {}: {error}", path.display());
+        BenchFailure::usage(cause, "name a file in a directory that exists, or `-` for standard output")
+    })
+}
+
 /// Makes the directory, and makes sure that it can be written to before anything is measured.
 pub fn make_directory(directory: &Path) -> Result<(), BenchFailure> {
     let refused = |error| {
@@ -177,4 +198,26 @@ pub fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &
         }
     }
     areas
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_that_cannot_be_written_is_refused_before_anything_runs() {
+        let refused = writable(Path::new("/nowhere/result.json")).unwrap_err().to_string();
+        assert!(refused.contains("cannot write --json /nowhere/result.json: "), "{refused}");
+        assert!(refused.contains("name a file in a directory that exists"), "{refused}");
+    }
+
+    #[test]
+    fn a_report_of_an_earlier_bench_is_kept_until_there_is_a_new_one() {
+        let path = std::env::temp_dir().join(format!("aquifer-bench-json-{}", std::process::id()));
+        fs::write(&path, "earlier").unwrap();
+        writable(&path).unwrap();
+        let kept = fs::read_to_string(&path);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(kept.unwrap(), "earlier");
+    }
 }

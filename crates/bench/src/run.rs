@@ -18,7 +18,9 @@ use crate::measure::Bench;
 use crate::overhead::{self, CASES, OverheadRun};
 use crate::overhead_run::OverheadBench;
 use crate::plan::{self, Plan};
-use crate::prepare::{find_aquifer, footprints, graph_file, lock, make_directory, obstacles, swap_areas};
+use crate::prepare::{
+    check_reports, find_aquifer, footprints, graph_file, lock, make_directory, obstacles, swap_areas,
+};
 use crate::progress::Progress;
 use crate::record::{Record, Run, Skipped, compare_all, summarise};
 use crate::{fio, leftovers, plot, table, undo, verdict};
@@ -54,6 +56,9 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
                 "run: make -C bench/workloads, or say --programs DIR",
             ));
         }
+    }
+    if !settings.plan_only {
+        check_reports(settings)?;
     }
     make_directory(&settings.dir)?;
     let _lock = lock(&settings.dir)?;

@@ -42,6 +42,11 @@ pub fn measure(spec: &TierSpec) -> Result<(Vec<TierTime>, Vec<String>), Failure>
     let failure = |failure: TierFailure| Failure::new(ExitCode::Failure, failure.to_string(), "try another tier");
     let refused = |refused: OpenFailure| Failure::new(ExitCode::Failure, format!("--tier: {refused}"), "");
     let tier = open(spec).map_err(refused)?;
+    if tier.capacity_bytes() < SIZES[2] as u64 {
+        let (has, least) = (ByteSize(tier.capacity_bytes()), ByteSize(SIZES[2] as u64));
+        let cause = format!("--tier: a tier of {has} is too small for a read of {least}");
+        return Err(Failure::new(ExitCode::Failure, cause, format!("give it at least {least}")));
+    }
     let span = tier.capacity_bytes().min(SPAN_BYTES);
     let mut frames: Vec<FrameBuffer> =
         (0..FRAMES_BYTES / SIZES[2]).map(|_| direct_io::lasting_buffer(SIZES[2] / 4096)).collect();
@@ -113,6 +118,17 @@ mod tests {
         assert_eq!(page(&times).lines().count(), 4);
         let line: serde_json::Value = serde_json::from_str(json_lines(&times).lines().next().unwrap()).unwrap();
         assert!(line["bytes"] == 4096 && line["read_us_mean"].as_f64().unwrap() > 0.0);
+    }
+
+    /// It was told that this is a bug, and to report it.
+    #[test]
+    fn a_tier_that_holds_no_large_block_is_refused() {
+        let refused = measure(&"dram:size=1MiB".parse().unwrap()).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "--tier: a tier of 1MiB is too small for a read of 2MiB; give it at least 2MiB"
+        );
+        assert!(measure(&"dram:size=2MiB".parse().unwrap()).is_ok());
     }
 
     #[test]
