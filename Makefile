@@ -16,6 +16,11 @@ RELEASE := $(TARGET)/release
 # What `make demo` passes on, such as DEMO_ARGS="--workload bfs".
 DEMO_ARGS ?=
 
+# Words of this command line are not for the makefiles of the libraries that cargo builds: with DESTDIR, jemalloc's
+# installed itself there, and was not found.
+MAKEOVERRIDES =
+unexport DESTDIR PREFIX
+
 # A toolchain that .ci/setup has just installed is not in this shell's PATH yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
