@@ -3,13 +3,8 @@
 
 //! Programs whose memory leaves just before each thing that they do with it, under every delivery.
 
-use std::time::Duration;
-
 use crate::build::compile_text;
-use crate::run::{managed, run};
-
-/// How long one of them may take.
-pub const LIMIT: Duration = Duration::from_secs(60);
+use crate::run::{LIMIT, managed, run};
 
 /// `away(LEN)` is memory that has just left; `direct` is a system call that no library has a hand in.
 pub const PROLOGUE: &str = r#"
@@ -85,7 +80,7 @@ pub fn works(name: &str, functions: &str, body: &str) {
 
 /// Runs C under these settings.
 pub fn works_with(settings: &[(&str, &str)], name: &str, functions: &str, body: &str) {
-    let source = format!("{PROLOGUE}\n{functions}\nint main(void) {{\nalarm(50);\n{body}\nreturn 0;\n}}\n");
+    let source = format!("{PROLOGUE}\n{functions}\nint main(void) {{\nalarm(250);\n{body}\nreturn 0;\n}}\n");
     let Some(program) = compile_text(name, &source) else { return };
     for (delivery, exchange) in settings {
         let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];

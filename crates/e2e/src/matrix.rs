@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::build::{scratch, torture};
-use crate::run::{Ended, managed, run};
+use crate::run::{Ended, LIMIT, managed, run};
 
 /// All parts of the torture program.
 pub const PARTS_ALL: &str = "llltkvmapfs";
@@ -104,7 +104,7 @@ impl Setting {
         let path = directory.to_str().expect("the target directory is UTF-8");
         let arguments = [&seed, &seconds.to_string(), &footprint, "3", parts, path];
         // The check at the end reads everything once more, and an emulated disk on a busy machine is slow.
-        let limit = Duration::from_secs(seconds * 4 + 90);
+        let limit = Duration::from_secs(seconds * 4) + LIMIT;
         let ended = run(managed(&words, program, &arguments), limit);
         let _ = std::fs::remove_dir_all(&directory);
         Some(ended)

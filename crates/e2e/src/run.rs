@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::build::binaries;
 
-/// How long a replay may take: recordings of some seconds are replayed in some tenths.
-const REPLAY_LIMIT: Duration = Duration::from_secs(60);
+/// How long a program under test may take. It only ends what hangs: nothing here takes more than some seconds, or a
+/// minute on a machine that is slow and busy with other tests.
+pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// How a program ended.
 #[derive(Clone, Debug)]
@@ -70,7 +71,7 @@ pub fn managed(settings: &[&str], program: &Path, arguments: &[&str]) -> Command
 pub fn replay(file: &Path, words: &[&str]) -> Ended {
     let mut command = Command::new(binaries().join("aquifer-sim"));
     command.arg("replay").arg(file).args(words);
-    run(command, REPLAY_LIMIT)
+    run(command, LIMIT)
 }
 
 /// A child whose output is being read.
@@ -104,6 +105,19 @@ pub fn start(mut command: Command) -> Running {
 }
 
 impl Running {
+    /// The number of the program that was started under the launcher, once there is one.
+    pub fn program(&self) -> u32 {
+        let launcher = self.child.id();
+        let path = format!("/proc/{launcher}/task/{launcher}/children");
+        let mut program = None;
+        eventually("the program's start", || {
+            let children = std::fs::read_to_string(&path).unwrap_or_default();
+            program = children.split_whitespace().next().and_then(|word| word.parse().ok());
+            program.is_some()
+        });
+        program.expect("it has started")
+    }
+
     /// Waits for the end, `limit` at most; then kills it, which kills the program under it, too.
     pub fn wait(mut self, limit: Duration) -> Ended {
         let started = Instant::now();
@@ -125,6 +139,21 @@ impl Running {
         let text = |reader: JoinHandle<String>| reader.join().expect("reading does not panic");
         Ended { status, stdout: text(self.stdout), stderr: text(self.stderr) }
     }
+}
+
+/// Waits until `done`, for [`LIMIT`] at most.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < LIMIT, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process has ended.
+pub fn has_ended(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.is_empty() || status.contains("State:\tZ")
 }
 
 /// Starts and waits.

@@ -7,9 +7,9 @@
 //! wrappers was served: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB lost its rest. Each
 //! program here makes its memory leave before every call (`aquifer_e2e::away`).
 
-use aquifer_e2e::away::{LIMIT, PROLOGUE, SETTINGS, works, works_with};
+use aquifer_e2e::away::{PROLOGUE, SETTINGS, works, works_with};
 use aquifer_e2e::build::compile_text;
-use aquifer_e2e::run::{managed, run};
+use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// By `syscall(2)`, which is one function for all, and by the instruction itself.
 #[test]

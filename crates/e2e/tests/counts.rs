@@ -6,13 +6,10 @@
 //! A program fills 96 MiB block by block, and then reads all of it, four times. It faults on a write once in each
 //! block, and on reads from then on.
 
-use std::time::Duration;
-
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::run::{managed, run};
+use aquifer_e2e::run::{LIMIT, managed, run};
 use serde_json::Value;
 
-const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const PROGRAM: &str = r#"
 #include <stdio.h>

@@ -3,12 +3,8 @@
 
 //! Locked memory: up to half the budget stays where it is, more is refused, and nothing waits for what never leaves.
 
-use std::time::Duration;
-
 use aquifer_e2e::build::compile_small;
-use aquifer_e2e::run::{managed, run};
-
-const LIMIT: Duration = Duration::from_secs(90);
+use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// What is locked stays, up to half the budget, and the rest goes on leaving. More is ENOMEM, and so is a promise
 /// for memory that is yet to come: granted, it took every frame, and the program ended.

@@ -10,12 +10,9 @@
 //! io_submit(2) cannot be held, since no call shows when they end: they are refused.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::run::{Ended, managed, run};
-
-const LIMIT: Duration = Duration::from_secs(90);
+use aquifer_e2e::run::{Ended, LIMIT, managed, run};
 
 /// `reader DIRECTORY KIND`: threads read a file without the page cache, four times the budget at once, for some
 /// seconds, and look at each page. KIND is `libc`, or `direct` for the instruction itself. Exit status 77: no direct

@@ -15,10 +15,8 @@ use std::time::{Duration, Instant};
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::matrix::{PARTS_ALL, Setting};
-use aquifer_e2e::run::{Ended, aquifer, managed, replay, run, start, stats};
+use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, has_ended, managed, replay, run, start, stats};
 use serde_json::Value;
-
-const LIMIT: Duration = Duration::from_secs(90);
 
 /// Fills 96 MiB, then visits pages at random and changes some, as often as it is told. Then makes a file, where one is
 /// named. Exit status 1: wrong bytes.
@@ -225,15 +223,12 @@ fn a_program_that_is_killed_leaves_a_good_recording() {
     let file = scratch("recording-killed").join("run.rec");
     let record = ["--record", file.to_str().expect("UTF-8")];
     let mut running = start(managed(&[&SETTINGS[..], &record].concat(), &program, &["2000000000"]));
-    let deadline = Instant::now() + LIMIT;
-    while fs::metadata(&file).map_or(0, |found| found.len()) < 200_000 {
-        assert!(Instant::now() < deadline, "nothing is recorded");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("a recording", || fs::metadata(&file).map_or(0, |found| found.len()) >= 200_000);
     // The launcher dies, and its program with it.
+    let recorded = running.program();
     running.child.kill().expect("it is our child");
     running.wait(LIMIT);
-    std::thread::sleep(Duration::from_millis(100));
+    eventually("the program's death with its launcher", || has_ended(recorded));
     let line = same(&file);
     assert!(line["events"].as_u64() > Some(1000), "{line}");
     assert_eq!(line["closed"], false);

@@ -9,12 +9,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::run::{Ended, managed, run};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use aquifer_e2e::run::{Ended, LIMIT, managed, run};
 
 /// Says that it runs, and fills 48 MiB.
 const PROGRAM: &str = r#"

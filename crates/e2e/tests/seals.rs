@@ -6,12 +6,8 @@
 //! A block that lost some of its pages, or got another number since a hole was cut before it, was taken for one
 //! without protection, though its other pages had it still: under signal delivery read(2) into them got EFAULT.
 
-use std::time::Duration;
-
 use aquifer_e2e::build::compile_text;
-use aquifer_e2e::run::{managed, run};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// `program HOW`: reads blocks, gives a part back or cuts a hole as HOW says, and reads from a pipe into the rest.
 const PROGRAM: &str = r#"

@@ -6,9 +6,9 @@
 //! Under signal delivery a fault is a signal. A thread that had blocked them all was ended by its next fault; one that
 //! is cancelled, or jumps out of a wait, must leave nothing held.
 
-use aquifer_e2e::away::{LIMIT, PROLOGUE, SETTINGS, works};
+use aquifer_e2e::away::{PROLOGUE, SETTINGS, works};
 use aquifer_e2e::build::compile_text;
-use aquifer_e2e::run::{managed, run};
+use aquifer_e2e::run::{LIMIT, managed, run};
 
 /// The kernel ends a program whose fault cannot be signalled.
 #[test]

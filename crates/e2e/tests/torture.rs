@@ -9,6 +9,7 @@
 //! `torture-sweep`'s. Each run is short; all of them together take some two minutes on two CPUs.
 
 use aquifer_e2e::matrix::{PARTS_ALL, Setting};
+use aquifer_e2e::run::{LIMIT, run};
 
 /// Seconds of torture in each run.
 const SECONDS: u64 = 2;
@@ -26,7 +27,7 @@ fn the_program_is_right_without_us() {
     let mut command = std::process::Command::new(program);
     let directory = aquifer_e2e::build::scratch("alone");
     command.args(["1", "1", "60", "3", PARTS_ALL]).arg(directory);
-    aquifer_e2e::run::run(command, std::time::Duration::from_secs(60)).expect(0);
+    run(command, LIMIT).expect(0);
 }
 
 #[test]

@@ -6,13 +6,10 @@
 //! A program maps, fills, reads and unmaps 64 MiB again and again. Pauses of all lengths bring the new use of a slab
 //! before, into and behind the discard of the old one.
 
-use std::time::Duration;
-
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::run::{managed, run};
+use aquifer_e2e::run::{LIMIT, managed, run};
 use serde_json::Value;
 
-const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const PROGRAM: &str = r#"
 #include <stdint.h>

@@ -235,13 +235,15 @@ mod tests {
         let profile = Profile::load("nvme-gen4").unwrap();
         let device = Emulated::open(profile, Some(ByteSize(64 << 20))).unwrap();
         let mut buffer = direct_io::lasting_buffer(1);
-        let start = Instant::now();
-        for page in 0..20 {
-            device.read(page * PAGE as u64, &mut buffer).unwrap();
-        }
-        let each = start.elapsed() / 20;
-        assert!(each >= Duration::from_micros(65), "{each:?}");
-        assert!(each < Duration::from_millis(20), "{each:?}");
+        // The quickest of many, which a busy machine has not kept.
+        let read = |page: usize| {
+            let start = Instant::now();
+            device.read((page * PAGE) as u64, &mut buffer).unwrap();
+            start.elapsed()
+        };
+        let quickest = (0..100).map(read).min().unwrap();
+        assert!(quickest >= Duration::from_micros(65), "{quickest:?}");
+        assert!(quickest < Duration::from_millis(20), "{quickest:?}");
     }
 
     #[test]

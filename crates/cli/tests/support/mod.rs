@@ -11,9 +11,15 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+/// What a test waits for at most: far longer than anything here takes, also on a machine that is slow and busy.
+const LIMIT: Duration = Duration::from_secs(120);
+
 /// The binary, without what the caller's environment might add.
 pub fn aquifer() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
+    without_settings(Command::new(env!("CARGO_BIN_EXE_aquifer")))
+}
+
+fn without_settings(mut command: Command) -> Command {
     for variable in ["AQUIFER_CONFIG", "AQUIFER_PRELOAD", "LD_PRELOAD", "COLUMNS"] {
         command.env_remove(variable);
     }
@@ -65,9 +71,41 @@ pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> Op
     None
 }
 
+/// Starts a program as from a terminal: no signal is ignored or blocked. And it ends by SIGALRM after a while, so
+/// that who waits for it never waits for ever. Usage: `launch SECONDS PROGRAM ARGUMENTS`.
+const LAUNCH: &str = r#"
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    sigset_t none;
+    for (int number = 1; number < 32; number++) signal(number, SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, 0);
+    if (count < 3) return 2;
+    alarm(atoi(words[1]));
+    execv(words[2], words + 2);
+    return 127;
+}
+"#;
+
 /// `aquifer run` with a small budget, a tier that needs no disk, and the stand-in.
 pub fn run(stand_in: &Path) -> Command {
-    let mut command = aquifer();
+    with_stand_in(aquifer(), stand_in)
+}
+
+/// [`run`] with every signal at its default, whoever runs the tests: a shell ignores SIGINT and SIGQUIT for what it
+/// starts in the background, and a shell that is started so can not trap them. Ends after [`LIMIT`] in any case.
+pub fn run_as_from_a_terminal(stand_in: &Path) -> Command {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let launch =
+        BUILT.get_or_init(|| compile(&scratch("launch"), "launch", LAUNCH, &[]).expect("cc built the stand-in"));
+    let mut command = without_settings(Command::new(launch));
+    command.arg(LIMIT.as_secs().to_string()).arg(env!("CARGO_BIN_EXE_aquifer"));
+    with_stand_in(command, stand_in)
+}
+
+fn with_stand_in(mut command: Command, stand_in: &Path) -> Command {
     command.env("AQUIFER_PRELOAD", stand_in).args(["run", "--dram", "16MiB", "--tier", "dram:"]);
     command
 }
@@ -82,11 +120,11 @@ pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Waits until `done`, for ten seconds at most: far longer than anything here takes on a busy machine.
+/// Waits until `done`, for [`LIMIT`] at most.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{what} did not happen");
+        assert!(start.elapsed() < LIMIT, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
