@@ -27,6 +27,7 @@ use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{Number, abort, say};
+use crate::early::{Postponed, Reach};
 use crate::holds::{Holding, LOCKED_PART};
 use crate::pager::{Pager, Settings};
 use crate::resolve::Outcome;
@@ -41,10 +42,10 @@ const DISCARD_FETCHES_MOST: u32 = 8 * REGION_PAGES;
 
 /// An adopted range, in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Range {
-    start: usize,
-    end: usize,
-    delivery: Delivery,
+pub(crate) struct Range {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) delivery: Delivery,
 }
 
 /// See the module.
@@ -59,6 +60,14 @@ pub struct Adopter {
     /// The program had an io_uring when the pager started. It reads and writes when no call is to be seen, so all
     /// memory gets listener delivery where that can be had.
     rings: AtomicBool,
+    /// What system calls touch: `early.rs`.
+    reach: Reach,
+    /// The pager is being started, or was: whoever makes a call waits until what it touches is looked after.
+    starting: AtomicBool,
+    /// It was started, and all is registered that can be.
+    started: AtomicBool,
+    /// Whether memory of early calls is not registered yet.
+    has_postponed: AtomicBool,
 }
 
 struct State {
@@ -68,11 +77,13 @@ struct State {
     settings: Option<Settings>,
     /// Locked before the pager started. The deliveries mean nothing here.
     locked: Vec<Range>,
+    /// Memory of calls that were under way when the pager started.
+    postponed: Postponed,
 }
 
 impl Adopter {
     /// Will start a pager with `settings` when the budget comes near.
-    pub fn new(settings: Settings, counters: &'static Counters) -> Self {
+    pub fn new(settings: Settings, counters: &'static Counters, reach: Reach) -> Self {
         let budget_bytes = settings.dram_bytes;
         Self {
             state: Mutex::new(State {
@@ -80,6 +91,7 @@ impl Adopter {
                 managed_bytes: 0,
                 settings: Some(settings),
                 locked: Vec::new(),
+                postponed: Postponed::default(),
             }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
@@ -87,6 +99,10 @@ impl Adopter {
             held_low: AtomicUsize::new(usize::MAX),
             held_high: AtomicUsize::new(0),
             rings: AtomicBool::new(false),
+            reach,
+            starting: AtomicBool::new(false),
+            started: AtomicBool::new(false),
+            has_postponed: AtomicBool::new(false),
         }
     }
 
@@ -127,6 +143,8 @@ impl Adopter {
     /// The budget has come near: from now on faults are ours.
     fn start(&self, state: &mut State) {
         let Some(settings) = state.settings.take() else { return };
+        // SeqCst pairs with `is_starting`: a call that is not seen below sees this, and waits.
+        self.starting.store(true, Ordering::SeqCst);
         // Looked for before the pager makes rings of its own, as a flash tier does.
         let (with_rings, with_mapped) = (rings::are_there(), rings::are_mapped());
         let pager = match Pager::start(settings, self.counters) {
@@ -146,9 +164,56 @@ impl Adopter {
         self.rings.store(with_rings, Ordering::Relaxed);
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
-        self.register(pager, &std::mem::take(&mut state.waiting));
+        let mut ranges = std::mem::take(&mut state.waiting);
+        let (mut held, free) = ranges.drain(..).partition(|range| pager.calls_must_hold(self.delivery(pager, *range)));
+        state.postponed = Postponed::new(self.reach, &mut held);
+        self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
+        self.register(pager, &free);
+        self.register(pager, &held);
         for range in std::mem::take(&mut state.locked) {
             pager.lock(range.start, range.end - range.start);
+        }
+        self.started.store(true, Ordering::Release);
+    }
+
+    /// The delivery that a range gets.
+    fn delivery(&self, pager: &Pager, range: Range) -> Delivery {
+        match pager.listener_uffd() {
+            None => Delivery::Signal,
+            Some(_) if self.rings.load(Ordering::Relaxed) => Delivery::Listener,
+            Some(_) => range.delivery,
+        }
+    }
+
+    /// Whether the pager has started, and calls look after their memory themselves.
+    pub fn has_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// Whether the pager is starting. Asked by a thread that shows its call.
+    pub fn is_starting(&self) -> bool {
+        self.starting.load(Ordering::SeqCst)
+    }
+
+    /// Waits for whoever starts the pager: as long as the kernel takes to register what was adopted.
+    pub fn wait_until_started(&self) {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        drop(self.state());
+    }
+
+    /// The calls of `thread` that were under way when the pager started are over.
+    pub fn calls_are_over(&self, thread: u32) {
+        if !self.has_postponed.load(Ordering::Relaxed) {
+            return;
+        }
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        let over = state.postponed.end(thread);
+        self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
+        if let Some(pager) = self.pager() {
+            self.register(pager, &over);
         }
     }
 
@@ -157,11 +222,7 @@ impl Adopter {
         let mut engine = pager.engine();
         for range in ranges {
             let (start, len) = (range.start, range.end - range.start);
-            let delivery = match pager.listener_uffd() {
-                None => Delivery::Signal,
-                Some(_) if self.rings.load(Ordering::Relaxed) => Delivery::Listener,
-                Some(_) => range.delivery,
-            };
+            let delivery = self.delivery(pager, *range);
             if let Err(errno) = pager.uffd(delivery).register(start, len, mode::MISSING | mode::WP) {
                 drop(engine);
                 let size = Number::new(len as u64 >> 10);
@@ -224,6 +285,7 @@ impl Adopter {
             return act();
         };
         if remove {
+            state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
             pager.unlock(start, len);
         } else if pager.is_locked(start, len) {
             return act(); // The kernel refuses to empty it.
@@ -304,10 +366,12 @@ impl Adopter {
         let _inside = Inside::enter();
         let _blocked = Blocked::all();
         let mut state = self.state();
+        let end = start.saturating_add(len);
         if let Some(pager) = self.pager() {
+            // What is postponed stays with the kernel, which locks it.
+            state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
             return pager.lock(start, len);
         }
-        let end = start.saturating_add(len);
         let overlap = |range: &Range| range.end.min(end).saturating_sub(range.start.max(start));
         let wanted: usize = state.waiting.iter().map(overlap).sum();
         let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
@@ -379,7 +443,8 @@ impl Adopter {
             None => state.waiting.iter().any(|range| range.start < start + len && start < range.end),
             Some(pager) => {
                 let (first, last) = (start as u64 / PAGE_BYTES, (start + len).div_ceil(PAGE_BYTES as usize) as u64);
-                pager.engine().map().overlapping(first, last).next().is_some()
+                state.postponed.meets(start, start + len)
+                    || pager.engine().map().overlapping(first, last).next().is_some()
             }
         }
     }
@@ -405,7 +470,12 @@ fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
 
 /// Cuts `start..end` out of `ranges`; returns how many bytes that were.
 fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
-    let mut bytes = 0;
+    take(ranges, start, end).iter().map(|range| (range.end - range.start) as u64).sum()
+}
+
+/// Cuts `start..end` out of `ranges`, and returns it.
+pub(crate) fn take(ranges: &mut Vec<Range>, start: usize, end: usize) -> Vec<Range> {
+    let mut taken = Vec::new();
     let mut kept = Vec::with_capacity(ranges.len() + 1);
     for range in ranges.drain(..) {
         let (from, to) = (range.start.max(start), range.end.min(end));
@@ -413,7 +483,7 @@ fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
             kept.push(range);
             continue;
         }
-        bytes += (to - from) as u64;
+        taken.push(Range { start: from, end: to, ..range });
         if range.start < from {
             kept.push(Range { end: from, ..range });
         }
@@ -422,7 +492,7 @@ fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
         }
     }
     *ranges = kept;
-    bytes
+    taken
 }
 
 #[cfg(test)]

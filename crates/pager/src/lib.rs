@@ -13,6 +13,7 @@
 pub mod abort;
 pub mod adopt;
 mod doors;
+pub mod early;
 pub mod exchange;
 pub mod frame_area;
 pub mod holds;

@@ -114,11 +114,11 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     let waited = pager.no_room.lasts(now_ns());
     let told = match thread_state::of(fault.thread) {
         Ok(Waits::InProgram) => signals::fail_access(fault.thread, page),
-        Ok(Waits::InKernel) if waited < KERNEL_WAIT_MOST => {
+        Ok(Waits::InKernel { .. }) if waited < KERNEL_WAIT_MOST => {
             pager.progress.sleep(ticket, KERNEL_WAIT_ONCE);
             Ok(())
         }
-        Ok(Waits::InKernel) => Err(Errno(libc::ETIMEDOUT)),
+        Ok(Waits::InKernel { .. }) => Err(Errno(libc::ETIMEDOUT)),
         Ok(Waits::Not) => Ok(()),
         Err(errno) => Err(errno),
     };

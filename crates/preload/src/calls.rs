@@ -14,11 +14,14 @@
 #![allow(unsafe_code, reason = "system calls with the program's own arguments")]
 
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::Adopter;
 use aquifer_pager::holds::Holding;
 use aquifer_sys::raw::{Errno, syscall, syscall_cancellable};
+use aquifer_sys::shown_calls::{self, Shown};
+use aquifer_sys::signals;
 
 use crate::bounce::{self, Entries};
 use crate::kernel::libc_result;
@@ -32,7 +35,7 @@ const TRIES: usize = 16;
 /// What an unlisted argument points to when [`length`] was not enough.
 const WIDE_BYTES: usize = 64 << 10;
 /// The most that one call transfers: MAX_RW_COUNT of the kernel.
-const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
+pub const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
 /// Strings and requests that one call may name: beyond, they are left to luck. Above any that was seen.
 const POINTERS_MOST: usize = 4096;
 
@@ -56,9 +59,93 @@ pub struct Caller {
 /// # Safety
 /// As for the system call.
 pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
-    let caller = Caller { adopter: adopter(), cancellable: HAS_THREADS.load(Ordering::Relaxed) };
+    let instance = instance();
+    if !shown_calls::is_settled()
+        && let Some(instance) = instance
+    {
+        // SAFETY: the caller's promise.
+        return unsafe { shown_point(&instance.adopter, number, &args) };
+    }
+    // SAFETY: as above.
+    unsafe { point(instance.map(|instance| &instance.adopter), number, args) }
+}
+
+/// [`cancellation_point`], for a thread whose calls may be under way when the pager starts.
+///
+/// # Safety
+/// As for the system call.
+#[cold]
+unsafe fn shown_point(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> isize {
+    let _early = Early::begin(adopter, number, args);
+    // SAFETY: the caller's promise.
+    unsafe { point(Some(adopter), number, *args) }
+}
+
+/// # Safety
+/// As for the system call.
+unsafe fn point(adopter: Option<&'static Adopter>, number: i64, args: [usize; 6]) -> isize {
+    let adopter = adopter.filter(|adopter| adopter.watches_calls());
+    let caller = Caller { adopter, cancellable: HAS_THREADS.load(Ordering::Relaxed) };
     // SAFETY: the caller's promise.
     in_libcs_manner(unsafe { caller.call(number, args) })
+}
+
+/// A call that may be under way when the pager starts: it is shown until it is over, so that its memory is left alone.
+/// Once the pager has started, this costs a look at one number of the thread's own.
+pub struct Early {
+    adopter: &'static Adopter,
+    shown: ManuallyDrop<Shown>,
+}
+
+impl Early {
+    /// Before the call. `None` when it need not be shown.
+    pub fn begin(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<Self> {
+        if shown_calls::is_settled() {
+            return None;
+        }
+        if adopter.has_started() {
+            settle(adopter);
+            return None;
+        }
+        // Whoever is alone is in no call when it starts the pager.
+        if !HAS_THREADS.load(Ordering::Relaxed) {
+            return None;
+        }
+        let shown = shown_calls::show(number, args);
+        if adopter.is_starting() {
+            drop(shown);
+            adopter.wait_until_started();
+            return None;
+        }
+        Some(Self { adopter, shown: ManuallyDrop::new(shown) })
+    }
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        // SAFETY: dropped here and nowhere else.
+        unsafe { ManuallyDrop::drop(&mut self.shown) };
+        if self.adopter.has_started() {
+            // The call's own is there already.
+            let errno = signals::errno();
+            settle(self.adopter);
+            signals::set_errno(errno);
+        }
+    }
+}
+
+/// The pager has started, and if this thread is in no call of before, then the memory of such can be managed now.
+fn settle(adopter: &Adopter) {
+    if !shown_calls::is_in_call() {
+        adopter.calls_are_over(shown_calls::this_thread());
+        shown_calls::settle();
+    }
+}
+
+/// This thread makes no calls any more.
+pub fn thread_ends() {
+    shown_calls::leave();
+    instance().inspect(|instance| instance.adopter.calls_are_over(shown_calls::this_thread()));
 }
 
 /// The kernel's result in libc's manner.
@@ -73,7 +160,11 @@ fn adopter() -> Option<&'static Adopter> {
 impl Caller {
     /// For a trapped call.
     pub fn trapped() -> Self {
-        Self { adopter: adopter(), cancellable: false }
+        let adopter = adopter();
+        if !shown_calls::is_settled() {
+            adopter.inspect(|adopter| settle(adopter));
+        }
+        Self { adopter, cancellable: false }
     }
 
     /// The call itself. Errors are negative.
@@ -365,7 +456,7 @@ struct Memory<'a> {
 }
 
 /// `struct sockaddr_storage`.
-const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
+pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
 
 /// Calls `each` with what the arguments of a call point to through one more pointer.
 ///

@@ -25,6 +25,7 @@ mod own_allocator;
 mod pointers;
 mod process;
 mod programs;
+mod reach;
 mod start;
 mod stdio;
 mod threads;

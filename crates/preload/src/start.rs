@@ -90,7 +90,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
     let record = config.record.clone();
     let settings = Settings { dram_bytes, order, elastic, policy, tier, way, prefetch, record, program };
-    let adopter = Adopter::new(settings, counters);
+    let adopter = Adopter::new(settings, counters, crate::reach::of);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         refuse_to_start("the library was started twice");
     }

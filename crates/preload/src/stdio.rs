@@ -8,6 +8,7 @@
 
 use std::ffi::c_void;
 
+use crate::calls::Early;
 use crate::next;
 use crate::start::instance;
 
@@ -16,6 +17,12 @@ const BOUNCE_BYTES: usize = 256 << 10;
 
 fn needs_bounce(start: *const c_void, len: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_hold(start as usize, len))
+}
+
+/// For the C library's own call, which the pager's start may come upon. Before [`needs_bounce`] is asked: this may wait
+/// for that start.
+fn early(number: i64, start: *const c_void, len: usize) -> Option<Early> {
+    instance().and_then(|instance| Early::begin(&instance.adopter, number, &[0, start as usize, len, 0, 0, 0]))
 }
 
 fn bounce() -> Vec<u8> {
@@ -35,6 +42,7 @@ unsafe fn read_items(
     fread: next::Fread,
 ) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
+    let _early = early(libc::SYS_read, buffer.cast(), total);
     if !needs_bounce(buffer, total) {
         // SAFETY: the caller's promise.
         return unsafe { fread(buffer, size, count, file) };
@@ -67,6 +75,7 @@ unsafe fn write_items(
     fwrite: next::Fwrite,
 ) -> usize {
     let Some(total) = size.checked_mul(count) else { return 0 };
+    let _early = early(libc::SYS_write, buffer.cast(), total);
     if !needs_bounce(buffer, total) {
         // SAFETY: the caller's promise.
         return unsafe { fwrite(buffer, size, count, file) };

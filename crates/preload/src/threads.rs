@@ -10,10 +10,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use aquifer_sys::dispatch;
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
+use aquifer_sys::{dispatch, shown_calls};
 
 use crate::next::{self, StartRoutine};
 
@@ -47,6 +47,7 @@ pub fn give_stack() -> Option<usize> {
     let _ = unsafe { syscall(libc::SYS_mprotect, [start, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
     use_stack(start, true);
     thread_slot::set_trapping(Trapping::Ready);
+    shown_calls::join();
     Some(start)
 }
 
@@ -57,6 +58,7 @@ impl Drop for StackOfThread {
     fn drop(&mut self) {
         // What the C library does to a thread's stack at its end must not meet a handler on it.
         dispatch::disarm();
+        crate::calls::thread_ends();
         keep_signal_stack(0, 0);
         use_stack(self.0, false);
         // SAFETY: the stack was mapped by `give_stack` and is not in use any more.

@@ -18,6 +18,7 @@ pub mod probe;
 pub mod raw;
 pub mod rings;
 pub mod shared_segment;
+pub mod shown_calls;
 pub mod signals;
 pub mod thread_slot;
 pub mod thread_state;

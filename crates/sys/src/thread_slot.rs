@@ -42,6 +42,8 @@ struct Words {
     selector: u8,
     /// How far this thread is with trapping its system calls.
     trapping: Trapping,
+    /// The number that `shown_calls.rs` keeps for this thread; zero at first.
+    record: u16,
     /// The signals that were open in the program's code where it was left for the pager's; none at first.
     open: u64,
 }
@@ -104,6 +106,18 @@ pub fn arena() -> u32 {
 pub fn set_arena(arena: u32) {
     // SAFETY: as in `index`.
     unsafe { (*words()).arena = arena }
+}
+
+/// The number that [`set_record`] left for this thread; zero at first.
+pub(crate) fn record() -> u16 {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).record }
+}
+
+/// Keeps a number for this thread.
+pub(crate) fn set_record(record: u16) {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).record = record }
 }
 
 /// How far this thread is with trapping its system calls.

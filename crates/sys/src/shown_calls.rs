@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which system calls threads are in, as far as they show it: for who must know before trapping begins.
+//!
+//! A thread shows a call before it makes it, and then asks whether somebody has begun to look. Who looks says so
+//! first. So one of the two sees the other: a call that is not seen here will see that it must wait.
+//!
+//! Threads: any, also in signal handlers. Allocates nothing.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
+
+use crate::raw::syscall;
+use crate::thread_slot;
+
+/// Threads that can show calls at one time. A choice: calls of threads beyond are not seen.
+const THREADS_MOST: usize = 512;
+/// Calls of one thread: its own, and one of a signal handler that has interrupted it. Those beyond are not seen.
+const CALLS_MOST: usize = 2;
+/// Stack between two calls of one thread, at most, for one to be known as left by siglongjmp(3): its frame is where
+/// the other's is now, or deeper.
+const ABANDONED_BYTES: usize = 256 << 10;
+
+/// The number of a thread's record when it needs none any more.
+const SETTLED: u16 = u16::MAX;
+const _: () = assert!(THREADS_MOST < SETTLED as usize);
+
+const FREE: u32 = 0;
+/// Being filled in, by its thread.
+const CLAIMED: u32 = 1;
+const SHOWN: u32 = 2;
+
+struct Call {
+    state: AtomicU32,
+    frame: AtomicUsize,
+    number: AtomicI64,
+    args: [AtomicUsize; 6],
+}
+
+struct Record {
+    /// Zero: free.
+    thread: AtomicU32,
+    calls: [Call; CALLS_MOST],
+}
+
+static RECORDS: [Record; THREADS_MOST] = [const {
+    Record {
+        thread: AtomicU32::new(0),
+        calls: [const {
+            Call {
+                state: AtomicU32::new(FREE),
+                frame: AtomicUsize::new(0),
+                number: AtomicI64::new(0),
+                args: [const { AtomicUsize::new(0) }; 6],
+            }
+        }; CALLS_MOST],
+    }
+}; THREADS_MOST];
+/// Records from here on have never been used. Only grows.
+static EVER_USED: AtomicUsize = AtomicUsize::new(0);
+
+/// This thread's number for the kernel.
+pub fn this_thread() -> u32 {
+    // SAFETY: gettid(2) takes nothing, and cannot fail.
+    unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// From now on this thread can show its calls.
+pub fn join() {
+    let thread = this_thread();
+    let free = |record: &Record| record.thread.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if let Some(index) = RECORDS.iter().position(free) {
+        EVER_USED.fetch_max(index + 1, Ordering::SeqCst);
+        thread_slot::set_record(index as u16 + 1);
+    }
+}
+
+/// Before the thread ends.
+pub fn leave() {
+    if let Some(record) = own() {
+        thread_slot::set_record(0);
+        record.calls.iter().for_each(|call| call.state.store(FREE, Ordering::Release));
+        record.thread.store(0, Ordering::Release);
+    }
+}
+
+fn own() -> Option<&'static Record> {
+    RECORDS.get(usize::from(thread_slot::record()).checked_sub(1)?)
+}
+
+/// This thread has nothing to show any more, and never will.
+pub fn settle() {
+    leave();
+    thread_slot::set_record(SETTLED);
+}
+
+/// Whether [`settle`] was called on this thread.
+pub fn is_settled() -> bool {
+    thread_slot::record() == SETTLED
+}
+
+/// A call that is shown until this is dropped.
+#[derive(Debug)]
+pub struct Shown {
+    /// Which of the thread's calls; `None` where it cannot be shown.
+    index: Option<usize>,
+}
+
+/// Shows a call that this thread is about to make.
+pub fn show(number: i64, args: &[usize; 6]) -> Shown {
+    let here = 0u8;
+    let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
+    let Some(record) = own() else { return Shown { index: None } };
+    let usable = |call: &Call| {
+        let abandoned = frame.wrapping_sub(call.frame.load(Ordering::Relaxed)) < ABANDONED_BYTES;
+        call.state.load(Ordering::Relaxed) == FREE || abandoned
+    };
+    let Some(index) = record.calls.iter().position(usable) else { return Shown { index: None } };
+    let call = &record.calls[index];
+    // Claimed first: a handler that interrupts the filling in takes another one.
+    call.frame.store(frame, Ordering::Relaxed);
+    call.state.store(CLAIMED, Ordering::Release);
+    call.number.store(number, Ordering::Relaxed);
+    call.args.iter().zip(args).for_each(|(shown, given)| shown.store(*given, Ordering::Relaxed));
+    // SeqCst pairs with `each`, and with the caller's look at whether anybody has begun to look.
+    call.state.swap(SHOWN, Ordering::SeqCst);
+    Shown { index: Some(index) }
+}
+
+/// Whether this thread shows a call, which a signal handler may have interrupted.
+pub fn is_in_call() -> bool {
+    own().is_some_and(|record| record.calls.iter().any(|call| call.state.load(Ordering::Relaxed) != FREE))
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let (Some(index), Some(record)) = (self.index, own()) {
+            record.calls[index].state.store(FREE, Ordering::Release);
+        }
+    }
+}
+
+/// Calls `each` with the thread, the number and the arguments of every call that is shown.
+pub fn each(each: &mut dyn FnMut(u32, i64, [usize; 6])) {
+    for record in &RECORDS[..EVER_USED.load(Ordering::SeqCst)] {
+        let thread = record.thread.load(Ordering::Acquire);
+        for call in &record.calls {
+            if thread != 0 && call.state.load(Ordering::SeqCst) == SHOWN {
+                let args = std::array::from_fn(|index| call.args[index].load(Ordering::Relaxed));
+                each(thread, call.number.load(Ordering::Relaxed), args);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen() -> Vec<(i64, usize)> {
+        let mut calls = Vec::new();
+        let own = this_thread();
+        each(&mut |thread, number, args| {
+            if thread == own {
+                calls.push((number, args[1]));
+            }
+        });
+        calls
+    }
+
+    #[test]
+    fn a_call_is_seen_until_it_is_over_and_so_is_one_within_it() {
+        drop(show(1, &[7; 6]));
+        assert!(seen().is_empty(), "a thread that has not joined shows nothing");
+        join();
+        let outer = show(1, &[7; 6]);
+        // As far away as a handler's stack.
+        let far = Box::new([0u8; 2 * ABANDONED_BYTES]);
+        std::hint::black_box(&far);
+        assert_eq!(seen(), [(1, 7)]);
+        assert!(is_in_call());
+        drop(outer);
+        assert!(seen().is_empty() && !is_in_call());
+        leave();
+    }
+
+    #[inline(never)]
+    fn deeper(number: i64) -> Shown {
+        // In use until the end, so that this function has a frame of its own, below the caller's.
+        let room = std::hint::black_box([0u8; 64]);
+        let shown = show(number, &[8; 6]);
+        std::hint::black_box(&room);
+        shown
+    }
+
+    #[test]
+    fn what_a_jump_has_left_is_no_call_any_more() {
+        join();
+        std::mem::forget(deeper(1));
+        let next = show(2, &[9; 6]);
+        assert_eq!(seen(), [(2, 9)]);
+        let nested = deeper(3);
+        assert_eq!(seen(), [(2, 9), (3, 8)]);
+        drop((nested, next));
+        leave();
+    }
+}
