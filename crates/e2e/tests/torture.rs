@@ -69,6 +69,14 @@ fn a_larger_footprint_on_a_disk() {
 }
 
 #[test]
+fn a_disk_where_pages_are_copied() {
+    for (seed, delivery) in ["auto", "signal", "listener"].into_iter().enumerate() {
+        let setting = Setting { tier: "flash:", exchange: "copy", delivery, ..Setting::PLAIN };
+        all_right(&setting, 60 + seed as u64, PARTS_ALL);
+    }
+}
+
+#[test]
 fn blocks_of_two_megabytes_in_the_smallest_budget() {
     all_right(&Setting { block: "2MiB", dram_mib: 16, ..Setting::PLAIN }, 50, PARTS_ALL);
 }
