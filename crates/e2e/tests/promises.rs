@@ -202,3 +202,29 @@ fn a_read_from_a_pipe_does_not_wait_for_more_than_there_is() {
         }",
     );
 }
+
+/// Memory moves to where the program wants it, also over memory that is away; and is populated when it is asked for.
+#[test]
+fn memory_moves_to_a_given_place_and_is_populated() {
+    keeps(
+        "moves",
+        "unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        unsigned char *plain = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (start == MAP_FAILED || plain == MAP_FAILED) return 3;
+        size_t part = 8 << 20;
+        fill(start, LEN, 1);
+        unsigned char *from = start + part, *to = start + 3 * part;
+        if (mremap(from, part, part, MREMAP_MAYMOVE | MREMAP_FIXED, from + PAGE) != MAP_FAILED) return 4;
+        if (mremap(from, part, part / 2, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) { perror(\"mremap\"); return 5; }
+        right(to, part / 2, 1 + part, \"moved\");
+        right(to + part / 2, part / 2, 1 + 3 * part + part / 2, \"behind it\");
+        *plain = 77;
+        if (mremap(plain, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, start) != start) { perror(\"plain\"); return 6; }
+        for (size_t at = 4 * part; at < LEN; at += PAGE) (void)*(volatile unsigned char *)(start + at);
+        if (*start != 77) { fprintf(stderr, \"%d is where 77 was moved to\\n\", *start); return 7; }
+        right(start + PAGE, part - PAGE, 1 + PAGE, \"behind the plain page\");
+        if (madvise(start + 4 * part, LEN - 4 * part, 22)) { perror(\"MADV_POPULATE_READ\"); return 8; }
+        if (madvise(start + 4 * part, LEN - 4 * part, 23)) { perror(\"MADV_POPULATE_WRITE\"); return 9; }
+        right(start + 4 * part, LEN - 4 * part, 1 + 4 * part, \"populated\");",
+    );
+}

@@ -8,6 +8,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use aquifer_pager::Adopter;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals;
 
@@ -133,10 +134,30 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         // The kernel frees lazily; we must not bring back what it has freed, so we free at once.
         libc::MADV_FREE if active => instance.adopter.discard(address as usize, len, || advise(libc::MADV_DONTNEED)),
         libc::MADV_DONTNEED if active => instance.adopter.discard(address as usize, len, || advise(advice)),
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && instance.adopter.watches_calls() => {
+            populate(&instance.adopter, address as usize, len, advice)
+        }
         // Huge pages would undo the account, and merged pages cannot be moved.
         libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE if active => 0,
         _ => advise(advice),
     }
+}
+
+/// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are brought and held: under signal delivery the kernel
+/// can not bring them itself. Of more than the budget, the first pieces leave again.
+fn populate(adopter: &Adopter, start: usize, len: usize, advice: c_int) -> c_int {
+    let piece = (adopter.hold_bytes_most() & !4095).max(4096);
+    for done in (0..len).step_by(piece) {
+        let (start, len) = (start + done, piece.min(len - done));
+        let mut holding = adopter.holding();
+        holding.iter_mut().for_each(|holding| holding.add(start, len));
+        // SAFETY: the program's own call, for a part of its range; it changes no byte.
+        let result = unsafe { call(libc::SYS_madvise, [start, len, advice as usize, 0, 0, 0]) } as c_int;
+        if result != 0 {
+            return result;
+        }
+    }
+    0
 }
 
 /// The program's mmap(2) over managed memory, trapped: nothing is adopted.
@@ -173,19 +194,27 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
     let remap = || unsafe { syscall(libc::SYS_mremap, args) };
     let result = match instance() {
         Some(instance) if instance.adopter.manages(address as usize, old_len.max(1)) => {
-            remap_managed(address as usize, old_len, new_len, flags)
+            remap_managed(address as usize, old_len, new_len, flags, target)
         }
+        // What was at the target is gone.
+        Some(instance) if flags & libc::MREMAP_FIXED != 0 => instance.adopter.release(target, new_len, remap),
         _ => remap(),
     };
     libc_result(result)
 }
 
-fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Result<usize, Errno> {
+/// MREMAP_DONTUNMAP is refused: two places would share what is in the tier.
+fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, target: usize) -> Result<usize, Errno> {
     let (old_len, new_len) = (old_len.next_multiple_of(4096), new_len.next_multiple_of(4096));
-    if flags & !libc::MREMAP_MAYMOVE != 0 || old_len == 0 || new_len == 0 {
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) != 0 || old_len == 0 || new_len == 0 {
         return Err(Errno(libc::EINVAL));
     }
-    if new_len <= old_len {
+    let overlap = target < old.saturating_add(old_len) && old < target.saturating_add(new_len);
+    if fixed && (flags & libc::MREMAP_MAYMOVE == 0 || !target.is_multiple_of(4096) || overlap) {
+        return Err(Errno(libc::EINVAL));
+    }
+    if new_len <= old_len && !fixed {
         if new_len < old_len {
             // SAFETY: the program gives its own tail back.
             unsafe { unmap(std::ptr::with_exposed_provenance_mut(old + new_len), old_len - new_len) };
@@ -195,13 +224,14 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Re
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return Err(Errno(libc::ENOMEM));
     }
-    // SAFETY: a new mapping; nothing that exists is touched.
+    let (place, how) = if fixed { (target, libc::MAP_FIXED) } else { (0, 0) };
+    // SAFETY: a new mapping; nothing that exists is touched, but for what the program wants replaced.
     let new = unsafe {
         map(
-            std::ptr::null_mut(),
+            std::ptr::with_exposed_provenance_mut(place),
             new_len,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | how,
             -1,
             0,
         )
@@ -212,7 +242,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int) -> Re
     // SAFETY: both ranges are the program's, do not overlap, and faults on them are resolved as for any
     // access of the program.
     unsafe {
-        std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(old), new.cast(), old_len);
+        std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(old), new.cast(), old_len.min(new_len));
         unmap(std::ptr::with_exposed_provenance_mut(old), old_len);
     }
     Ok(new as usize)
