@@ -184,14 +184,10 @@ fn a_crash_is_passed_on() {
 
 #[test]
 fn a_kill_leaves_nothing_behind() {
-    let Some(program) = compile_small("sleeper", "touch(60); puts(\"ready\"); fflush(stdout); sleep(100); return 0;")
-    else {
-        return;
-    };
     let directory = scratch("kill");
     let ready = scratch("kill-ready").join("ready");
     let body = format!("touch(60); close(creat(\"{}\", 0600)); sleep(1000); return 0;", ready.display());
-    let Some(program) = small("sleeper", &body) else { return };
+    let Some(program) = compile_small("sleeper", &body) else { return };
     let mut command = aquifer();
     command.args(["run", "--dram", "16MiB", "--state-dir"]).arg(&directory).arg("--").arg(&program);
     let mut running = start(command);
@@ -205,11 +201,21 @@ fn a_kill_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// What a signal does to a program whose only thread waits for a tier that takes ten seconds for each request.
-fn signalled_while_it_waits(name: &str, prepare: &str, delivery: &str) -> Option<(Duration, Ended)> {
-    let program = compile_small(name, &format!("{prepare} touch(60); return 0;"))?;
-    let words = ["--dram", "16MiB", "--tier", "failing:delay=10s:dram:", "--delivery", delivery];
-    let running = start(managed(&words, &program, &[]));
+/// What a signal does to a program whose only thread waits for a tier that takes `delay` for each request: how long
+/// it takes to end, and how it ends, within `limit`.
+fn signalled_while_it_waits(
+    name: &str,
+    prepare: &str,
+    delivery: &str,
+    delay: &str,
+    limit: Duration,
+) -> Option<(Duration, Ended)> {
+    let ready = scratch(&format!("waits-{name}-{delivery}")).join("ready");
+    let body = format!("{prepare} close(creat(\"{}\", 0600)); touch(60); return 0;", ready.display());
+    let program = compile_small(name, &body)?;
+    let tier = format!("failing:delay={delay}:dram:");
+    let running = start(managed(&["--dram", "16MiB", "--tier", &tier, "--delivery", delivery], &program, &[]));
+    eventually("what the program prepares", || ready.exists());
     // By then it has outgrown its budget and waits: touching 16 MiB takes milliseconds.
     std::thread::sleep(Duration::from_secs(2));
     let launcher = running.child.id().to_string();
