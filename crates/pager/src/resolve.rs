@@ -30,9 +30,14 @@ pub(crate) const WAIT_MOST: Duration = Duration::from_secs(120);
 const SPIN_ROUNDS: u32 = 400;
 /// Failed write-backs in one fault's search for room before it gives up.
 const FAILURES_MOST: u32 = 16;
-/// Victims that the kernel does not let go in one fault's search for room before it gives up: locked or pinned
-/// memory. Many, since each costs microseconds only, and others may go.
-const REFUSALS_MOST: u32 = 1024;
+/// Victims that the kernel does not let go, locked or pinned memory, after which one fault's search for room pauses.
+/// Many, since each costs microseconds only, and others may go.
+const REFUSALS_AT_ONCE: u32 = 64;
+/// One such pause, and how long the search lasts at most: a device has pinned memory for as long as a request takes,
+/// which a slow and busy disk may draw out, and locked memory stays.
+const REFUSED_WAIT_ONCE: Duration = Duration::from_millis(1);
+const REFUSED_WAIT_MOST: Duration = Duration::from_secs(5);
+
 /// How a fault ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -46,6 +51,25 @@ pub enum Outcome {
     NoRoom,
 }
 
+/// Victims that the kernel did not let go in one fault's search for room.
+#[derive(Default)]
+struct Refusals {
+    count: u32,
+    since: Option<u64>,
+}
+
+impl Refusals {
+    /// One more. Pauses now and then; false when the search has lasted too long.
+    fn go_on(&mut self, pager: &Pager, ticket: u32) -> bool {
+        let since = *self.since.get_or_insert_with(now_ns);
+        self.count += 1;
+        if self.count.is_multiple_of(REFUSALS_AT_ONCE) {
+            pager.progress.sleep(ticket, REFUSED_WAIT_ONCE);
+        }
+        Duration::from_nanos(now_ns().saturating_sub(since)) <= REFUSED_WAIT_MOST
+    }
+}
+
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only when the access is known to be
     /// a read.
@@ -53,7 +77,7 @@ impl Pager {
         let started = now_ns();
         let page = address as u64 / PAGE_BYTES;
         let mut kind = None;
-        let (mut failures, mut refusals) = (0, 0);
+        let (mut failures, mut refusals) = (0, Refusals::default());
         let mut first = true;
         let mut guards: Guards = [0; PAGES_MOST];
         loop {
@@ -68,11 +92,8 @@ impl Pager {
                 FaultStep::Wait => self.wait(ticket, started),
                 FaultStep::Empty { frame } => self.empty(frame),
                 FaultStep::Evict { block, pages, frame } => {
-                    if !self.evict(block, pages, frame, delivery) {
-                        refusals += 1;
-                        if refusals > REFUSALS_MOST {
-                            return Outcome::NoRoom;
-                        }
+                    if !self.evict(block, pages, frame, delivery) && !refusals.go_on(self, ticket) {
+                        return Outcome::NoRoom;
                     }
                 }
                 FaultStep::Clean { block, pages, frame, known_clean } => {
