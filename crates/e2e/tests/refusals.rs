@@ -97,5 +97,5 @@ fn too_few_descriptors_for_the_pager_end_the_program_with_the_limit_to_raise() {
     let directory = scratch("refused-descriptors");
     let Some(ended) = under("-n 8", &format!("flash:{}", directory.display())) else { return };
     let [line] = ended.expect(113).said()[..] else { panic!("one line, not: {}", ended.stderr) };
-    assert!(line.contains("Too many open files (os error 24); raise the limit of open files (ulimit -n)"), "{line}");
+    assert!(line.ends_with("; raise the limit of open files (ulimit -n)"), "{line}");
 }

@@ -123,6 +123,9 @@ pub enum StartFailure {
 impl fmt::Display for StartFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Frames(Errno(libc::EMFILE | libc::ENFILE)) | Self::Uffd(Errno(libc::EMFILE | libc::ENFILE)) => {
+                write!(f, "the pager needs some descriptors of its own; raise the limit of open files (ulimit -n)")
+            }
             Self::Uffd(errno) => write!(
                 f,
                 "userfaultfd is refused ({errno}); allow it with 'sysctl vm.unprivileged_userfaultfd=1', or grant access to /dev/userfaultfd"
