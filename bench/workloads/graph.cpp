@@ -77,12 +77,12 @@ static Trials run_pr(const Graph &graph, Memory &memory, uint64_t trials) {
     return done;
 }
 
-static Trials run_bc(const Graph &graph, Memory &memory, uint64_t trials, uint64_t seed) {
+static Trials run_bc(const Graph &graph, Memory &memory, uint64_t trials, uint64_t seed, uint64_t count) {
     Betweenness betweenness(graph, memory);
     Trials done;
     for (uint64_t t = 0; t < trials; ++t) {
         std::vector<uint64_t> sources;
-        for (uint64_t i = 0; i < 4; ++i) sources.push_back(source_of(graph, seed, t * 4 + i));
+        for (uint64_t i = 0; i < count; ++i) sources.push_back(source_of(graph, seed, t * count + i));
         const double begin = seconds_now();
         betweenness.run(sources);
         const double end = seconds_now();
@@ -113,6 +113,7 @@ int main(int argc, char **argv) {
                            {"graph", "", "kernels: the graph to read"},
                            {"trials", "3", "kernels: how often to run"},
                            {"seed", "1", "of the graph, or of the choice of sources"},
+                           {"sources", "1", "bc: sources of one trial"},
                            {"file", "", "kernels: put the arrays into a shared mapping of this new file"},
                            {"footprint", nullptr, "kernels: print the bytes of the arrays and exit"}});
     if (options.words().size() != 1) usage_error("name one of build, bfs, pr, bc, load");
@@ -133,7 +134,7 @@ int main(int argc, char **argv) {
     if (kernel != "load") file.read(graph);
     const double load_seconds = seconds_now() - begin;
     const Trials done = kernel == "bfs" ? run_bfs(graph, memory, trials, seed) : kernel == "pr" ? run_pr(graph, memory, trials)
-                      : kernel == "bc" ? run_bc(graph, memory, trials, seed) : run_load(file, graph, trials);
+                      : kernel == "bc" ? run_bc(graph, memory, trials, seed, options.count("sources", 1, 64)) : run_load(file, graph, trials);
 
     Result result("graph");
     result.text("kernel", kernel).number("vertices", graph.vertices).number("edges", graph.edges).number("footprint_bytes", memory.footprint());
