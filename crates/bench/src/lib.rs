@@ -36,6 +36,7 @@ mod ratios;
 mod record;
 mod result;
 mod run;
+mod settle;
 mod size;
 mod swap;
 mod table;

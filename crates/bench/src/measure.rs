@@ -18,6 +18,7 @@ use crate::plan::Step;
 use crate::process::{self, Finished};
 use crate::record::Run;
 use crate::result::{figure_of, parse_output};
+use crate::settle::settle;
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, Undo, UndoList};
@@ -105,6 +106,7 @@ impl Bench<'_> {
         if let Some(threads) = self.settings.threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }
+        settle(&self.settings.dir, self.interrupt)?;
         let finished = process::run(command, self.settings.timeout, self.interrupt)?;
         let account = cgroup.as_ref().map_or_else(Account::default, Cgroup::account);
         run.wall_seconds = finished.wall.as_secs_f64();

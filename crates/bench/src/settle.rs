@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Waits until the disk has come to rest, so that no run pays for what the one before it has left.
+//!
+//! A file of a gigabyte that goes is not gone at once: on a file system mounted with `discard` its blocks are discarded
+//! with the next commit of the journal, seconds later, and what was written to it may still be under way. Whoever came
+//! next in turn was measured with half of the disk.
+//!
+//! Source: `Documentation/block/stat.rst` of Linux.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::failure::BenchFailure;
+use crate::interrupt::Interrupt;
+
+/// A disk is at rest when it moves less than this in one look.
+const REST_SECTORS: u64 = (1 << 20) / 512;
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(250);
+/// Looks in a row that find it at rest.
+const LOOKS: u32 = 4;
+/// Others may use the disk all the time.
+const WAIT_MOST: Duration = Duration::from_secs(60);
+
+/// Waits for the disk under `dir`; not at all where the kernel has no account of it.
+pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
+    let Some(account) = fs::metadata(dir).ok().map(|metadata| account_of(metadata.dev())) else { return Ok(()) };
+    rustix::fs::sync();
+    let started = Instant::now();
+    let Some(mut last) = moved(&account) else { return Ok(()) };
+    let mut quiet = 0;
+    while quiet < LOOKS && started.elapsed() < WAIT_MOST {
+        interrupt.check()?;
+        std::thread::sleep(LOOK);
+        let Some(now) = moved(&account) else { return Ok(()) };
+        quiet = if now.saturating_sub(last) < REST_SECTORS { quiet + 1 } else { 0 };
+        last = now;
+    }
+    Ok(())
+}
+
+fn account_of(device: u64) -> String {
+    format!("/sys/dev/block/{}:{}/stat", rustix::fs::major(device), rustix::fs::minor(device))
+}
+
+fn moved(account: &str) -> Option<u64> {
+    sectors_of(&fs::read_to_string(account).ok()?)
+}
+
+/// Sectors read, written and discarded so far.
+fn sectors_of(text: &str) -> Option<u64> {
+    let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    let (read, written) = (fields.get(2)?, fields.get(6)?);
+    // Linux 4.18 counts discards.
+    Some(read + written + fields.get(13).unwrap_or(&0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_account_is_read() {
+        assert_eq!(sectors_of("1 2 3 4 5 6 70 8 0 10 11"), Some(73));
+        assert_eq!(sectors_of("  1 2 3 4 5 6 70 8 0 10 11 5 0 900 1 2 3\n"), Some(973));
+        assert_eq!(sectors_of("1 2 3"), None);
+        assert_eq!(sectors_of(""), None);
+    }
+
+    #[test]
+    fn a_place_without_a_disk_is_at_rest() {
+        settle(Path::new("/proc"), &Interrupt::default()).expect("nothing to wait for");
+        settle(Path::new("/nowhere"), &Interrupt::default()).expect("nothing to wait for");
+    }
+}
