@@ -151,11 +151,10 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
 fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     let mut worst: Option<Account> = None;
     for run in runs.iter().filter(|run| run.contender.starts_with("aquifer-") && run.figure.is_some()) {
-        // Over its own DRAM tier, the program's resident set holds the tier too; there the pager's count is all
-        // there is.
-        let (peak, allowed) = match (run.contender.as_str(), run.peak_resident_bytes) {
-            ("aquifer-flash", Some(peak)) => (peak, limit_bytes(run.footprint_bytes, run.local_bytes)),
-            _ => (run.pager_peak_bytes().unwrap_or(0), run.local_bytes),
+        // Where the program has not told what the kernel says, the pager's own count is all there is.
+        let (peak, allowed) = match run.peak_resident_bytes {
+            Some(peak) => (peak, limit_bytes(run.footprint_bytes, run.local_bytes)),
+            None => (run.pager_peak_bytes().unwrap_or(0), run.local_bytes),
         };
         let account = Account { run, peak, allowed };
         if peak > 0 && worst.as_ref().is_none_or(|worst| account.margin_mib() < worst.margin_mib()) {
