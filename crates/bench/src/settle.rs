@@ -4,8 +4,8 @@
 //! Waits until the disk has come to rest, so that no run pays for what the one before it has left.
 //!
 //! A file of a gigabyte that goes is not gone at once: on a file system mounted with `discard` its blocks are discarded
-//! with the next commit of the journal, seconds later, and what was written to it may still be under way. Whoever came
-//! next in turn was measured with half of the disk.
+//! with the next commit of the journal, seconds later, and what was written to it may still be under way. Whoever comes
+//! next in turn would share the disk with that.
 //!
 //! Source: `Documentation/block/stat.rst` of Linux.
 
@@ -31,16 +31,33 @@ pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
     let Some(account) = fs::metadata(dir).ok().map(|metadata| account_of(metadata.dev())) else { return Ok(()) };
     rustix::fs::sync();
     let started = Instant::now();
-    let Some(mut last) = moved(&account) else { return Ok(()) };
-    let mut quiet = 0;
-    while quiet < LOOKS && started.elapsed() < WAIT_MOST {
+    let mut rest = Rest::default();
+    while started.elapsed() < WAIT_MOST {
+        let Some(now) = moved(&account) else { return Ok(()) };
+        if rest.saw(now) {
+            break;
+        }
         interrupt.check()?;
         std::thread::sleep(LOOK);
-        let Some(now) = moved(&account) else { return Ok(()) };
-        quiet = if now.saturating_sub(last) < REST_SECTORS { quiet + 1 } else { 0 };
-        last = now;
     }
     Ok(())
+}
+
+/// What the looks have shown.
+#[derive(Default)]
+struct Rest {
+    last: Option<u64>,
+    quiet: u32,
+}
+
+impl Rest {
+    /// So many sectors have moved by now. Returns whether the disk is at rest.
+    fn saw(&mut self, now: u64) -> bool {
+        let still = self.last.is_some_and(|last| now.saturating_sub(last) < REST_SECTORS);
+        self.quiet = if still { self.quiet + 1 } else { 0 };
+        self.last = Some(now);
+        self.quiet >= LOOKS
+    }
 }
 
 fn account_of(device: u64) -> String {
@@ -69,6 +86,14 @@ mod tests {
         assert_eq!(sectors_of("  1 2 3 4 5 6 70 8 0 10 11 5 0 900 1 2 3\n"), Some(973));
         assert_eq!(sectors_of("1 2 3"), None);
         assert_eq!(sectors_of(""), None);
+    }
+
+    #[test]
+    fn a_disk_is_at_rest_after_some_quiet_looks_in_a_row() {
+        let mut rest = Rest::default();
+        let moved = [0, 10, 20, 30, 30 + REST_SECTORS, 30 + REST_SECTORS, 31 + REST_SECTORS, 32 + REST_SECTORS];
+        assert!(moved.into_iter().all(|now| !rest.saw(now)), "it moved in between");
+        assert!(rest.saw(33 + REST_SECTORS));
     }
 
     #[test]

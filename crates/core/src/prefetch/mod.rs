@@ -43,8 +43,8 @@ const SILENT_MAX: u64 = 512;
 const TRUST_FULL: u32 = 1024;
 const TRUST_PART: u32 = 1024;
 const TRUST_PAGES_MOST: u32 = 32;
-/// Below this, streams prove themselves first: three quarters. Betweenness centrality uses 60 %, at a loss even on a
-/// disk; streams, graphs that are scanned, and a Python program's heap use 95 % and more.
+/// Below this, streams prove themselves first: three quarters. Betweenness centrality used 60 %, at a loss even on a
+/// disk; breadth-first search 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
 const TRUST_LEAST: u32 = TRUST_FULL * 3 / 4;
 /// Pages that a stream must have passed before anything is read ahead of it, while trust is low or where a fetch costs
 /// little: 256 KiB. Two blocks of the default size, 64 of the smallest.
