@@ -241,6 +241,7 @@ impl Adopter {
                 Err(error) => abort(&["cannot read /proc/self/pagemap: ", &error.to_string()]),
             };
             let (first, last) = (start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES);
+            pager.note_scattered(present.iter().filter(|present| **present).count() as u64);
             engine.add(first, last, pager.order, delivery, &mut |page, count| {
                 let index = (page - first) as usize;
                 present[index..index + count as usize].iter().any(|present| *present)

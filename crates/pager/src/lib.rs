@@ -21,6 +21,7 @@ pub mod inspect;
 pub mod listener;
 mod own_memory;
 pub mod pager;
+mod quarry;
 pub mod recorder;
 pub mod resolve;
 mod ring;

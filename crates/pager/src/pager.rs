@@ -16,7 +16,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::Policy;
 use aquifer_core::record;
 use aquifer_core::temperature::Histogram;
-use aquifer_core::units::{Order, PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::raw::Errno;
@@ -31,6 +31,7 @@ use crate::exchange::{self, Uffds, Way};
 use crate::frame_area::FrameArea;
 use crate::holds::Holds;
 use crate::listener::Streak;
+use crate::quarry::Quarry;
 use crate::recorder::Recorder;
 use crate::trims::{self, Trims};
 
@@ -151,6 +152,8 @@ pub struct Pager {
     engine: Mutex<Engine>,
     recorder: Option<&'static Recorder>,
     pub(crate) area: FrameArea,
+    /// Where pages move: what fresh frames are cut from.
+    quarry: Option<Quarry>,
     signal: Uffd,
     listener: Option<Uffd>,
     pub(crate) tier: Box<dyn Tier>,
@@ -195,6 +198,7 @@ impl Pager {
         let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok();
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
+        let quarry = (way == Way::Move).then(|| Quarry::new(&signal).map_err(StartFailure::Frames)).transpose()?;
         let slabs = u32::try_from(settings.tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1);
         let engine_settings = engine::Settings {
             budget_pages,
@@ -219,6 +223,7 @@ impl Pager {
         let engine = Engine::new(engine_settings, settings.policy);
         let pager = Box::leak(Box::new(Pager {
             area,
+            quarry,
             signal,
             listener,
             tier: settings.tier,
@@ -263,6 +268,29 @@ impl Pager {
     /// The listener's, if this process may have one.
     pub fn listener_uffd(&self) -> Option<&Uffd> {
         self.listener.as_ref()
+    }
+
+    /// Before bytes come into a frame: sees to it that its first `len` bytes have pages, as good ones as can be had.
+    /// Returns whether they are zeros.
+    pub(crate) fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> bool {
+        if !fresh {
+            if !self.quarry.as_ref().is_some_and(|quarry| quarry.shall_replace(len)) {
+                return false;
+            }
+            self.area.drop_pages(frame);
+        }
+        let served = |quarry: &Quarry| quarry.serve(&self.signal, self.area.address(frame), len);
+        if !self.quarry.as_ref().is_some_and(served) {
+            self.area.populate(frame, len);
+        }
+        true
+    }
+
+    /// The program brought `pages` pages along, which the kernel had given it one by one.
+    pub(crate) fn note_scattered(&self, pages: u64) {
+        if let Some(quarry) = &self.quarry {
+            quarry.note_scattered(pages);
+        }
     }
 
     /// Both ends of an exchange with a mapping of one delivery.

@@ -120,7 +120,8 @@ impl Pager {
                     self.install(block, count, pages, frame, delivery, exchange, arrival);
                     break;
                 }
-                FaultStep::Fetch { block, pages, frame, slot } => {
+                FaultStep::Fetch { block, pages, frame, slot, fresh } => {
+                    self.prepare(frame, pages.bytes() as usize, fresh);
                     if let Err(counter) = self.fetch(pages, frame, slot, &guards[..pages.count as usize]) {
                         self.fetch_lost(block, pages, counter);
                         return Outcome::Lost;
@@ -286,9 +287,7 @@ impl Pager {
 
     /// Makes a frame's bytes zeros.
     pub(crate) fn zero(&self, pages: Pages, frame: FrameIndex, fresh: bool) {
-        if fresh {
-            self.area.populate(frame, pages.bytes() as usize);
-        } else {
+        if !self.prepare(frame, pages.bytes() as usize, fresh) {
             self.area.buffer(frame, 0, pages.bytes() as usize).bytes_mut().fill(0);
         }
     }

@@ -155,7 +155,8 @@ impl Worker {
     /// rest is done.
     fn carry_out(&mut self, plan: &Plan) -> bool {
         for task in &plan.tasks {
-            if let Task::Fetch { block, pages, frame, slot } = *task {
+            if let Task::Fetch { block, pages, frame, slot, fresh } = *task {
+                self.pager.prepare(frame, pages.bytes() as usize, fresh);
                 self.fetch(block, pages, frame, slot);
             }
         }

@@ -43,6 +43,19 @@ impl Reserved {
         self.start.as_ptr() as usize
     }
 
+    /// Makes the whole range new: no pages, no registration, no page tables.
+    ///
+    /// # Safety
+    /// The contents are lost. Nobody may rely on them, and there is no buffer of the range.
+    pub unsafe fn renew(&self) -> Result<(), Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let args = [self.address(), self.len, protection as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: replaces the range's own mapping, which the caller has given up, in one step.
+        unsafe { syscall(libc::SYS_mmap, args) }?;
+        advise(self.address(), self.len, libc::MADV_DONTFORK)
+    }
+
     /// How many bytes.
     pub fn len(&self) -> usize {
         self.len

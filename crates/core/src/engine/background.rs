@@ -71,6 +71,8 @@ pub enum Task {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: u64,
+        /// True when the frame has no pages yet: the kernel gives some at the first touch.
+        fresh: bool,
     },
     /// Zero the frame ahead of the first touch; then report `read_ahead_arrived`.
     Fill {
@@ -280,7 +282,8 @@ impl Engine {
         entry.become_state(State::Fetching);
         let frame = taken.frame;
         plan.tasks.push(if state == State::Stored {
-            Task::Fetch { block, pages, frame, slot: slot.expect("a stored block has a slot") }
+            let slot = slot.expect("a stored block has a slot");
+            Task::Fetch { block, pages, frame, slot, fresh: taken.fresh }
         } else {
             Task::Fill { block, pages, frame, fresh: taken.fresh }
         });

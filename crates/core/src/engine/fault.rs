@@ -39,6 +39,8 @@ pub enum FaultStep {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: u64,
+        /// True when the frame has no pages yet: the kernel gives some at the first touch.
+        fresh: bool,
     },
     /// Install zeros: the block has no contents yet. Then report `installed`.
     Fill {
@@ -180,7 +182,7 @@ impl Engine {
                     let entry = self.map.block_mut(block);
                     entry.become_state(State::Fetching);
                     entry.frame = taken.frame.0;
-                    FaultStep::Fetch { block, pages, frame: taken.frame, slot }
+                    FaultStep::Fetch { block, pages, frame: taken.frame, slot, fresh: taken.fresh }
                 }
             },
             State::Installing | State::Leaving | State::Cleaning | State::Fetching => {

@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn digests_are_pinned() {
         let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));
-        let fetch = FaultStep::Fetch { block, pages, frame, slot: 1 << 40 };
+        let fetch = FaultStep::Fetch { block, pages, frame, slot: 1 << 40, fresh: false };
         let discard = DiscardStep::MakeResident { page: 5 };
         let found = [
             Summary::of_step(&fetch),
@@ -190,7 +190,7 @@ mod tests {
             Summary::of_slot(Some(4096)),
             Summary::of_discard(discard, Digest::default()),
         ];
-        let pinned = [(0, 3_507_162_105), (7, 4_138_299_526), (1, 1_120_767_336), (1, 338_825_315)]
+        let pinned = [(0, 3_187_906_230), (7, 4_138_299_526), (1, 1_120_767_336), (1, 338_825_315)]
             .map(|(kind, digest)| Summary { kind, digest });
         assert_eq!(found, pinned);
     }

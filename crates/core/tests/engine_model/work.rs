@@ -63,7 +63,7 @@ impl Work {
             FaultStep::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
             FaultStep::Empty { frame } => Work::Empty { frame },
             FaultStep::Evict { block, pages, frame } => Work::Evict { block, pages, frame, copied: false },
-            FaultStep::Fetch { block, pages, frame, slot } => {
+            FaultStep::Fetch { block, pages, frame, slot, .. } => {
                 Work::Fetch { block, pages, frame, slot, access: Some(write) }
             }
             FaultStep::Fill { block, pages, frame, fresh, exchange } => {
@@ -84,7 +84,7 @@ impl Work {
             Task::Empty { frame } => Work::Empty { frame },
             Task::Evict { block, pages, frame, copied } => Work::Evict { block, pages, frame, copied },
             Task::Drop { block, pages } => Work::Drop { block, pages },
-            Task::Fetch { block, pages, frame, slot } => Work::Fetch { block, pages, frame, slot, access: None },
+            Task::Fetch { block, pages, frame, slot, .. } => Work::Fetch { block, pages, frame, slot, access: None },
             Task::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, exchange: None },
         }
     }

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where the pages of fresh frames come from: cut from huge pages, so that a frame's pages are neighbours in physical
+//! memory.
+//!
+//! A disk's request names runs of physical pages. A frame that the kernel has filled page by page, from what other
+//! programs left, is 256 runs for 1 MiB: more than a request may have on some disks, and slow on all. Since pages
+//! circulate in whole blocks, what is neighbours once stays so. See docs/decisions/0011.
+//!
+//! The quarry is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames are served
+//! from it by UFFDIO_MOVE until it is used up. Up to one piece is beyond the budget, like code and stacks. Where
+//! anything fails (no huge page is free, the move is refused), the frame is filled as ever.
+//!
+//! A page of the quarry holds a mark until it is in its frame: when the kernel splits a huge page, it gives back those
+//! of its pages that are all zeros (since Linux 6.12).
+//!
+//! May run in a signal handler: does not allocate. Its lock is held with all signals blocked, for as long as the kernel
+//! takes to populate one huge page.
+
+#![allow(unsafe_code, reason = "moves pages, each of which belongs to the quarry and then to the caller's frame")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_core::units::PAGE_BYTES;
+use aquifer_sys::memory::{MADV_POPULATE_WRITE, Reserved, advise, drop_pages};
+use aquifer_sys::raw::Errno;
+use aquifer_sys::uffd::{Uffd, mode};
+
+/// One huge page.
+const PIECE_BYTES: usize = 2 << 20;
+/// Pieces until the address space is made anew: a range that had small pages gets no huge one again.
+const PIECES: usize = 64;
+/// Below it, the exchange costs more than neighbours gain.
+pub(crate) const LEAST_BYTES: usize = 64 << 10;
+
+#[derive(Debug, Default)]
+struct Cut {
+    /// Bytes of the range that are used up.
+    used: usize,
+    /// Bytes of the range that have been populated.
+    populated: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Quarry {
+    range: Reserved,
+    /// Pages that came from elsewhere, one by one. They are replaced as they come by, once each: those that were there
+    /// first leave first.
+    scattered_pages: AtomicU64,
+    cut: Mutex<Cut>,
+}
+
+impl Quarry {
+    /// Reserves address space and registers it with the frames' `uffd`.
+    pub(crate) fn new(uffd: &Uffd) -> Result<Self, Errno> {
+        let quarry = Self {
+            range: Reserved::new(PIECES * PIECE_BYTES)?,
+            scattered_pages: AtomicU64::new(0),
+            cut: Mutex::default(),
+        };
+        quarry.open(uffd)?;
+        Ok(quarry)
+    }
+
+    fn open(&self, uffd: &Uffd) -> Result<(), Errno> {
+        advise(self.range.address(), self.range.len(), libc::MADV_HUGEPAGE)?;
+        uffd.register(self.range.address(), self.range.len(), mode::WP)
+    }
+
+    /// So many pages came from elsewhere.
+    pub(crate) fn note_scattered(&self, pages: u64) {
+        self.scattered_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Whether `len` bytes of a frame, which nobody needs any more, shall have other pages. Counts them as replaced.
+    pub(crate) fn shall_replace(&self, len: usize) -> bool {
+        let pages = len as u64 / PAGE_BYTES;
+        let less = |scattered: u64| scattered.checked_sub(pages);
+        len >= LEAST_BYTES && self.scattered_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False when its pages are to come from
+    /// elsewhere; some may have come.
+    pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> bool {
+        if !(LEAST_BYTES..=PIECE_BYTES).contains(&len) {
+            return false;
+        }
+        let mut cut = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+        if cut.populated - cut.used < len && !self.next_piece(&mut cut, uffd) {
+            return false;
+        }
+        let source = self.range.address() + cut.used;
+        // SAFETY: the pages are the quarry's, populated and never handed out; the frame is the caller's, and empty.
+        let moved = unsafe { uffd.move_pages(target, source, len, false) };
+        if moved.is_err() {
+            self.drop_rest(&mut cut);
+            return false;
+        }
+        cut.used += len;
+        // SAFETY: the frame is the caller's, and has these pages since the move.
+        unsafe { mark(target, len, 0) };
+        true
+    }
+
+    fn next_piece(&self, cut: &mut Cut, uffd: &Uffd) -> bool {
+        self.drop_rest(cut);
+        if cut.used == self.range.len() {
+            // SAFETY: nothing of the range is in use: it was handed out or dropped, piece by piece.
+            if unsafe { self.range.renew() }.and_then(|()| self.open(uffd)).is_err() {
+                return false;
+            }
+            *cut = Cut::default();
+        }
+        let populated = advise(self.range.address() + cut.used, PIECE_BYTES, MADV_POPULATE_WRITE);
+        cut.populated += PIECE_BYTES;
+        if populated.is_err() {
+            self.drop_rest(cut);
+            return false;
+        }
+        // SAFETY: the piece is the quarry's, and populated.
+        unsafe { mark(self.range.address() + cut.used, PIECE_BYTES, 1) };
+        true
+    }
+
+    /// Gives back what is left of a piece.
+    fn drop_rest(&self, cut: &mut Cut) {
+        if cut.used < cut.populated {
+            // SAFETY: what is behind `used` was never handed out.
+            let _ = unsafe { drop_pages(self.range.address() + cut.used, cut.populated - cut.used) };
+            cut.used = cut.populated;
+        }
+    }
+}
+
+/// Writes a word at the start of each page.
+///
+/// # Safety
+/// `start..start + len` are populated pages that nobody else uses.
+unsafe fn mark(start: usize, len: usize, word: u64) {
+    for page in (start..start + len).step_by(PAGE_BYTES as usize) {
+        // SAFETY: the caller's promise; a page is aligned for any word.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u64>(page).write_volatile(word) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_sys::uffd::{feature, probe_features};
+
+    #[test]
+    fn frames_of_any_size_are_served_with_zeros_for_ever() {
+        if probe_features(false).map_or(0, |found| found & feature::MOVE) == 0 {
+            eprintln!("skipped: this kernel has no UFFDIO_MOVE, or refuses userfaultfd");
+            return;
+        }
+        let uffd = Uffd::open(feature::MOVE | feature::SIGBUS, false).expect("probed");
+        let quarry = Quarry::new(&uffd).expect("address space");
+        let frames = Reserved::new(PIECE_BYTES).expect("address space");
+        uffd.register(frames.address(), frames.len(), mode::WP).expect("a new range");
+        let lens = [PIECE_BYTES, LEAST_BYTES, PIECE_BYTES / 2, 3 * LEAST_BYTES];
+        for len in lens.into_iter().cycle().take(4 * PIECES) {
+            assert!(quarry.serve(&uffd, frames.address(), len));
+            // SAFETY: the only user of the range.
+            let mut buffer = unsafe { frames.buffer(0, len) };
+            assert!(buffer.bytes().iter().all(|byte| *byte == 0));
+            buffer.bytes_mut().fill(1);
+            // SAFETY: the buffer is not used any more.
+            unsafe { drop_pages(frames.address(), len) }.expect("ours");
+        }
+        assert!(!quarry.serve(&uffd, frames.address(), LEAST_BYTES / 2), "too small to be worth it");
+    }
+}
