@@ -16,13 +16,20 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::{Block, NONE, State};
+use crate::block::{Block, State};
+use crate::slabs::Slabs;
 use crate::temperature::Temperatures;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
 
 mod heat;
 mod ranges;
 mod sizes;
+mod slots;
+
+pub use self::slots::{INHERITED_MOST, OwnSlot};
+
+/// Slabs that can have become free between two looks of the driver; the room of those beyond stays on the medium.
+const FREED_MOST: usize = 64;
 
 /// How faults on a mapping reach the pager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +70,8 @@ pub struct Region {
     pub clip: (u64, u64),
     /// The slab that holds its slots, once something was written back.
     pub slab: u32,
+    /// Slabs that hold copies of its blocks from before a fork(2): see `map/slots.rs`.
+    inherited: Vec<slots::Inherited>,
     /// How its faults arrive.
     pub delivery: Delivery,
 }
@@ -77,9 +86,9 @@ pub struct BlockMap {
     /// Free runs of indices, by the exponent of the unit that uses such runs.
     free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
     guards: Vec<u64>,
-    slabs_free: Vec<u32>,
-    slabs_used: u32,
-    slabs_most: u32,
+    slabs: Box<dyn Slabs>,
+    /// Slabs that have become free beside what was asked for, until the driver takes notice.
+    freed: Vec<u32>,
     /// The unit of the first regions.
     smallest: Order,
     temperatures: Temperatures,
@@ -107,8 +116,8 @@ impl Pages {
 }
 
 impl BlockMap {
-    /// A map whose tier has room for `slabs` regions, and whose first regions can have blocks of `smallest`.
-    pub fn new(slabs: u32, smallest: Order) -> Self {
+    /// A map that takes its slabs from `slabs`, and whose first regions can have blocks of `smallest`.
+    pub fn new(slabs: Box<dyn Slabs>, smallest: Order) -> Self {
         Self {
             mappings: BTreeMap::new(),
             regions: Vec::new(),
@@ -116,9 +125,8 @@ impl BlockMap {
             blocks: Vec::new(),
             free_runs: Default::default(),
             guards: Vec::new(),
-            slabs_free: Vec::new(),
-            slabs_used: 0,
-            slabs_most: slabs,
+            slabs,
+            freed: Vec::with_capacity(FREED_MOST),
             smallest,
             temperatures: Temperatures::default(),
         }
@@ -178,46 +186,6 @@ impl BlockMap {
         (next < region.first + (REGION_PAGES >> region.unit.exponent())).then_some(BlockIndex(next))
     }
 
-    /// Slabs of the tier that belong to a region.
-    pub fn slabs_in_use(&self) -> u32 {
-        self.slabs_used - self.slabs_free.len() as u32
-    }
-
-    /// The region's slab, reserved now if it had none. `None` when the tier has no room left.
-    pub fn slab_for(&mut self, region: u32) -> Option<u32> {
-        let slab = self.regions[region as usize].slab;
-        if slab != NONE {
-            return Some(slab);
-        }
-        let slab = self.slabs_free.pop().or_else(|| {
-            (self.slabs_used < self.slabs_most).then(|| {
-                self.slabs_used += 1;
-                self.slabs_used - 1
-            })
-        })?;
-        self.regions[region as usize].slab = slab;
-        Some(slab)
-    }
-
-    /// Gives the region's slab to others, if it has one and none of its blocks needs it. Returns it.
-    pub(crate) fn release_slab(&mut self, region: u32) -> Option<u32> {
-        let mut block = Some(BlockIndex(self.regions[region as usize].first));
-        while let Some(at) = block {
-            // What a split has left outside the mapping holds nothing, whatever it says.
-            if self.block(at).state != State::Empty && self.pages(at).count > 0 {
-                return None;
-            }
-            block = self.next_in_region(at);
-        }
-        self.free_slab(region)
-    }
-
-    fn free_slab(&mut self, region: u32) -> Option<u32> {
-        let slab = Some(std::mem::replace(&mut self.regions[region as usize].slab, NONE)).filter(|slab| *slab != NONE);
-        self.slabs_free.extend(slab);
-        slab
-    }
-
     /// The block.
     pub fn block(&self, index: BlockIndex) -> &Block {
         &self.blocks[index.0 as usize]
@@ -241,13 +209,6 @@ impl BlockMap {
         Pages { start, count: u32::try_from(end.saturating_sub(start)).expect("a block is at most 2 MiB") }
     }
 
-    /// Where the block's bytes are in the tier, if its region has a slab.
-    pub fn slot(&self, index: BlockIndex) -> Option<u64> {
-        let region = self.region_of(index);
-        let offset = self.pages(index).start - region.start;
-        (region.slab != NONE).then(|| (u64::from(region.slab) * u64::from(REGION_PAGES) + offset) * PAGE_BYTES)
-    }
-
     /// The guards of the block's pages: what the tier's copy must hash to.
     pub fn guards(&self, index: BlockIndex) -> &[u64] {
         let range = self.guard_range(index);
@@ -264,6 +225,12 @@ impl BlockMap {
         let offset = (pages.start - self.region_of(index).start) as usize;
         let first = self.block(index).region as usize * REGION_PAGES as usize + offset;
         first..first + pages.count as usize
+    }
+
+    /// From now on all faults arrive like this.
+    pub(crate) fn deliver_all(&mut self, delivery: Delivery) {
+        self.mappings.values_mut().for_each(|mapping| mapping.delivery = delivery);
+        self.regions.iter_mut().for_each(|region| region.delivery = delivery);
     }
 
     /// How many block indices exist.
@@ -291,9 +258,10 @@ impl BlockMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slabs::OwnSlabs;
 
     fn map() -> BlockMap {
-        let mut map = BlockMap::new(16, Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
         map.insert(1000, 1000 + 1100, Order::DEFAULT, Delivery::Signal);
         map
     }
@@ -315,19 +283,18 @@ mod tests {
         let mut map = map();
         let block = map.find(1000).expect("managed");
         assert_eq!(map.slot(block), None);
-        let region = map.block(block).region;
-        assert_eq!(map.slab_for(region), Some(0));
+        assert_eq!(map.own_slot(block), Some(OwnSlot { offset: 0, moved: false }));
         assert_eq!(map.slot(block), Some(0));
         assert_eq!(map.slot(map.find(1032).expect("managed")), Some(32 * PAGE_BYTES));
     }
 
     #[test]
     fn a_full_tier_says_so() {
-        let mut map = BlockMap::new(1, Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(1)), Order::UNIT);
         map.insert(0, 1024, Order::MAX, Delivery::Signal);
         let (first, second) = (map.find(0).expect("managed"), map.find(512).expect("managed"));
-        assert_eq!(map.slab_for(map.block(first).region), Some(0));
-        assert_eq!(map.slab_for(map.block(second).region), None);
+        assert!(map.own_slot(first).is_some());
+        assert_eq!(map.own_slot(second), None);
         assert_eq!(map.slabs_in_use(), 1);
         let mut freed = Vec::new();
         map.remove(0, 512, &mut |slab| freed.push(slab));

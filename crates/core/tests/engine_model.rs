@@ -17,6 +17,8 @@
 
 #[path = "engine_model/memory.rs"]
 mod memory;
+#[path = "engine_model/relatives.rs"]
+mod relatives;
 #[path = "engine_model/work.rs"]
 mod work;
 #[path = "engine_model/world.rs"]
@@ -25,6 +27,7 @@ mod world;
 use aquifer_core::block::State;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::Order;
+use relatives::RELATIVES_MOST;
 use work::Trouble;
 use world::{Access, THREADS, World};
 
@@ -66,6 +69,8 @@ struct Start {
     elastic: bool,
     /// True: the tier has room for a part only.
     small_tier: bool,
+    /// The program forks.
+    forks: bool,
     /// Percent of the pages that hold something before they are registered.
     populated: u32,
     trouble: Trouble,
@@ -80,6 +85,7 @@ impl Start {
             prefetch: luck.below(2) == 0,
             elastic: luck.below(2) == 0,
             small_tier: luck.below(7) == 0,
+            forks: luck.below(2) == 0,
             populated: if luck.below(4) == 0 { luck.below(100) } else { 0 },
             trouble: if luck.below(3) == 0 { Trouble::default() } else { trouble },
         }
@@ -111,6 +117,7 @@ struct Stage {
     windows: Vec<(u64, u64, Order)>,
     /// Where the thread that walks through memory is.
     walk: u64,
+    forks: bool,
 }
 
 impl Stage {
@@ -121,7 +128,7 @@ impl Stage {
         let largest = orders.iter().map(|order| u64::from(order.pages())).max().expect("three");
         let budget = (largest * 8).max(1_536);
         let len = budget * 4 / 5 + 13;
-        let slabs = if start.small_tier { 2 } else { 64 };
+        let slabs = if start.small_tier { 2 } else { 512 };
         let mut world = World::new(start.policy, budget, slabs, start.prefetch, start.elastic);
         let mut windows = Vec::new();
         for (index, order) in orders.into_iter().enumerate() {
@@ -132,7 +139,7 @@ impl Stage {
             windows.push((from, from + len, order));
         }
         world.trouble = start.trouble;
-        Stage { world, windows, walk: 1_000 }
+        Stage { world, windows, walk: 1_000, forks: start.forks && !start.small_tier }
     }
 
     /// A page: near the last one, or anywhere.
@@ -169,7 +176,10 @@ impl Stage {
             221..=245 => {
                 self.world.plan();
             }
-            246..=252 => self.begin_discard(luck),
+            246..=251 => self.begin_discard(luck),
+            252 if self.forks && luck.is_multiple_of(3) => self.world.bury(),
+            252 if self.forks => self.world.fork(luck.is_multiple_of(2)),
+            252 => {}
             253 => self.world.tick(),
             _ => {
                 let (from, to, order) = self.windows[luck as usize % self.windows.len()];
@@ -200,6 +210,7 @@ fn history(seed: u64) {
     }
     let world = &mut stage.world;
     world.settle(SETTLE_TURNS);
+    (0..RELATIVES_MOST).for_each(|_| world.bury());
     if start.trouble.write == 0 && !start.small_tier {
         assert_eq!(world.gave_up, 0, "a fault found no room although every write-back succeeded");
     }

@@ -23,7 +23,7 @@ use aquifer_sys::pagemap;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::rings;
 use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{Number, abort, say};
@@ -70,7 +70,7 @@ pub struct Adopter {
     has_postponed: AtomicBool,
 }
 
-struct State {
+pub(crate) struct State {
     /// Adopted before the pager started.
     waiting: Vec<Range>,
     managed_bytes: u64,
@@ -78,7 +78,7 @@ struct State {
     /// Locked before the pager started. The deliveries mean nothing here.
     locked: Vec<Range>,
     /// Memory of calls that were under way when the pager started.
-    postponed: Postponed,
+    pub(crate) postponed: Postponed,
 }
 
 impl Adopter {
@@ -113,7 +113,7 @@ impl Adopter {
         unsafe { self.pager.load(Ordering::Acquire).as_ref() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,6 +176,16 @@ impl Adopter {
         self.started.store(true, Ordering::Release);
     }
 
+    /// In a child, after fork(2): every call must hold what it touches, from now on.
+    pub(crate) fn become_child(&self, pager: &'static Pager) {
+        self.has_postponed.store(false, Ordering::Release);
+        self.held_low.store(0, Ordering::Release);
+        self.held_high.store(usize::MAX, Ordering::Release);
+        thread_slot::set_trapping(Trapping::Ready);
+        signal::trap_calls();
+        pager.worker_bell.ring();
+    }
+
     /// The delivery that a range gets.
     fn delivery(&self, pager: &Pager, range: Range) -> Delivery {
         match pager.listener_uffd() {
@@ -218,7 +228,7 @@ impl Adopter {
     }
 
     /// Registers ranges and tells the engine what they hold. Faults on them wait for the engine's lock.
-    fn register(&self, pager: &'static Pager, ranges: &[Range]) {
+    pub(crate) fn register(&self, pager: &'static Pager, ranges: &[Range]) {
         let mut engine = pager.engine();
         for range in ranges {
             let (start, len) = (range.start, range.end - range.start);

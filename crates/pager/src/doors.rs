@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::sync::MutexGuard;
 
 use aquifer_core::engine::{CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, Plan, Transfers};
-use aquifer_core::map::Delivery;
+use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Told, guard_runs, push_run};
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
@@ -110,6 +110,16 @@ impl<'a> EngineGuard<'a> {
         step
     }
 
+    /// [`Engine::inherit`]. A recording has ended before.
+    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) -> bool {
+        self.engine.inherit(each)
+    }
+
+    /// [`Engine::become_child`].
+    pub(crate) fn become_child(&mut self) {
+        self.engine.become_child();
+    }
+
     /// [`Engine::dropped`].
     pub(crate) fn dropped(&mut self, block: BlockIndex) -> bool {
         let wanted = self.engine.dropped(block);
@@ -175,9 +185,9 @@ impl<'a> EngineGuard<'a> {
     }
 
     /// [`Engine::slot_for`].
-    pub(crate) fn slot_for(&mut self, block: BlockIndex) -> Option<u64> {
+    pub(crate) fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
         let slot = self.engine.slot_for(block);
-        self.record(Told::SlotFor { block }, |_| Summary::of_slot(slot));
+        self.record(Told::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
         slot
     }
 

@@ -10,7 +10,7 @@
 use aquifer_core::frames::FramePool;
 use aquifer_core::units::{FrameIndex, Order};
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::memory::Reserved;
+use aquifer_sys::memory::{Reserved, advise};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Uffd, mode};
 
@@ -34,6 +34,15 @@ impl FrameArea {
         let range = Reserved::new(total)?;
         uffd.register(range.address(), range.len(), mode::WP)?;
         Ok(Self { range, class_start })
+    }
+
+    /// After fork(2), which does not copy frames: the same address space, empty, registered with the child's `uffd`.
+    #[allow(unsafe_code, reason = "replaces a range that fork(2) has left out")]
+    pub fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
+        // SAFETY: in the child nothing is mapped there, and no frame is in use.
+        unsafe { self.range.renew() }?;
+        advise(self.range.address(), self.range.len(), libc::MADV_NOHUGEPAGE)?;
+        uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 
     fn offset(&self, frame: FrameIndex) -> usize {

@@ -86,6 +86,11 @@ pub fn compare(buffer: &FrameBuffer, stored: &[u64], found: &mut [u64]) -> Findi
     Finding::Dirty(dirty_runs(stored, found))
 }
 
+/// What is to be written of a block of which the tier has nothing.
+pub fn all_runs(found: &[u64]) -> Runs {
+    dirty_runs(&[guard::UNKNOWN; PAGES_MOST][..found.len()], found)
+}
+
 /// The runs of pages that differ and are not zero. When there are too many runs, the last one is
 /// stretched to the end: writing a few clean pages costs less than another request.
 fn dirty_runs(stored: &[u64], found: &[u64]) -> Runs {

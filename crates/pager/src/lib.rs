@@ -15,6 +15,8 @@ pub mod adopt;
 mod doors;
 pub mod early;
 pub mod exchange;
+pub mod family;
+mod fork;
 pub mod frame_area;
 pub mod holds;
 pub mod inspect;
@@ -32,4 +34,4 @@ mod trims;
 pub mod worker;
 
 pub use adopt::Adopter;
-pub use pager::{Pager, Settings, StartFailure};
+pub use pager::{Pager, Settings, StartFailure, slabs_of};

@@ -6,7 +6,7 @@
 //! A pager is made once, when the budget comes near, and lives until the process ends: its userfaultfds
 //! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
@@ -28,6 +28,7 @@ use aquifer_tiers::Tier;
 
 use crate::doors::EngineGuard;
 use crate::exchange::{self, Uffds, Way};
+use crate::family::{Family, FamilySlabs, PROCESSES_MOST, TooMany};
 use crate::frame_area::FrameArea;
 use crate::holds::Holds;
 use crate::listener::Streak;
@@ -96,6 +97,8 @@ pub struct Settings {
     pub policy: Box<dyn Policy>,
     /// Where cold blocks go.
     pub tier: Box<dyn Tier>,
+    /// What is shared with the processes that this one forks, and was forked by.
+    pub family: &'static Family,
     /// How pages are exchanged; `None` for what the kernel can do.
     pub way: Option<Way>,
     /// Whether to read ahead.
@@ -117,6 +120,8 @@ pub enum StartFailure {
     Frames(Errno),
     /// A thread could not be started.
     Thread(io::Error),
+    /// This process was forked, and there are too many of its family.
+    Family(TooMany),
     /// The tier's queue could not be opened.
     Queue(aquifer_tiers::TierFailure),
 }
@@ -139,6 +144,9 @@ impl fmt::Display for StartFailure {
             }
             Self::Thread(error) => {
                 write!(f, "cannot start a pager thread ({error}); raise the limit on processes (ulimit -u)")
+            }
+            Self::Family(TooMany) => {
+                write!(f, "more than {PROCESSES_MOST} forked processes of one program manage memory; let some end")
             }
             Self::Queue(failure) => write!(f, "{failure}"),
         }
@@ -172,10 +180,27 @@ pub struct Pager {
     pub(crate) trims: Trims,
     /// Since when listeners have found no room.
     pub(crate) no_room: Streak,
+    /// What is shared with forked children.
+    pub(crate) family: &'static Family,
+    /// The thread that is about to fork; zero for none. Nobody else begins anything meanwhile.
+    pub(crate) forking: AtomicUsize,
+    /// This process was forked: its faults come by signal only.
+    pub(crate) is_heir: AtomicBool,
+    /// This process was forked, and has no worker yet.
+    pub(crate) lacks_threads: AtomicBool,
+    /// Faults since then.
+    pub(crate) faults_as_child: AtomicU64,
+    /// The features of the userfaultfds.
+    features: u64,
     /// How much of the engine's tally the counters have.
     published_hits: AtomicU64,
     published_wasted: AtomicU64,
     published_clean: AtomicU64,
+}
+
+/// Regions for which a tier has room.
+pub fn slabs_of(tier: &dyn Tier) -> u32 {
+    u32::try_from(tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1)
 }
 
 impl Pager {
@@ -199,7 +224,7 @@ impl Pager {
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
         let quarry = (way == Way::Move).then(|| Quarry::new(&signal).map_err(StartFailure::Frames)).transpose()?;
-        let slabs = u32::try_from(settings.tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1);
+        let slabs = slabs_of(&*settings.tier);
         let engine_settings = engine::Settings {
             budget_pages,
             tier_slabs: slabs,
@@ -220,7 +245,9 @@ impl Pager {
             program: settings.program,
         };
         let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
-        let engine = Engine::new(engine_settings, settings.policy);
+        settings.family.join().map_err(StartFailure::Family)?;
+        let slabs = Box::new(FamilySlabs::new(settings.family));
+        let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
         let pager = Box::leak(Box::new(Pager {
             area,
             quarry,
@@ -240,15 +267,41 @@ impl Pager {
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
             trims: Trims::new()?,
             no_room: Streak::default(),
+            family: settings.family,
+            forking: AtomicUsize::new(0),
+            is_heir: AtomicBool::new(false),
+            lacks_threads: AtomicBool::new(false),
+            faults_as_child: AtomicU64::new(0),
+            features: wanted,
             published_hits: AtomicU64::new(0),
             published_wasted: AtomicU64::new(0),
             published_clean: AtomicU64::new(0),
         }));
         counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
-        crate::worker::start(pager)?;
         crate::listener::start(pager)?;
-        trims::start(pager)?;
+        pager.start_threads()?;
         Ok(pager)
+    }
+
+    /// Starts what works beside the program.
+    pub(crate) fn start_threads(&'static self) -> Result<(), StartFailure> {
+        crate::worker::start(self)?;
+        trims::start(self)
+    }
+
+    /// After fork(2): a userfaultfd of this process's own.
+    pub(crate) fn renew_uffd(&self) -> Result<(), Errno> {
+        self.signal.renew(self.features | feature::SIGBUS, false)
+    }
+
+    /// After fork(2): a quarry of this process's own.
+    pub(crate) fn renew_quarry(&self) -> Result<(), Errno> {
+        self.quarry.as_ref().map_or(Ok(()), |quarry| quarry.renew(&self.signal))
+    }
+
+    /// Nobody else cuts frames for as long as this lives.
+    pub(crate) fn lock_quarry(&self) -> impl Sized {
+        self.quarry.as_ref().map(Quarry::lock)
     }
 
     /// The engine, for as long as the guard lives. Short: no kernel call that may wait.
@@ -257,9 +310,14 @@ impl Pager {
         EngineGuard::new(self.engine.lock().unwrap_or_else(PoisonError::into_inner), self.recorder)
     }
 
+    /// Whether what the engine is told is written down.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.recorder.is_some_and(Recorder::is_open)
+    }
+
     /// The userfaultfd of one delivery.
     pub(crate) fn uffd(&self, delivery: Delivery) -> &Uffd {
-        match (delivery, &self.listener) {
+        match (delivery, self.listener_uffd()) {
             (Delivery::Listener, Some(listener)) => listener,
             _ => &self.signal,
         }
@@ -267,7 +325,7 @@ impl Pager {
 
     /// The listener's, if this process may have one.
     pub fn listener_uffd(&self) -> Option<&Uffd> {
-        self.listener.as_ref()
+        self.listener.as_ref().filter(|_| !self.is_heir.load(Ordering::Relaxed))
     }
 
     /// Before bytes come into a frame: sees to it that its first `len` bytes have pages, as good ones as can be had.

@@ -70,6 +70,20 @@ impl Quarry {
         uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 
+    /// Nobody else cuts for as long as this lives.
+    pub(crate) fn lock(&self) -> impl Sized {
+        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// After fork(2), which does not copy the quarry. What came along stays scattered: it is shared with the parent.
+    pub(crate) fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
+        // SAFETY: in the child nothing is mapped there.
+        unsafe { self.range.renew() }?;
+        *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Cut::default();
+        self.scattered_pages.store(0, Ordering::Relaxed);
+        self.open(uffd)
+    }
+
     /// So many pages came from elsewhere.
     pub(crate) fn note_scattered(&self, pages: u64) {
         self.scattered_pages.fetch_add(pages, Ordering::Relaxed);

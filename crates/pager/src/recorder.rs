@@ -102,6 +102,11 @@ impl Recorder {
         Ok(recorder)
     }
 
+    /// Whether events of this process are still written down.
+    pub(crate) fn is_open(&self) -> bool {
+        self.closing.load(Ordering::Acquire) == 0 && std::process::id() == self.pid
+    }
+
     /// Records one event. Called with the engine's lock held, perhaps in a signal handler.
     pub(crate) fn event(&self, told: &Told<'_>, summary: Summary) {
         if self.ring.push(told, summary) {

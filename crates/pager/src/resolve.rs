@@ -10,6 +10,8 @@
 
 use std::time::Duration;
 
+use std::sync::atomic::Ordering;
+
 use aquifer_core::engine::{Exchange, FaultStep};
 use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
@@ -135,6 +137,9 @@ impl Pager {
                 }
             }
         }
+        if self.lacks_threads.load(Ordering::Relaxed) {
+            self.faults_as_child.fetch_add(1, Ordering::Relaxed);
+        }
         self.counters.add(Counter::Faults, 1);
         self.counters.record(kind.unwrap_or(FaultKind::Wait), now_ns() - started);
         Outcome::Resolved
@@ -151,6 +156,9 @@ impl Pager {
         guards: &mut Guards,
     ) -> (FaultStep, Delivery) {
         let mut engine = self.engine();
+        if self.is_paused() {
+            return (FaultStep::Wait, Delivery::Signal);
+        }
         let step = engine.fault(page, thread, write, first);
         let mut delivery = Delivery::Signal;
         match &step {

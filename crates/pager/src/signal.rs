@@ -47,15 +47,30 @@ pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Nobody else looks at the program's own actions for as long as this lives.
+pub(crate) fn lock_programs_actions() -> impl Sized {
+    PROGRAMS_ACTIONS.each_ref().map(|action| action.lock())
+}
+
 /// From now on the program's system calls trap, so that none meets a missing page: see `dispatch.rs`.
 pub(crate) fn trap_calls() {
-    if let Some(old) = dispatch::enable()
+    keep_programs_trap(dispatch::enable());
+    // This thread at once; the others at their next fault, or call by a name that we wrap.
+    dispatch::arm_if_due();
+}
+
+/// Lets the next call of this thread trap, if only that one. False where the kernel cannot.
+pub fn trap_fork() -> bool {
+    keep_programs_trap(dispatch::install());
+    dispatch::arm_for_fork()
+}
+
+fn keep_programs_trap(old: Option<KernelAction>) {
+    if let Some(old) = old
         && let Ok(mut action) = programs_action(libc::SIGSYS).lock()
     {
         *action = old;
     }
-    // This thread at once; the others at their next fault, or call by a name that we wrap.
-    dispatch::arm_if_due();
 }
 
 /// Whether a handler of ours is in place for this signal, so that the program's own wishes must go through
@@ -63,7 +78,7 @@ pub(crate) fn trap_calls() {
 pub fn is_ours(signal: i32) -> bool {
     match signal {
         libc::SIGBUS => !PAGER.load(Ordering::Acquire).is_null(),
-        libc::SIGSYS => dispatch::is_enabled(),
+        libc::SIGSYS => dispatch::is_installed(),
         _ => false,
     }
 }

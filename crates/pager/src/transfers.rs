@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_core::engine::CleanVerdict;
 use aquifer_core::guard;
-use aquifer_core::map::Pages;
+use aquifer_core::map::{OwnSlot, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
 use aquifer_stats::Counter;
 use aquifer_tiers::{Disposition, TierFailure};
@@ -81,12 +81,13 @@ impl Pager {
         CleanVerdict::Stored
     }
 
-    /// Compares a frame with its slot, piece by piece, and writes what differs. `found` receives the frame's
+    /// Compares a frame with its slot, piece by piece, and writes what differs. `all` receives the frame's
     /// guards.
-    fn write_back(&self, block: BlockIndex, frame: FrameIndex, stored: &[u64], found: &mut [u64]) -> CleanVerdict {
-        let piece = self.request_pages();
+    fn write_back(&self, block: BlockIndex, frame: FrameIndex, stored: &[u64], all: &mut [u64]) -> CleanVerdict {
+        let (piece, whole) = (self.request_pages(), stored.len());
         let mut slot = None;
-        for (index, (stored, found)) in stored.chunks(piece).zip(found.chunks_mut(piece)).enumerate() {
+        for (index, stored) in stored.chunks(piece).enumerate() {
+            let found = &mut all[index * piece..][..stored.len()];
             let start = index * piece * PAGE_BYTES as usize;
             let finding = {
                 let buffer = self.area.buffer(frame, start, stored.len() * PAGE_BYTES as usize);
@@ -96,10 +97,14 @@ impl Pager {
             if slot.is_none() {
                 slot = self.slot_for(block);
             }
-            let Some(slot) = slot else {
+            let Some(OwnSlot { offset: slot, moved }) = slot else {
                 self.tier_full();
                 return CleanVerdict::Failed;
             };
+            if moved {
+                // Clean pages, too: their copies are where the block was before fork(2).
+                return self.write_back(block, frame, &[guard::UNKNOWN; PAGES_MOST][..whole], all);
+            }
             for (first, count) in runs.iter() {
                 let (start, len) = (start + first * PAGE_BYTES as usize, count * PAGE_BYTES as usize);
                 let buffer = self.area.buffer(frame, start, len);
@@ -110,7 +115,7 @@ impl Pager {
                 self.counters.add(Counter::WrittenBackBytes, len as u64);
             }
         }
-        if found.iter().all(|guard| *guard == guard::ZERO) {
+        if all.iter().all(|guard| *guard == guard::ZERO) {
             return self.kept(&Finding::Zero);
         }
         if slot.is_none() {

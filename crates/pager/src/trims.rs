@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use aquifer_core::map::OwnSlot;
 use aquifer_core::units::{BlockIndex, REGION_BYTES};
 use aquifer_stats::Counter;
 use aquifer_sys::futex::EventCount;
-use aquifer_sys::raw::now_ns;
+use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::wakeup::Wakeup;
 
 use crate::pager::{Pager, StartFailure, start_thread};
@@ -59,6 +60,20 @@ impl Trims {
 
     fn list(&self) -> MutexGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody else looks at the list for as long as this lives.
+    pub(crate) fn lock(&self) -> impl Sized {
+        self.list()
+    }
+
+    /// After fork(2): what waits is the parent's business.
+    pub(crate) fn renew(&self) -> Result<(), Errno> {
+        let mut list = self.list();
+        list.waiting.clear();
+        list.active = None;
+        self.any.store(false, Ordering::Release);
+        self.bell.renew()
     }
 
     /// Nobody needs the slab at `offset`.
@@ -108,10 +123,10 @@ impl Trims {
 }
 
 impl Pager {
-    /// Reserves the slot to write a block to; `None` when the tier is full.
-    pub(crate) fn slot_for(&self, block: BlockIndex) -> Option<u64> {
+    /// Reserves the slot to write a block to; `None` when the tier is full. See [`OwnSlot::moved`].
+    pub(crate) fn slot_for(&self, block: BlockIndex) -> Option<OwnSlot> {
         let slot = self.engine().slot_for(block)?;
-        self.trims.claim(slot, |started| self.check_patience(started));
+        self.trims.claim(slot.offset, |started| self.check_patience(started));
         Some(slot)
     }
 }

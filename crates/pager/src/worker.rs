@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use aquifer_core::engine::{CleanVerdict, Plan, Task, Transfers};
-use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::map::{Delivery, OwnSlot, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES};
 use aquifer_stats::Counter;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
@@ -132,6 +132,9 @@ impl Worker {
             return;
         }
         let mut engine = self.pager.engine();
+        if self.pager.is_paused() {
+            return;
+        }
         engine.plan(plan, room);
         self.pager.publish(&engine);
         self.pager.publish_heat(&engine);
@@ -255,14 +258,18 @@ impl Worker {
             let buffer = self.pager.area.buffer(frame, 0, pages.bytes() as usize);
             inspect::compare(&buffer, &stored[..count], &mut job.guards[..count])
         };
-        let Finding::Dirty(runs) = finding else {
+        let Finding::Dirty(mut runs) = finding else {
             let verdict = self.pager.kept(&finding);
             return self.finish_clean(index, block, verdict, count);
         };
-        let Some(slot) = self.pager.slot_for(block) else {
+        let Some(OwnSlot { offset: slot, moved }) = self.pager.slot_for(block) else {
             self.pager.tier_full();
             return self.finish_clean(index, block, CleanVerdict::Failed, count);
         };
+        if moved {
+            // Clean pages, too: their copies are where the block was before fork(2).
+            runs = inspect::all_runs(&job.guards[..count]);
+        }
         (job.block, job.pages, job.frame) = (block, pages, frame);
         (job.pending, job.failed, job.operation) = (0, false, Operation::Write);
         debug_assert!(runs.iter().count() <= RUNS_MOST);

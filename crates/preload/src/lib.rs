@@ -15,6 +15,7 @@
 mod bounce;
 mod calls;
 mod choice;
+mod forks;
 mod heap;
 mod kernel;
 mod locks;

@@ -82,5 +82,12 @@ unsafe impl GlobalAlloc for OwnHeap {
     }
 }
 
+/// Calls `act` while no other thread is in this heap: a child that is forked by it finds the heap usable. `act` must not
+/// allocate.
+pub fn at_rest<T>(act: impl FnOnce() -> T) -> T {
+    let _heap = HEAP.0.lock().unwrap_or_else(PoisonError::into_inner);
+    act()
+}
+
 #[global_allocator]
 static HEAP: OwnHeap = OwnHeap(Mutex::new(Dlmalloc::new_with_allocator(Ranges)));

@@ -1,43 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fork, and the program's own wishes for SIGBUS.
-//!
-//! A forked child inherits no registration: pages that are away would read as zeros in it. Until the child
-//! can go on as a pager of its own, a fork while memory may be away ends the program with a message.
-//! (`posix_spawn`, `system`, `popen` and `vfork` share the parent's memory until the exec, and work.)
+//! The program's own wishes for SIGBUS and SIGSYS.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
 use std::ffi::c_int;
 
-use aquifer_pager::abort::abort;
 use aquifer_pager::signal;
 use aquifer_sys::signals::{self, KernelAction};
 
 use crate::next;
 use crate::start::instance;
-
-/// Ends the program, which would go on with zeros.
-pub fn fork_is_not_supported() -> ! {
-    abort(&[
-        "the program forks while part of its memory is away, which is not supported yet: the child would read zeros; ",
-        "give it enough DRAM (--dram) to stay below its budget",
-    ]);
-}
-
-/// fork(2).
-///
-/// # Safety
-/// As fork(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fork() -> libc::pid_t {
-    if instance().is_some_and(|instance| instance.adopter.is_active()) {
-        fork_is_not_supported();
-    }
-    // SAFETY: as fork(2).
-    unsafe { next::fork().map_or(-1, |fork| fork()) }
-}
 
 /// sigaction(2). For our own signals, while our handlers are in place, the wish is remembered instead.
 ///

@@ -15,6 +15,7 @@ use aquifer_config::{BlockSize, Config, Exchange};
 use aquifer_core::units::{ByteSize, Order};
 use aquifer_pager::abort::{refuse_to_start, say};
 use aquifer_pager::exchange::Way;
+use aquifer_pager::family::Family;
 use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
 use aquifer_sys::thread_slot::Inside;
@@ -39,7 +40,11 @@ pub fn instance() -> Option<&'static Instance> {
         return None;
     }
     aquifer_sys::dispatch::arm_if_due();
-    INSTANCE.get()
+    let instance = INSTANCE.get();
+    if let Some(instance) = instance {
+        instance.adopter.tend();
+    }
+    instance
 }
 
 /// The instance, also from inside.
@@ -89,7 +94,8 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let (dram_bytes, prefetch) = (config.dram_bytes, config.prefetch);
     let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
     let record = config.record.clone();
-    let settings = Settings { dram_bytes, order, elastic, policy, tier, way, prefetch, record, program };
+    let family = family(&*tier);
+    let settings = Settings { dram_bytes, order, elastic, policy, tier, family, way, prefetch, record, program };
     let adopter = Adopter::new(settings, counters, crate::reach::of);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         refuse_to_start("the library was started twice");
@@ -145,6 +151,16 @@ fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
             tier
         }
         Err(error) => refuse_to_start(&error.to_string()),
+    }
+}
+
+/// What this process shares with those that it forks.
+fn family(tier: &dyn aquifer_tiers::Tier) -> &'static Family {
+    match Family::new(aquifer_pager::slabs_of(tier)) {
+        Ok(family) => Box::leak(Box::new(family)),
+        Err(errno) => refuse_to_start(&format!(
+            "no address space for the account of the tier ({errno}); raise the limit on address space (ulimit -v)"
+        )),
     }
 }
 

@@ -22,7 +22,7 @@ use aquifer_sys::signals;
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{locks, mappings, masks, process, threads};
+use crate::{forks, locks, mappings, masks, threads};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -67,8 +67,10 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     match number {
         libc::SYS_rt_sigreturn => return trapped.call_and_never_return(),
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
-            if forks(number, &args) {
-                process::fork_is_not_supported();
+            if forks::copies_memory(number, &args) {
+                let errno = signals::errno();
+                forks::make(&mut trapped, number, args);
+                return signals::set_errno(errno);
             }
             return trapped.repeat();
         }
@@ -103,18 +105,6 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     } else {
         trapped.call_here();
     }
-}
-
-/// Whether a call makes a process with a copy of this memory.
-fn forks(number: i64, args: &[usize; 6]) -> bool {
-    let flags = match number {
-        libc::SYS_fork => 0,
-        libc::SYS_vfork => libc::CLONE_VM as usize,
-        libc::SYS_clone => args[0],
-        // SAFETY: clone3(2)'s structure begins with its flags.
-        _ => unsafe { std::ptr::with_exposed_provenance::<u64>(args[0]).read() as usize },
-    };
-    flags & libc::CLONE_VM as usize == 0
 }
 
 /// The result of a call that is ours to answer; `None` for one that is the kernel's.

@@ -59,6 +59,7 @@ const SYSCALL_BYTES: i64 = 2;
 static TEXT_START: AtomicUsize = AtomicUsize::new(0);
 static TEXT_LEN: AtomicUsize = AtomicUsize::new(0);
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Says where our own text is, and what handles trapped calls. Traps nothing yet.
@@ -72,22 +73,49 @@ pub unsafe fn prepare(text: std::ops::Range<usize>, handler: TrapHandler) {
 }
 
 /// Installs the handler; threads arm themselves from now on. Returns the program's own action for SIGSYS,
-/// unless there is nothing to do.
+/// where it was in place until now.
 pub fn enable() -> Option<KernelAction> {
-    if TEXT_START.load(Ordering::Acquire) == 0 || ENABLED.load(Ordering::Relaxed) {
+    let old = install();
+    ENABLED.store(INSTALLED.load(Ordering::Relaxed), Ordering::Release);
+    old
+}
+
+/// Installs the handler. Returns the program's own action for SIGSYS, where it was in place until now.
+pub fn install() -> Option<KernelAction> {
+    if TEXT_START.load(Ordering::Acquire) == 0 || INSTALLED.load(Ordering::Relaxed) {
         return None;
     }
     // SAFETY: `prepare` has stored a `Handler` that is sound to run.
     let handler = unsafe { std::mem::transmute::<usize, signals::Handler>(HANDLER.load(Ordering::Relaxed)) };
     // SAFETY: as above.
     let old = unsafe { signals::exchange_action(libc::SIGSYS, Some(&signals::trap_action(handler))) }.ok()?;
-    ENABLED.store(true, Ordering::Release);
+    INSTALLED.store(true, Ordering::Release);
     Some(old)
 }
 
-/// Whether calls are trapped on threads that have armed themselves.
-pub fn is_enabled() -> bool {
-    ENABLED.load(Ordering::Relaxed)
+/// Whether the handler is in place.
+pub fn is_installed() -> bool {
+    INSTALLED.load(Ordering::Relaxed)
+}
+
+/// Makes this thread's calls trap until [`disarm_after_fork`], whether or not others do. False where the kernel cannot.
+/// The handler must have been [installed](install).
+pub fn arm_for_fork() -> bool {
+    if thread_slot::trapping() == Trapping::Ready
+        && INSTALLED.load(Ordering::Acquire)
+        && switch(PR_SYS_DISPATCH_ON).is_ok()
+    {
+        thread_slot::set_trapping(Trapping::Armed);
+    }
+    thread_slot::trapping() == Trapping::Armed
+}
+
+/// In the parent: as it was before.
+pub fn disarm_after_fork() {
+    if !ENABLED.load(Ordering::Relaxed) && thread_slot::trapping() == Trapping::Armed {
+        let _ = switch(PR_SYS_DISPATCH_OFF);
+        thread_slot::set_trapping(Trapping::Ready);
+    }
 }
 
 /// Makes this thread's calls trap, once that is wanted, and again after [`Trapped::repeat`].
@@ -156,6 +184,11 @@ impl Trapped {
     pub fn args(&mut self) -> [usize; 6] {
         [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
             .map(|index| *self.register(index) as usize)
+    }
+
+    /// The program goes on with this stack.
+    pub fn set_stack(&mut self, stack: usize) {
+        *self.register(libc::REG_RSP) = stack as i64;
     }
 
     /// The program sees this result, in the kernel's manner.

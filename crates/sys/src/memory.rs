@@ -4,6 +4,7 @@
 //! Address ranges: mmap(2), munmap(2), madvise(2), straight to the kernel.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::FrameBuffer;
 use crate::raw::{Errno, syscall};
@@ -84,6 +85,42 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
     unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// Words of zeros that a forked child shares with its parent. Mapped as long as the process lives.
+#[derive(Debug)]
+pub struct SharedWords {
+    start: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: only atomics are reached through it, and it is never unmapped.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Maps `words` words. Pages come on touch.
+    pub fn new(words: usize) -> Result<Self, Errno> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let args = [0, words * size_of::<u64>(), protection as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+        let start = unsafe { syscall(libc::SYS_mmap, args) }?;
+        Ok(Self { start: NonNull::new(start as *mut AtomicU64).expect("mmap does not return null"), words })
+    }
+
+    /// The words. Relatives change them at any time.
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping has so many words, is aligned to a page and is never unmapped.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+
+    /// The same memory in halves of words. A word is used either way, not both.
+    pub fn halves(&self) -> &[AtomicU32] {
+        // SAFETY: as above; an `AtomicU64` has the room and the alignment of two `AtomicU32`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words * 2) }
+    }
 }
 
 /// madvise(2) with an advice that does not take contents away.

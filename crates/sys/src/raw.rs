@@ -110,6 +110,15 @@ pub unsafe fn syscall_cancellable(number: i64, args: [usize; 6]) -> isize {
     unsafe { aquifer_cancellable_syscall(number, args.as_ptr()) }
 }
 
+/// Makes the number `old` stand for what `new` stands for, and closes `new`.
+pub(crate) fn replace_descriptor(new: i32, old: i32) -> Result<(), Errno> {
+    // SAFETY: dup3(2) takes numbers; `old` was made by the caller, who wants it replaced.
+    let replaced = unsafe { syscall(libc::SYS_dup3, [new as usize, old as usize, libc::O_CLOEXEC as usize, 0, 0, 0]) };
+    // SAFETY: closes the caller's new descriptor, which has another number now or is not wanted.
+    let _ = unsafe { syscall(libc::SYS_close, [new as usize, 0, 0, 0, 0, 0]) };
+    replaced.map(|_| ())
+}
+
 /// Writes to standard error. For messages from places that may not allocate; a failure is ignored.
 pub fn write_stderr(bytes: &[u8]) {
     // SAFETY: write(2) only reads `bytes`, which is valid for the call.

@@ -186,6 +186,12 @@ impl Uffd {
         Ok(uffd)
     }
 
+    /// After fork(2): a userfaultfd of this process's own, under the same number. The inherited one is the parent's.
+    pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
+        let new = Self::open(features, kernel_faults)?;
+        crate::raw::replace_descriptor(new.descriptor, self.descriptor)
+    }
+
     /// The descriptor, to be polled.
     pub fn descriptor(&self) -> i32 {
         self.descriptor

@@ -31,6 +31,13 @@ impl Wakeup {
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }
 
+    /// After fork(2): a bell of this process's own, under the same number. Nobody sleeps here yet.
+    pub fn renew(&self) -> Result<(), Errno> {
+        let new = Self::new()?;
+        self.state.store(AWAKE, Ordering::SeqCst);
+        crate::raw::replace_descriptor(new.descriptor, self.descriptor)
+    }
+
     /// Wakes the sleeper, or makes its next sleep return at once.
     pub fn ring(&self) {
         // SeqCst pairs with `sleep`: either we see it asleep, or it sees the ring.

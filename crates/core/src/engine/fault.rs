@@ -15,7 +15,7 @@ use super::Engine;
 use crate::block::{Block, NONE, State};
 use crate::frames::Taken;
 use crate::guard;
-use crate::map::Pages;
+use crate::map::{OwnSlot, Pages};
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
@@ -304,7 +304,7 @@ impl Engine {
     }
 
     /// Takes a block off the list on which it waits.
-    fn stop_waiting(&mut self, block: BlockIndex) {
+    pub(super) fn stop_waiting(&mut self, block: BlockIndex) {
         if !std::mem::take(&mut self.map.block_mut(block).prefetched) {
             self.standby.remove(&mut self.map, block);
             return;
@@ -436,11 +436,15 @@ impl Engine {
         self.settle(block, State::Resident)
     }
 
-    /// Reserves the slot to write `block` to; `None` when the tier is full.
-    pub fn slot_for(&mut self, block: BlockIndex) -> Option<u64> {
-        let region = self.map.block(block).region;
-        self.map.slab_for(region)?;
-        self.map.slot(block)
+    /// Reserves the slot to write `block` to; `None` when the tier is full. When it has `moved`, all of the block is to
+    /// be written.
+    pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
+        let OwnSlot { offset, moved } = self.map.own_slot(block)?;
+        if moved {
+            // Nothing of it is there. Should the write fail, none of what is in the slot may pass for the block's.
+            self.map.guards_mut(block).fill(guard::UNKNOWN);
+        }
+        Some(OwnSlot { offset, moved })
     }
 
     /// Cleaning has ended. `guards` are those of the bytes in the frame. Returns whether others wait.

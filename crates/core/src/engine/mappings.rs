@@ -120,6 +120,7 @@ impl Engine {
             _ => {}
         }
         self.map.guards_mut(block).fill(0);
+        self.map.leave_inherited(block);
         self.map.forget_temperature(block);
         self.map.block_mut(block).become_state(State::Empty);
     }

@@ -10,6 +10,7 @@
 //! - [`fault`](Engine::fault) and its reports are in `fault.rs`: one fault's way.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - Which block size suits a region is decided in `elastic.rs`.
+//! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
 //!
 //! Invariants, restored by every call: a block's frame is known if and only if its state has one; the
@@ -18,10 +19,12 @@
 mod background;
 mod elastic;
 mod fault;
+mod fork;
 mod mappings;
 
 pub use background::{PLAN_MOST, Plan, Task, Transfers};
 pub use fault::{CleanVerdict, Exchange, FaultStep};
+pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
 
 use crate::block::{NONE, State};
@@ -30,6 +33,7 @@ use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
 use crate::second_chance::SecondChance;
+use crate::slabs::{OwnSlabs, Slabs};
 use crate::standby::Standby;
 use crate::temperature::Histogram;
 use crate::units::{BlockIndex, FrameIndex, Order};
@@ -109,10 +113,15 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine with nothing mapped.
+    /// An engine with nothing mapped, and the tier to itself.
     pub fn new(settings: Settings, policy: Box<dyn Policy>) -> Self {
+        Self::with_slabs(settings, policy, Box::new(OwnSlabs::new(settings.tier_slabs)))
+    }
+
+    /// As [`new`](Self::new), with another account of the tier's slabs.
+    pub fn with_slabs(settings: Settings, policy: Box<dyn Policy>, slabs: Box<dyn Slabs>) -> Self {
         Self {
-            map: BlockMap::new(settings.tier_slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
+            map: BlockMap::new(slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
             frames: FramePool::new(settings.budget_pages),
             policy,
             prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),
@@ -229,6 +238,7 @@ impl Engine {
     fn settle(&mut self, block: BlockIndex, state: State) -> bool {
         if state == State::Empty {
             self.map.forget_temperature(block);
+            self.map.leave_inherited(block);
         }
         let entry = self.map.block_mut(block);
         entry.become_state(state);

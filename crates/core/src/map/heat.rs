@@ -74,11 +74,12 @@ mod tests {
     use crate::block::State;
     use crate::map::{BlockMap, Delivery};
     use crate::policy::Arrival;
+    use crate::slabs::OwnSlabs;
     use crate::units::Order;
 
     /// A mapping whose last block is cut off by its end.
     fn map() -> BlockMap {
-        let mut map = BlockMap::new(16, Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
         map.insert(1000, 1000 + 72, Order::DEFAULT, Delivery::Signal);
         for page in [1000, 1032, 1064] {
             let block = map.find(page).expect("managed");

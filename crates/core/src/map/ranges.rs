@@ -32,14 +32,24 @@ impl BlockMap {
         let unit = order.min(if small { self.smallest } else { Order::UNIT });
         let region = self.free_regions.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.regions.len()).expect("fewer than 2^32 regions");
-            self.regions.push(Region { order, unit, first: 0, start, clip, slab: NONE, delivery });
+            self.regions.push(Region {
+                order,
+                unit,
+                first: 0,
+                start,
+                clip,
+                slab: NONE,
+                inherited: Vec::new(),
+                delivery,
+            });
             self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
             index
         });
         let guards = region as usize * REGION_PAGES as usize;
         self.guards[guards..guards + REGION_PAGES as usize].fill(0);
         let first = self.new_run(region, unit, order);
-        self.regions[region as usize] = Region { order, unit, first, start, clip, slab: NONE, delivery };
+        self.regions[region as usize] =
+            Region { order, unit, first, start, clip, slab: NONE, inherited: Vec::new(), delivery };
         region
     }
 
@@ -118,10 +128,11 @@ impl BlockMap {
 mod tests {
     use super::*;
     use crate::map::Pages;
+    use crate::slabs::OwnSlabs;
 
     #[test]
     fn a_cut_leaves_both_ends_and_gives_the_middle_back() {
-        let mut map = BlockMap::new(16, Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
         map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
         map.remove(1100, 1900, &mut |_| {});
         assert!(map.find(1099).is_some() && map.find(1900).is_some());

@@ -30,11 +30,13 @@ impl BlockMap {
         let units = 1 << (order.exponent() - region.unit.exponent());
         let first = BlockIndex(region.first + (block.0 - region.first) / units * units);
         let state = self.block(block).state;
+        let holder = self.holder(block);
         let mut at = first;
         while at.0 < first.0 + units {
             let part = self.block(at);
             let outside = part.state == State::Empty && self.pages(at).count == 0;
-            if !part.is_away() || part.order >= order || (part.state != state && !outside) {
+            let alike = part.state == state && (state != State::Stored || self.holder(at) == holder);
+            if !part.is_away() || part.order >= order || !(alike || outside) {
                 return block;
             }
             at = BlockIndex(at.0 + self.stride(at));
@@ -59,14 +61,15 @@ impl BlockMap {
 mod tests {
     use super::*;
     use crate::map::{Delivery, Pages};
+    use crate::slabs::OwnSlabs;
     use crate::units::PAGE_BYTES;
 
     #[test]
     fn blocks_are_split_and_merged_in_place() {
-        let mut map = BlockMap::new(16, Order::UNIT);
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
         map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
         let block = map.find(1000).expect("managed");
-        map.slab_for(map.block(block).region);
+        map.own_slot(block);
         let small = map.split(map.find(1033).expect("managed"), Order::UNIT, 1033);
         assert_eq!(map.pages(small), Pages { start: 1032, count: 4 });
         assert_eq!(map.slot(small), Some(32 * PAGE_BYTES));

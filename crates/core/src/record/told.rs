@@ -206,7 +206,7 @@ impl Told<'_> {
                 Answer::Plan(Summary::of_plan(&plan.tasks, engine))
             }
             Told::ReadAheadArrived { block } => Answer::Wanted(engine.read_ahead_arrived(block)),
-            Told::SlotFor { block } => Answer::Slot(engine.slot_for(block)),
+            Told::SlotFor { block } => Answer::Slot(engine.slot_for(block).map(|slot| slot.offset)),
             Told::TryAgain => {
                 engine.try_again();
                 Answer::Nothing

@@ -12,6 +12,8 @@ use aquifer_core::frames::FramePool;
 use aquifer_core::map::Pages;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
 
+use crate::relatives::Relative;
+
 /// What a slot holds that was torn or given back.
 pub const GARBAGE: u32 = u32::MAX;
 
@@ -35,6 +37,8 @@ pub struct Memory {
     pub pages: BTreeMap<u64, Page>,
     frames: HashMap<FrameIndex, Vec<Option<u32>>>,
     tier: HashMap<u64, u32>,
+    /// Forked processes that read the same tier.
+    pub relatives: Vec<Relative>,
     /// Pages that take DRAM now, at the program's address or in frames.
     pub physical: u64,
 }
@@ -147,21 +151,46 @@ impl Memory {
         }
     }
 
+    /// A page of the tier, by its number.
+    pub fn place(slot: u64, at: usize) -> u64 {
+        slot / PAGE_BYTES + at as u64
+    }
+
     /// One page of the tier.
     pub fn stored(&self, slot: u64, at: usize) -> u32 {
-        self.tier.get(&(slot / PAGE_BYTES + at as u64)).copied().unwrap_or(GARBAGE)
+        self.stored_at(Self::place(slot, at))
+    }
+
+    /// One page of the tier, by its number.
+    pub fn stored_at(&self, place: u64) -> u32 {
+        self.tier.get(&place).copied().unwrap_or(GARBAGE)
+    }
+
+    fn is_free_to_change(&self, place: u64) {
+        let reader = self.relatives.iter().any(|relative| relative.reads.contains_key(&place));
+        assert!(!reader, "a relative still reads page {place} of the tier");
     }
 
     /// Writes one page of the tier.
     pub fn store(&mut self, slot: u64, at: usize, value: u32) {
-        self.tier.insert(slot / PAGE_BYTES + at as u64, value);
+        self.is_free_to_change(Self::place(slot, at));
+        self.tier.insert(Self::place(slot, at), value);
     }
 
     /// The tier forgets a range.
     pub fn trim(&mut self, slot: u64, bytes: u64) {
-        for at in 0..bytes / PAGE_BYTES {
-            self.tier.remove(&(slot / PAGE_BYTES + at));
+        for at in 0..(bytes / PAGE_BYTES) as usize {
+            self.is_free_to_change(Self::place(slot, at));
+            self.tier.remove(&Self::place(slot, at));
         }
+    }
+
+    /// A forked child has no frames, and no page of its is protected.
+    pub fn lose_frames(&mut self) {
+        let framed: usize = self.frames.values().map(|frame| frame.iter().flatten().count()).sum();
+        self.physical -= framed as u64;
+        self.frames.clear();
+        self.pages.values_mut().for_each(|page| page.protected = false);
     }
 
     /// Counts again what is kept as a running number.

@@ -6,7 +6,7 @@
 //! Each call of [`Work::advance`] does one thing: one effect on memory, or one report to the engine.
 
 use aquifer_core::engine::{CleanVerdict, Engine, Exchange, FaultStep, Task};
-use aquifer_core::map::Pages;
+use aquifer_core::map::{OwnSlot, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex};
 
@@ -250,7 +250,9 @@ fn clean(
     if dirty.is_empty() {
         return (CleanVerdict::Stored, found);
     }
-    let Some(slot) = engine.slot_for(block) else { return (CleanVerdict::Failed, found) };
+    let Some(OwnSlot { offset: slot, moved }) = engine.slot_for(block) else { return (CleanVerdict::Failed, found) };
+    let all: Vec<usize> = (0..found.len()).filter(|at| values[*at] != 0).collect();
+    let dirty = if moved { all } else { dirty };
     let fails = luck % 100 < trouble.write;
     let good = if fails { luck as usize / 100 % dirty.len() } else { dirty.len() };
     for at in &dirty[..good] {

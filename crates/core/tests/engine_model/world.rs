@@ -9,6 +9,7 @@ use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::units::{Order, ThreadIndex};
 
 use crate::memory::{Memory, Page};
+use crate::relatives::Account;
 use crate::work::{Progress, Trouble, Work};
 
 /// Threads of the program.
@@ -53,6 +54,7 @@ struct Thread {
 /// See the module.
 pub struct World {
     pub engine: Engine,
+    pub account: Account,
     pub memory: Memory,
     pub trouble: Trouble,
     threads: Vec<Thread>,
@@ -75,8 +77,10 @@ impl World {
             seals: true,
             fetch_cost: 1 + u64::from(prefetch),
         };
+        let account = Account::new(tier_slabs);
         World {
-            engine: Engine::new(settings, policy::build(policy)),
+            engine: Engine::with_slabs(settings, policy::build(policy), Box::new(account.clone())),
+            account,
             memory: Memory::default(),
             trouble: Trouble::default(),
             threads: vec![Thread::default(); THREADS],
@@ -253,7 +257,7 @@ impl World {
         true
     }
 
-    fn check(&mut self) {
+    pub fn check(&mut self) {
         // The engine's check looks at every block: in large worlds it is done less often, to save time.
         self.steps += 1;
         if self.steps.is_multiple_of(1 + u64::from(self.engine.map().blocks_len()) / 32) {

@@ -95,6 +95,16 @@ impl Holds {
         slot.owner.store(0, Ordering::SeqCst);
     }
 
+    /// After fork(2): of the threads there is only `owner`, and memory locks are not inherited.
+    pub(crate) fn keep_only(&self, owner: usize) {
+        for (index, slot) in self.known().iter().enumerate() {
+            let other = slot.owner.load(Ordering::SeqCst);
+            if other != 0 && other != owner {
+                self.release(index);
+            }
+        }
+    }
+
     /// Releases what `owner` holds for calls that siglongjmp(3) has left: their frames are where ours is now.
     pub(super) fn release_abandoned(&self, owner: usize, frame: usize) {
         if self.used.load(Ordering::SeqCst) == 0 {

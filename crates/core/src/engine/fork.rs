@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! fork(2): from one engine to two that share what is in the tier.
+//!
+//! Pure, but allocates: never on the fault path. The driver sees to it that nobody is at work on a block, and brings
+//! home what is on standby and nowhere else; frames are not inherited. Then [`Engine::inherit`] in the parent, fork(2),
+//! and [`Engine::become_child`] in the child.
+//!
+//! Resident pages come to the child as the kernel's copies on write. Nothing tells it of stores that happen before it
+//! has registered its memory, so none of its blocks is sealed.
+
+use super::Engine;
+use crate::block::State;
+use crate::frames::FramePool;
+use crate::guard;
+use crate::map::Delivery;
+use crate::units::BlockIndex;
+
+/// What stands in the way of fork(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ForkObstacle {
+    /// Somebody is at work on a block. Wait for a report; ask again.
+    Busy,
+    /// The bytes of the block with this page are in a frame and nowhere else: resolve a fault there; ask again.
+    OnlyInFrame {
+        /// A page of the block.
+        page: u64,
+    },
+}
+
+impl Engine {
+    /// What stands in the way of fork(2) now, if anything.
+    pub fn fork_obstacle(&self) -> Option<ForkObstacle> {
+        self.all_blocks().find_map(|block| {
+            let entry = self.map.block(block);
+            if entry.state.is_busy() {
+                return Some(ForkObstacle::Busy);
+            }
+            let only_here = entry.state == State::Standby && !entry.known_clean;
+            only_here.then(|| ForkObstacle::OnlyInFrame { page: self.map.pages(block).start })
+        })
+    }
+
+    /// In the parent, right before fork(2): the slabs are inherited ones from now on. `each` is told those that the
+    /// child will use. False, and nothing is changed, when a region cannot inherit any more.
+    pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) -> bool {
+        self.map.inherit(each)
+    }
+
+    /// In the child, after fork(2): what was in a frame is in the tier only, and all faults come by signal.
+    pub fn become_child(&mut self) {
+        let blocks: Vec<BlockIndex> = self.all_blocks().collect();
+        for block in blocks {
+            let entry = self.map.block_mut(block);
+            (entry.sealed, entry.protected) = (false, false);
+            match entry.state {
+                State::Standby => self.forget_frame(block),
+                state => assert!(!state.is_busy(), "a block is {state:?} at fork"),
+            }
+        }
+        self.ahead = super::background::Ahead::default();
+        self.frames = FramePool::new(self.settings.budget_pages);
+        self.debt_pages = self.frames.spend(self.resident_pages);
+        self.failed_in_a_row = 0;
+        self.map.deliver_all(Delivery::Signal);
+    }
+
+    fn forget_frame(&mut self, block: BlockIndex) {
+        self.stop_waiting(block);
+        let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
+        let entry = self.map.block_mut(block);
+        entry.become_state(State::Cleaning);
+        entry.take_frame();
+        self.settle(block, if zero { State::Empty } else { State::Stored });
+    }
+
+    fn all_blocks(&self) -> impl Iterator<Item = BlockIndex> + '_ {
+        self.map.mappings().flat_map(|mapping| self.map.blocks_in(mapping.start, mapping.end))
+    }
+}

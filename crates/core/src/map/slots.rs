@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where the bytes of blocks are in the tier.
+//!
+//! Pure. A region has one slab of its own, in which its slots lie in address order. After fork(2) that slab is
+//! *inherited*, by the parent and by the child: both read it, neither writes to it. What either writes back goes whole
+//! into a new slab of the region's own, until nothing is left of the inherited one. A region can inherit several times.
+//!
+//! Only [`BlockMap::inherit`] allocates; it does not run on the fault path.
+
+use super::BlockMap;
+use crate::block::{NONE, State};
+use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES};
+
+/// Slabs that one region can inherit. Beyond, fork(2) must wait until some are not needed any more.
+pub const INHERITED_MOST: usize = 6;
+
+/// A slab that other processes use, too.
+#[derive(Clone, Debug)]
+pub(super) struct Inherited {
+    slab: u32,
+    /// The region's pages whose copies are here, one bit each.
+    pages: [u64; REGION_PAGES as usize / 64],
+}
+
+impl Inherited {
+    fn has(&self, page: u32) -> bool {
+        self.pages[page as usize / 64] & 1 << (page % 64) != 0
+    }
+
+    fn set(&mut self, pages: std::ops::Range<u32>, here: bool) {
+        for page in pages {
+            let bit = 1 << (page % 64);
+            let word = &mut self.pages[page as usize / 64];
+            *word = if here { *word | bit } else { *word & !bit };
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pages.iter().all(|word| *word == 0)
+    }
+}
+
+/// A slot to write a block to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnSlot {
+    /// Where it begins in the tier, in bytes.
+    pub offset: u64,
+    /// True when none of the block's bytes is there yet: until now its copy was in an inherited slab.
+    pub moved: bool,
+}
+
+impl BlockMap {
+    /// Slabs of the tier that are in use.
+    pub fn slabs_in_use(&self) -> u32 {
+        self.slabs.in_use()
+    }
+
+    /// Where the copy of the block is in the tier, if its region has a slab.
+    pub fn slot(&self, index: BlockIndex) -> Option<u64> {
+        let region = self.region_of(index);
+        let offset = self.pages(index).start - region.start;
+        let slab = region.inherited.iter().find(|it| it.has(offset as u32)).map_or(region.slab, |it| it.slab);
+        (slab != NONE).then(|| slot(slab, offset))
+    }
+
+    /// The slab that holds the block's copy, to tell whether two blocks can become one.
+    pub(super) fn holder(&self, index: BlockIndex) -> u32 {
+        let region = self.region_of(index);
+        let offset = (self.pages(index).start - region.start) as u32;
+        region.inherited.iter().find(|it| it.has(offset)).map_or(region.slab, |it| it.slab)
+    }
+
+    /// The slot to write the block to, reserved now if there was none. `None` when the tier has no room left.
+    pub fn own_slot(&mut self, index: BlockIndex) -> Option<OwnSlot> {
+        let at = self.block(index).region as usize;
+        if self.regions[at].slab == NONE {
+            let region = &mut self.regions[at];
+            let slabs = &mut self.slabs;
+            // Whoever shared it may be gone.
+            let alone = region.inherited.iter().position(|it| !slabs.is_shared(it.slab));
+            region.slab = match alone {
+                Some(place) => region.inherited.swap_remove(place).slab,
+                None => slabs.take()?,
+            };
+        }
+        let moved = self.leave_inherited(index);
+        let region = &self.regions[at];
+        let offset = slot(region.slab, self.pages(index).start - region.start);
+        Some(OwnSlot { offset, moved })
+    }
+
+    /// The copy of a block in an inherited slab, if it has one there, is not its copy any more. Returns whether it had.
+    pub(crate) fn leave_inherited(&mut self, index: BlockIndex) -> bool {
+        if self.region_of(index).inherited.is_empty() {
+            return false;
+        }
+        let pages = self.pages(index);
+        let region = &mut self.regions[self.blocks[index.0 as usize].region as usize];
+        let first = (pages.start - region.start) as u32;
+        let Some(place) = region.inherited.iter().position(|it| it.has(first)) else { return false };
+        region.inherited[place].set(first..first + pages.count, false);
+        if region.inherited[place].is_empty() {
+            let slab = region.inherited.swap_remove(place).slab;
+            self.give_back(slab);
+        }
+        true
+    }
+
+    /// Slabs that have become free since the last time, one after the other.
+    pub fn next_freed(&mut self) -> Option<u32> {
+        self.freed.pop()
+    }
+
+    fn give_back(&mut self, slab: u32) {
+        // Where there is no room on the list, the medium keeps the bytes until the slab is used again.
+        if self.slabs.release(slab) && self.freed.len() < self.freed.capacity() {
+            self.freed.push(slab);
+        }
+    }
+
+    /// Gives the region's own slab to others, if it has one and none of its blocks needs it. Returns it if it is free.
+    pub(crate) fn release_slab(&mut self, region: u32) -> Option<u32> {
+        let mut block = Some(BlockIndex(self.regions[region as usize].first));
+        while let Some(at) = block {
+            // What a split has left outside the mapping holds nothing, whatever it says.
+            if self.block(at).state != State::Empty && self.pages(at).count > 0 {
+                return None;
+            }
+            block = self.next_in_region(at);
+        }
+        self.free_slab(region)
+    }
+
+    /// Gives all slabs of a region back. Returns its own one if that is free.
+    pub(super) fn free_slab(&mut self, region: u32) -> Option<u32> {
+        while let Some(inherited) = self.regions[region as usize].inherited.pop() {
+            self.give_back(inherited.slab);
+        }
+        let slab = std::mem::replace(&mut self.regions[region as usize].slab, NONE);
+        (slab != NONE && self.slabs.release(slab)).then_some(slab)
+    }
+
+    /// Before fork(2): makes every slab an inherited one, of this process and of the child. `each` is told every slab
+    /// that is used now, which the child will use, too. False, and nothing is changed, when a region has inherited as
+    /// often as it can.
+    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) -> bool {
+        let used: Vec<u32> = self.mappings.values().flat_map(|mapping| mapping.regions.iter().copied()).collect();
+        if used.iter().any(|at| self.regions[*at as usize].inherited.len() >= INHERITED_MOST) {
+            return false;
+        }
+        for at in used {
+            if self.regions[at as usize].slab != NONE {
+                self.inherit_own(at);
+            }
+            self.regions[at as usize].inherited.iter().for_each(|it| each(it.slab));
+        }
+        true
+    }
+
+    fn inherit_own(&mut self, region: u32) {
+        let slab = std::mem::replace(&mut self.regions[region as usize].slab, NONE);
+        let mut own = Inherited { slab, pages: [0; REGION_PAGES as usize / 64] };
+        let mut block = Some(BlockIndex(self.regions[region as usize].first));
+        while let Some(at) = block {
+            let pages = self.pages(at);
+            let first = (pages.start - self.regions[region as usize].start) as u32;
+            let elsewhere = self.regions[region as usize].inherited.iter().any(|it| it.has(first));
+            if self.block(at).state != State::Empty && pages.count > 0 && !elsewhere {
+                own.set(first..first + pages.count, true);
+            }
+            block = self.next_in_region(at);
+        }
+        if own.is_empty() {
+            self.give_back(slab);
+        } else {
+            self.regions[region as usize].inherited.push(own);
+        }
+    }
+}
+
+fn slot(slab: u32, page: u64) -> u64 {
+    (u64::from(slab) * u64::from(REGION_PAGES) + page) * PAGE_BYTES
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Forked processes that live beside the world: they do nothing, and what they can read in the tier must stay.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use aquifer_core::block::State;
+use aquifer_core::engine::ForkObstacle;
+use aquifer_core::slabs::Slabs;
+
+use crate::SETTLE_TURNS;
+use crate::memory::Memory;
+use crate::world::{Access, World};
+
+/// Blocks that one fork brings home at most.
+const TRIES: usize = 4_000;
+/// Relatives that live at a time.
+pub const RELATIVES_MOST: usize = 3;
+
+/// How many processes use each slab.
+#[derive(Clone, Debug)]
+pub struct Account(Arc<Mutex<Vec<u32>>>);
+
+impl Account {
+    pub fn new(slabs: u32) -> Self {
+        Self(Arc::new(Mutex::new(vec![0; slabs as usize])))
+    }
+
+    fn change(&self, slab: u32, by: i32) -> u32 {
+        let users = &mut self.0.lock().unwrap()[slab as usize];
+        *users = users.checked_add_signed(by).expect("a slab is given back once by each user");
+        *users
+    }
+}
+
+impl Slabs for Account {
+    fn take(&mut self) -> Option<u32> {
+        let slab = self.0.lock().unwrap().iter().position(|users| *users == 0)? as u32;
+        self.change(slab, 1);
+        Some(slab)
+    }
+
+    fn release(&mut self, slab: u32) -> bool {
+        self.change(slab, -1) == 0
+    }
+
+    fn is_shared(&self, slab: u32) -> bool {
+        self.0.lock().unwrap()[slab as usize] > 1
+    }
+
+    fn in_use(&self) -> u32 {
+        self.0.lock().unwrap().iter().filter(|users| **users > 0).count() as u32
+    }
+}
+
+/// A forked process.
+#[derive(Debug)]
+pub struct Relative {
+    slabs: Vec<u32>,
+    /// What it can read, by the tier's pages.
+    pub reads: BTreeMap<u64, u32>,
+}
+
+impl World {
+    /// Forks, and goes on as the parent or as the child; the other lives beside from now on. Not done when something
+    /// stands in the way for long.
+    pub fn fork(&mut self, as_child: bool) {
+        if self.memory.relatives.len() == RELATIVES_MOST {
+            self.bury();
+        }
+        let trouble = self.trouble;
+        self.settle(SETTLE_TURNS);
+        for _ in 0..TRIES {
+            match self.engine.fork_obstacle() {
+                None => {
+                    self.fork_now(as_child);
+                    break;
+                }
+                Some(ForkObstacle::Busy) => self.settle(SETTLE_TURNS),
+                Some(ForkObstacle::OnlyInFrame { page }) => self.alone(Access::Load { page }),
+            }
+        }
+        self.trouble = trouble;
+    }
+
+    fn fork_now(&mut self, as_child: bool) {
+        let reads = self.readable();
+        let mut slabs = Vec::new();
+        let account = self.account.clone();
+        let inherited = self.engine.inherit(&mut |slab| {
+            account.change(slab, 1);
+            slabs.push(slab);
+        });
+        if !inherited {
+            assert!(slabs.is_empty(), "a fork that fails changes nothing");
+            return;
+        }
+        self.memory.relatives.push(Relative { slabs, reads });
+        if as_child {
+            self.memory.lose_frames();
+            self.engine.become_child();
+        }
+        self.check();
+    }
+
+    /// What is in the tier for this process.
+    fn readable(&self) -> BTreeMap<u64, u32> {
+        let (map, mut reads) = (self.engine.map(), BTreeMap::new());
+        for mapping in map.mappings() {
+            for block in map.blocks_in(mapping.start, mapping.end) {
+                let entry = map.block(block);
+                if !matches!(entry.state, State::Stored | State::Standby) {
+                    continue;
+                }
+                let Some(slot) = map.slot(block) else { continue };
+                for at in 0..map.pages(block).count as usize {
+                    let value = self.memory.pages[&(map.pages(block).start + at as u64)].last;
+                    // Zeros are kept nowhere.
+                    if value != 0 && map.guards(block)[at] != aquifer_core::guard::ZERO {
+                        assert_eq!(self.memory.stored(slot, at), value);
+                        reads.insert(Memory::place(slot, at), value);
+                    }
+                }
+            }
+        }
+        reads
+    }
+
+    /// The oldest relative ends.
+    pub fn bury(&mut self) {
+        if self.memory.relatives.is_empty() {
+            return;
+        }
+        let relative = self.memory.relatives.remove(0);
+        for (place, value) in relative.reads {
+            assert_eq!(self.memory.stored_at(place), value, "a relative reads what it did not write");
+        }
+        for slab in relative.slabs {
+            self.account.change(slab, -1);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! fork(2) of a process whose memory is in part away. The child goes on as a pager of its own.
+//!
+//! In the parent: nothing new begins, what is under way ends, and what is on standby and nowhere else comes back to its
+//! place. Every lock of ours is taken, so that the child finds none held by a thread that it does not have. The slabs
+//! become inherited ones (`core/src/map/slots.rs`): neither process writes to what the other reads.
+//!
+//! In the child, before anything of the program runs: descriptors, frames and registrations of its own, in place of
+//! those that it must not use or does not have. It has no worker and no listener to begin with, so every fault of its
+//! comes by signal and is resolved by the thread that has it; [`Adopter::tend`] starts the worker when there is work for
+//! it.
+//!
+//! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so between our steps no code of others runs.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use aquifer_core::engine::ForkObstacle;
+use aquifer_core::map::Delivery;
+use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot::{self, Inside};
+use aquifer_sys::uffd::mode;
+
+use crate::abort::{abort, say};
+use crate::adopt::Adopter;
+use crate::family::Cradle;
+use crate::pager::{Pager, THREADS_MOST};
+use crate::resolve::Outcome;
+use crate::signal;
+
+/// One sleep while threads come to the end of what they do.
+const QUIET_WAIT_ONCE: Duration = Duration::from_millis(1);
+/// Faults of a child before it gets a worker: one that only prepares for execve(2) needs none.
+const FAULTS_WITHOUT_WORKER: u64 = 64;
+
+impl Adopter {
+    /// Makes a child by calling `clone`, whose result is that of clone(2). Returns it, in both processes; ENOMEM or
+    /// EAGAIN, negative, when the child could not be made.
+    pub fn fork(&self, clone: impl FnOnce() -> isize) -> isize {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        let Some(pager) = self.pager() else { return clone() };
+        if pager.is_recorded() {
+            say(&["the recording ends here, and the program goes on: it forks, and a recording is of one process"]);
+            crate::recorder::finish();
+        }
+        let Some(cradle) = pager.family.prepare() else { return -(libc::EAGAIN as isize) };
+        if let Err(errno) = pager.come_to_rest() {
+            pager.go_on();
+            pager.family.was_not_born(&cradle);
+            return -(errno.0 as isize);
+        }
+        let actions = signal::lock_programs_actions();
+        let (trims, quarry) = (pager.trims.lock(), pager.lock_quarry());
+        let mut engine = pager.engine();
+        let can = engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
+        let result = if can { clone() } else { -(libc::ENOMEM as isize) };
+        if result == 0 {
+            engine.become_child();
+            drop((engine, quarry, trims, actions));
+            pager.become_child(&cradle);
+            // What calls of other threads touched: no call is under way here.
+            let postponed = std::mem::take(&mut state.postponed);
+            self.register(pager, &postponed.ranges);
+            self.become_child(pager);
+            return 0;
+        }
+        drop((engine, quarry, trims, actions));
+        match u32::try_from(result) {
+            Ok(pid) if pid > 0 => pager.family.was_born(&cradle, pid),
+            _ => pager.family.was_not_born(&cradle),
+        }
+        if !can {
+            say(&["fork fails (ENOMEM): earlier children still use too many versions of this program's memory"]);
+        }
+        pager.go_on();
+        result
+    }
+
+    /// In a child, where something of the program's is changed anyway: gives it a worker once it has had faults enough.
+    pub fn tend(&self) {
+        let Some(pager) = self.pager() else { return };
+        if !pager.lacks_threads.load(Ordering::Relaxed)
+            || pager.faults_as_child.load(Ordering::Relaxed) < FAULTS_WITHOUT_WORKER
+        {
+            return;
+        }
+        if pager.lacks_threads.swap(false, Ordering::AcqRel) {
+            let _inside = Inside::enter();
+            if let Err(failure) = pager.start_threads() {
+                say(&["this forked process reads ahead and writes back on demand only: ", &failure.to_string()]);
+            }
+        }
+    }
+}
+
+impl Pager {
+    /// Lets nothing new begin, and waits until no block is being worked on and none is in a frame only.
+    fn come_to_rest(&self) -> Result<(), Errno> {
+        let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
+        let started = now_ns();
+        {
+            // Under the lock: whoever comes later sees it, whoever came before is seen as a busy block.
+            let _engine = self.engine();
+            self.forking.store(thread_slot::token(), Ordering::SeqCst);
+        }
+        loop {
+            let ticket = self.progress.ticket();
+            let obstacle = self.engine().fork_obstacle();
+            match obstacle {
+                None => return Ok(()),
+                Some(ForkObstacle::Busy) => {
+                    self.check_patience(started);
+                    self.progress.sleep(ticket, QUIET_WAIT_ONCE);
+                }
+                Some(ForkObstacle::OnlyInFrame { page }) => {
+                    if self.resolve((page * PAGE_BYTES) as usize, thread, false) != Outcome::Resolved {
+                        return Err(Errno(libc::ENOMEM));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets everything go on.
+    fn go_on(&self) {
+        self.forking.store(0, Ordering::SeqCst);
+        self.progress.signal();
+        self.worker_bell.ring();
+    }
+
+    /// Whether the calling thread must not begin anything now. Asked under the engine's lock.
+    pub(crate) fn is_paused(&self) -> bool {
+        let forking = self.forking.load(Ordering::SeqCst);
+        forking != 0 && forking != thread_slot::token()
+    }
+
+    /// Gets everything of its own that a process cannot inherit. Nobody else runs here.
+    fn become_child(&self, cradle: &Cradle) {
+        self.family.become_child(cradle);
+        self.is_heir.store(true, Ordering::Relaxed);
+        self.lacks_threads.store(true, Ordering::Relaxed);
+        self.faults_as_child.store(0, Ordering::Relaxed);
+        self.holds.keep_only(thread_slot::token());
+        self.forking.store(0, Ordering::SeqCst);
+        if let Err(errno) = self.renew() {
+            abort(&["a forked process cannot manage its memory (", errno.name(), "); raise its limits (ulimit -a)"]);
+        }
+    }
+
+    /// Descriptors, frames, registrations.
+    fn renew(&self) -> Result<(), Errno> {
+        self.renew_uffd()?;
+        self.worker_bell.renew()?;
+        self.trims.renew()?;
+        self.area.renew(self.uffd(Delivery::Signal))?;
+        self.renew_quarry()?;
+        let engine = self.engine();
+        for mapping in engine.map().mappings() {
+            let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);
+            self.uffd(Delivery::Signal).register(start as usize, len as usize, mode::MISSING | mode::WP)?;
+        }
+        Ok(())
+    }
+}
