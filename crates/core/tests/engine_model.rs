@@ -36,7 +36,7 @@ use world::{Access, THREADS, World};
 const SETTLE_TURNS: u32 = 12_000;
 
 /// Histories by default, and turns in each: a few seconds in a debug build.
-const HISTORIES: u64 = 60;
+const HISTORIES: u64 = 120;
 const TURNS: u32 = 2_500;
 
 /// Luck: SplitMix64 (Steele, Lea, Flood 2014).
@@ -176,10 +176,10 @@ impl Stage {
             221..=245 => {
                 self.world.plan();
             }
-            246..=251 => self.begin_discard(luck),
-            252 if self.forks && luck.is_multiple_of(3) => self.world.bury(),
-            252 if self.forks => self.world.fork(luck.is_multiple_of(2)),
-            252 => {}
+            246..=250 => self.begin_discard(luck),
+            251 | 252 if self.forks && luck.is_multiple_of(3) => self.world.bury(),
+            251 | 252 if self.forks => self.world.fork(luck.is_multiple_of(2)),
+            251 | 252 => {}
             253 => self.world.tick(),
             _ => {
                 let (from, to, order) = self.windows[luck as usize % self.windows.len()];

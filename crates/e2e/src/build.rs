@@ -80,7 +80,8 @@ pub fn compile_text(name: &str, source: &str) -> Option<PathBuf> {
 
 /// Compiles the body of a C `main`. `touch(MIB)` there is new memory with bytes that are known: `at >> 12 | 1`.
 pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
-    let headers = ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "time", "unistd"];
+    let headers =
+        ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "sys/wait", "time", "unistd"];
     let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
     // Volatile: a compiler leaves out stores to memory that nobody looks at, and the test would be about nothing.
     let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \

@@ -263,18 +263,6 @@ fn two_instances_do_not_meet() {
 }
 
 #[test]
-fn a_fork_with_memory_away_ends_loudly_and_one_below_the_budget_works() {
-    let body = "touch(60); pid_t child = fork(); if (child == 0) _exit(0); return child < 0;";
-    let Some(program) = compile_small("forker", body) else { return };
-    let ended = run(managed(&["--dram", "16MiB", "--tier", "dram:"], &program, &[]), LIMIT);
-    ended.expect(113).expect_line(
-        "aquifer: the program forks while part of its memory is away, which is not supported yet: the child would \
-         read zeros; give it enough DRAM (--dram) to stay below its budget",
-    );
-    run(managed(&["--dram", "128MiB", "--tier", "dram:"], &program, &[]), LIMIT).expect(0);
-}
-
-#[test]
 fn a_budget_below_the_minimum_is_refused() {
     let Some(program) = compile_small("nothing", "return 0;") else { return };
     run(managed(&["--dram", "15MiB", "--tier", "dram:"], &program, &[]), LIMIT)

@@ -19,6 +19,7 @@ use aquifer_core::engine::DiscardStep;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
 use aquifer_stats::{Counters, Gauge};
+use aquifer_sys::memory::advise;
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::rings;
@@ -246,6 +247,8 @@ impl Adopter {
                 engine = pager.engine();
                 continue;
             }
+            // A child that is made past us must not read zeros: `fork.rs`.
+            let _ = advise(start, len, libc::MADV_DONTFORK);
             let present = match populated(start, len) {
                 Ok(present) => present,
                 Err(error) => abort(&["cannot read /proc/self/pagemap: ", &error.to_string()]),

@@ -11,7 +11,7 @@
 use std::ops::Deref;
 use std::sync::MutexGuard;
 
-use aquifer_core::engine::{CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, Plan, Transfers};
+use aquifer_core::engine::{CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, ForkObstacle, Plan, Transfers};
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Told, guard_runs, push_run};
@@ -111,8 +111,13 @@ impl<'a> EngineGuard<'a> {
     }
 
     /// [`Engine::inherit`]. A recording has ended before.
-    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) -> bool {
-        self.engine.inherit(each)
+    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
+        self.engine.inherit(each);
+    }
+
+    /// [`Engine::fork_obstacle`].
+    pub(crate) fn fork_obstacle(&mut self) -> Option<ForkObstacle> {
+        self.engine.fork_obstacle()
     }
 
     /// [`Engine::become_child`].

@@ -17,9 +17,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use aquifer_core::engine::ForkObstacle;
+use aquifer_core::engine::{Engine, ForkObstacle};
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_sys::memory::advise;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::{self, Inside};
@@ -27,6 +28,7 @@ use aquifer_sys::uffd::mode;
 
 use crate::abort::{abort, say};
 use crate::adopt::Adopter;
+use crate::ending;
 use crate::family::Cradle;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
@@ -58,8 +60,10 @@ impl Adopter {
         let actions = signal::lock_programs_actions();
         let (trims, quarry) = (pager.trims.lock(), pager.lock_quarry());
         let mut engine = pager.engine();
-        let can = engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
-        let result = if can { clone() } else { -(libc::ENOMEM as isize) };
+        engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
+        pager.advise_all(&engine, libc::MADV_DOFORK);
+        let result = clone();
+        pager.advise_all(&engine, libc::MADV_DONTFORK);
         if result == 0 {
             engine.become_child();
             drop((engine, quarry, trims, actions));
@@ -74,9 +78,6 @@ impl Adopter {
         match u32::try_from(result) {
             Ok(pid) if pid > 0 => pager.family.was_born(&cradle, pid),
             _ => pager.family.was_not_born(&cradle),
-        }
-        if !can {
-            say(&["fork fails (ENOMEM): earlier children still use too many versions of this program's memory"]);
         }
         pager.go_on();
         result
@@ -118,12 +119,22 @@ impl Pager {
                     self.check_patience(started);
                     self.progress.sleep(ticket, QUIET_WAIT_ONCE);
                 }
-                Some(ForkObstacle::OnlyInFrame { page }) => {
+                Some(ForkObstacle::Bring { page }) => {
                     if self.resolve((page * PAGE_BYTES) as usize, thread, false) != Outcome::Resolved {
                         return Err(Errno(libc::ENOMEM));
                     }
                 }
             }
+        }
+    }
+
+    /// Says whether a forked child gets the managed memory. Between forks it does not, so that a child that is made past
+    /// us ends with SIGSEGV rather than read zeros.
+    fn advise_all(&self, engine: &Engine, advice: i32) {
+        for mapping in engine.map().mappings() {
+            let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);
+            // What the program has unmapped past us is skipped by the kernel, which says ENOMEM for it.
+            let _ = advise(start as usize, len as usize, advice);
         }
     }
 
@@ -142,6 +153,7 @@ impl Pager {
 
     /// Gets everything of its own that a process cannot inherit. Nobody else runs here.
     fn become_child(&self, cradle: &Cradle) {
+        ending::forget_all();
         self.family.become_child(cradle);
         self.is_heir.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);

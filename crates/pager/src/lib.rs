@@ -14,6 +14,7 @@ pub mod abort;
 pub mod adopt;
 mod doors;
 pub mod early;
+pub mod ending;
 pub mod exchange;
 pub mod family;
 mod fork;

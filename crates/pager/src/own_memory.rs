@@ -8,6 +8,8 @@
 //! page that may not be read holds whatever it holds. So /proc/self/pagemap says which pages are there, and
 //! only those are read, through /proc/self/mem, which asks for no right. See proc_pid_mem(5).
 //!
+//! /proc/self is the main thread's, and has none of this once that has ended; so it is /proc/thread-self.
+//!
 //! May run in a signal handler: does not allocate, and takes no lock. The files are opened anew each time:
 //! a descriptor that is kept may be closed by the program, and its number reused.
 
@@ -20,7 +22,7 @@ use aquifer_sys::memory::{RESIDENT_PAGES_MOST, resident_pages};
 use aquifer_sys::raw::{Errno, syscall};
 
 const PAGE: usize = PAGE_BYTES as usize;
-const PAGEMAP: &CStr = c"/proc/self/pagemap";
+const PAGEMAP: &CStr = c"/proc/thread-self/pagemap";
 /// Bits of a page's entry: it has contents, in DRAM or in swap.
 const HAS_CONTENTS: u64 = 1 << 63 | 1 << 62;
 /// Entries that are read at once: 512 bytes of a stack that may be small.
@@ -97,7 +99,7 @@ pub struct OwnMemory {
 impl OwnMemory {
     /// Opens both files.
     pub fn open() -> Result<Self, Errno> {
-        Ok(Self { pagemap: OwnFile::open(PAGEMAP)?, memory: OwnFile::open(c"/proc/self/mem")? })
+        Ok(Self { pagemap: OwnFile::open(PAGEMAP)?, memory: OwnFile::open(c"/proc/thread-self/mem")? })
     }
 
     /// Copies `source..source + len`, in whole pages, to `target`.

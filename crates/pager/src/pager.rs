@@ -20,13 +20,14 @@ use aquifer_core::units::{FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::raw::Errno;
-use aquifer_sys::signals::Blocked;
+use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd::{Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
 
 use crate::doors::EngineGuard;
+use crate::ending;
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, FamilySlabs, PROCESSES_MOST, TooMany};
 use crate::frame_area::FrameArea;
@@ -52,7 +53,10 @@ pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) ->
     STARTING.fetch_add(1, Ordering::AcqRel);
     let started = std::thread::Builder::new().name(name).stack_size(THREAD_STACK_BYTES).spawn(move || {
         let _blocked = Blocked::all();
+        // The C library changes the user of all its threads by this signal, and waits for each: setuid(2).
+        signals::open_to_libc();
         let _inside = Inside::enter();
+        ending::enlist();
         STARTING.fetch_sub(1, Ordering::AcqRel);
         futex::wake_all(&STARTING);
         run();

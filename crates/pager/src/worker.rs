@@ -16,6 +16,7 @@ use aquifer_core::units::{BlockIndex, FrameIndex, Order, PAGE_BYTES};
 use aquifer_stats::Counter;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
 
+use crate::ending;
 use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
 use crate::pager::{Pager, StartFailure, start_thread};
 use crate::together::{self, Sealed};
@@ -110,6 +111,7 @@ impl Worker {
     fn run(&mut self) -> ! {
         let mut plan = Plan::new();
         loop {
+            ending::look();
             self.plan(&mut plan);
             let progress = self.carry_out(&plan);
             self.kick();

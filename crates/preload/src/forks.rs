@@ -7,14 +7,19 @@
 //! (`pager/src/fork.rs`). The child returns from the handler, too: to where its parent made the call, on the stack that
 //! the call asked for.
 //!
+//! A call that nothing sees (by syscall(2) or by the instruction itself, in a process whose calls do not trap) makes a
+//! child without the managed memory, which MADV_DONTFORK keeps from it: it ends with SIGSEGV, and never reads zeros.
+//!
 //! `posix_spawn`, `system`, `popen` and `vfork` share the parent's memory until the exec, and need nothing of this.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and clone(2)")]
 
+use std::ffi::{c_char, c_int, c_void};
+
 use aquifer_pager::abort::abort;
 use aquifer_pager::signal;
 use aquifer_sys::dispatch::{self, Trapped};
-use aquifer_sys::raw::syscall;
+use aquifer_sys::raw;
 
 use crate::next;
 use crate::own_allocator;
@@ -26,12 +31,9 @@ const FLAGS: usize = 0;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 
-/// fork(2).
-///
-/// # Safety
-/// As fork(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fork() -> libc::pid_t {
+/// Lets a call of the C library's trap that copies this process; `call` makes it. Where there is always something to
+/// hold, calls trap anyway; else only now, since trapping costs each call.
+fn with_trap<T>(call: impl FnOnce() -> T) -> T {
     let active = instance().is_some_and(|instance| instance.adopter.is_active());
     if active && !signal::trap_fork() {
         abort(&[
@@ -39,12 +41,58 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
             "trapped (Linux 5.11); give it enough DRAM (--dram) to stay below its budget",
         ]);
     }
-    // SAFETY: as fork(2). The C library's own call traps.
-    let result = unsafe { next::fork().map_or(-1, |fork| fork()) };
-    if active && result != 0 {
+    let result = call();
+    if active {
         dispatch::disarm_after_fork();
     }
     result
+}
+
+/// Defines functions of the C library that copy the process, with the names that we wrap.
+macro_rules! forking {
+    ($($(#[$doc:meta])* $name:ident = $next:ident($($argument:ident: $kind:ty),*) -> $result:ty = $fails:expr;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the C library's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+                // SAFETY: the caller's promise. The C library's own call traps.
+                with_trap(|| unsafe { next::$next().map_or($fails, |function| function($($argument),*)) })
+            }
+        )*
+    };
+}
+
+forking! {
+    /// fork(2).
+    fork = fork() -> libc::pid_t = -1;
+    /// _Fork(3).
+    _Fork = fork_alone() -> libc::pid_t = -1;
+    /// daemon(3).
+    daemon = daemon(stay: c_int, keep: c_int) -> c_int = -1;
+    /// forkpty(3).
+    forkpty = forkpty(master: *mut c_int, name: *mut c_char, term: *const c_void, size: *const c_void) -> c_int = -1;
+}
+
+/// clone(2), the C library's function. It takes any number of arguments up to these.
+///
+/// # Safety
+/// As clone(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    run: *const c_void,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    words: *mut c_void,
+    child: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let call = || unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) };
+    if flags & libc::CLONE_VM == 0 { with_trap(call) } else { call() }
 }
 
 /// Whether a call makes a process with a copy of this memory.
@@ -91,7 +139,7 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     let result = instance.adopter.fork(|| {
         own_allocator::at_rest(|| {
             // SAFETY: the program's own call, but for the stack: the child goes on with a copy of this one.
-            match unsafe { syscall(number, args) } {
+            match unsafe { raw::syscall(number, args) } {
                 Ok(value) => value as isize,
                 Err(errno) => -(errno.0 as isize),
             }

@@ -43,6 +43,20 @@ pub type Fread = unsafe extern "C" fn(*mut c_void, usize, usize, *mut libc::FILE
 pub type Fwrite = unsafe extern "C" fn(*const c_void, usize, usize, *mut libc::FILE) -> usize;
 /// `fork(2)`.
 pub type Fork = unsafe extern "C" fn() -> libc::pid_t;
+/// `daemon(3)`.
+pub type Daemon = unsafe extern "C" fn(c_int, c_int) -> c_int;
+/// `forkpty(3)`.
+pub type Forkpty = unsafe extern "C" fn(*mut c_int, *mut c_char, *const c_void, *const c_void) -> c_int;
+/// `clone(2)`: variadic, which makes no difference to the caller of this ABI.
+pub type Clone = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    c_int,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+    *mut c_void,
+) -> c_int;
 /// `sigaction(2)`.
 pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 /// `signal(2)`.
@@ -69,9 +83,14 @@ pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 pub type PthreadCreate =
     unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
 
+/// `pthread_exit(3)`.
+pub type PthreadExit = unsafe extern "C-unwind" fn(*mut c_void) -> !;
+
 next! {
     /// The C library's `pthread_create`.
     pthread_create: PthreadCreate = c"pthread_create";
+    /// The C library's `pthread_exit`.
+    pthread_exit: PthreadExit = c"pthread_exit";
     /// The C library's `fread`.
     fread: Fread = c"fread";
     /// The C library's `fread_unlocked`.
@@ -82,6 +101,14 @@ next! {
     fwrite_unlocked: Fwrite = c"fwrite_unlocked";
     /// The C library's `fork`.
     fork: Fork = c"fork";
+    /// The C library's `_Fork`, since 2.34.
+    fork_alone: Fork = c"_Fork";
+    /// The C library's `daemon`.
+    daemon: Daemon = c"daemon";
+    /// The C library's `forkpty`.
+    forkpty: Forkpty = c"forkpty";
+    /// The C library's `clone`.
+    clone: Clone = c"clone";
     /// The C library's `sigaction`.
     sigaction: Sigaction = c"sigaction";
     /// The C library's `posix_spawn`.

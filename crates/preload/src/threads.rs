@@ -58,12 +58,31 @@ impl Drop for StackOfThread {
     fn drop(&mut self) {
         // What the C library does to a thread's stack at its end must not meet a handler on it.
         dispatch::disarm();
+        ends(None);
         crate::calls::thread_ends();
         keep_signal_stack(0, 0);
         use_stack(self.0, false);
         // SAFETY: the stack was mapped by `give_stack` and is not in use any more.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACK_BYTES, 0, 0, 0, 0]) };
     }
+}
+
+/// The calling thread is about to end.
+pub fn ends(status: Option<i32>) {
+    let _inside = Inside::enter();
+    let pager = crate::start::instance_inside().and_then(|instance| instance.adopter.pager());
+    aquifer_pager::ending::thread_ends(pager, status);
+}
+
+/// pthread_exit(3).
+///
+/// # Safety
+/// As pthread_exit(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
+    ends(None);
+    // SAFETY: the caller's promise. There is no C library without it.
+    unsafe { next::pthread_exit().expect("libc has pthread_exit")(value) }
 }
 
 /// Keeps a signal stack of the program's resident, where it is managed. False when it cannot be.

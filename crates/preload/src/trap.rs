@@ -65,6 +65,10 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     };
     let (number, args) = (trapped.number(), trapped.args());
     match number {
+        libc::SYS_exit => {
+            threads::ends(Some(args[0] as i32));
+            return trapped.call_and_never_return();
+        }
         libc::SYS_rt_sigreturn => return trapped.call_and_never_return(),
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
             if forks::copies_memory(number, &args) {

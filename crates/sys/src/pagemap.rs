@@ -14,7 +14,7 @@ const SWAPPED: u64 = 1 << 62;
 /// Calls `each` with the index of every page of `start..start + pages * 4096` that has contents.
 pub fn populated(start: usize, pages: usize, each: &mut dyn FnMut(usize)) -> io::Result<()> {
     const AT_ONCE: usize = 512;
-    let file = File::open("/proc/self/pagemap")?;
+    let file = File::open("/proc/thread-self/pagemap")?;
     let mut bytes = [0u8; AT_ONCE * 8];
     for first in (0..pages).step_by(AT_ONCE) {
         let count = AT_ONCE.min(pages - first);

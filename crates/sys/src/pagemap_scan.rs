@@ -69,7 +69,7 @@ pub struct PageScan {
 impl PageScan {
     /// Opens them. Works on every kernel; the first scan tells whether this one can scan.
     pub fn open() -> Result<Self, Errno> {
-        let path = c"/proc/self/pagemap";
+        let path = c"/proc/thread-self/pagemap";
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
         // SAFETY: openat(2) reads a path that ends in NUL.
         let opened =

@@ -119,6 +119,20 @@ pub(crate) fn replace_descriptor(new: i32, old: i32) -> Result<(), Errno> {
     replaced.map(|_| ())
 }
 
+/// The kernel's number of the calling thread.
+pub fn thread_id() -> u32 {
+    // SAFETY: gettid(2) takes nothing and cannot fail.
+    unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Ends the process, with all its threads.
+pub fn exit_process(status: i32) -> ! {
+    loop {
+        // SAFETY: exit_group(2) does not return.
+        let _ = unsafe { syscall(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
 /// Writes to standard error. For messages from places that may not allocate; a failure is ignored.
 pub fn write_stderr(bytes: &[u8]) {
     // SAFETY: write(2) only reads `bytes`, which is valid for the call.

@@ -26,7 +26,7 @@ const KEPT_BYTES: usize = 32;
 /// Whether asynchronous I/O has mapped its rings, or the kernel does not say. Also finds an io_uring whose
 /// descriptor was closed or registered.
 pub fn are_mapped() -> bool {
-    let path = c"/proc/self/maps";
+    let path = c"/proc/thread-self/maps";
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
     // SAFETY: openat(2) with a path that ends in NUL.
     let Ok(maps) = (unsafe { syscall(libc::SYS_openat, args) }) else { return true };
@@ -55,10 +55,10 @@ fn maps_name_rings(maps: usize) -> Result<bool, Errno> {
 
 fn is_ring(descriptor: usize) -> bool {
     const RING: &[u8] = b"anon_inode:[io_uring]";
-    let mut path = *b"/proc/self/fd/\0\0\0\0\0";
+    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0";
     let digits = [1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
     let skip = digits.iter().take(3).take_while(|digit| **digit == b'0').count();
-    path[14..18 - skip].copy_from_slice(&digits[skip..]);
+    path[21..25 - skip].copy_from_slice(&digits[skip..]);
     let mut target = [0u8; RING.len()];
     let args = [path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0, 0];
     // SAFETY: readlink(2) reads a path that ends in NUL, and writes no more than the target has.

@@ -98,6 +98,15 @@ pub fn unblock_ours() {
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
 
+/// Lets the C library's own signal through to the calling thread by which setuid(2) and its like reach all threads.
+pub fn open_to_libc() {
+    const SIGSETXID: i32 = 33;
+    let open = bit(SIGSETXID);
+    let args = [libc::SIG_UNBLOCK as usize, &raw const open as usize, 0, 8, 0, 0];
+    // SAFETY: rt_sigprocmask(2) reads one mask.
+    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+}
+
 /// Keeps every signal from this thread while it exists. The thread counts as inside the pager: a system call
 /// that trapped now would end the program.
 #[derive(Debug)]

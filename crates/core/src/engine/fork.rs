@@ -22,8 +22,9 @@ use crate::units::BlockIndex;
 pub enum ForkObstacle {
     /// Somebody is at work on a block. Wait for a report; ask again.
     Busy,
-    /// The bytes of the block with this page are in a frame and nowhere else: resolve a fault there; ask again.
-    OnlyInFrame {
+    /// The bytes of the block with this page are in a frame and nowhere else, or in a slab that must not be inherited once
+    /// more: resolve a fault there; ask again.
+    Bring {
         /// A page of the block.
         page: u64,
     },
@@ -31,21 +32,37 @@ pub enum ForkObstacle {
 
 impl Engine {
     /// What stands in the way of fork(2) now, if anything.
-    pub fn fork_obstacle(&self) -> Option<ForkObstacle> {
+    pub fn fork_obstacle(&mut self) -> Option<ForkObstacle> {
+        let obstacle = self.obstacle_to_fork();
+        while obstacle.is_none()
+            && let Some(block) = self.map.too_many_versions()
+        {
+            if self.map.block(block).state != State::Resident {
+                return Some(ForkObstacle::Bring { page: self.map.pages(block).start });
+            }
+            // Its copy is forgotten: it is written whole to a slab of the region's own when it leaves.
+            self.map.leave_inherited(block);
+            self.map.guards_mut(block).fill(guard::UNKNOWN);
+            self.map.block_mut(block).sealed = false;
+        }
+        obstacle
+    }
+
+    fn obstacle_to_fork(&self) -> Option<ForkObstacle> {
         self.all_blocks().find_map(|block| {
             let entry = self.map.block(block);
             if entry.state.is_busy() {
                 return Some(ForkObstacle::Busy);
             }
             let only_here = entry.state == State::Standby && !entry.known_clean;
-            only_here.then(|| ForkObstacle::OnlyInFrame { page: self.map.pages(block).start })
+            only_here.then(|| ForkObstacle::Bring { page: self.map.pages(block).start })
         })
     }
 
-    /// In the parent, right before fork(2): the slabs are inherited ones from now on. `each` is told those that the
-    /// child will use. False, and nothing is changed, when a region cannot inherit any more.
-    pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) -> bool {
-        self.map.inherit(each)
+    /// In the parent, right before fork(2), when there is no obstacle: the slabs are inherited ones from now on. `each` is
+    /// told those that the child will use.
+    pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
+        self.map.inherit(each);
     }
 
     /// In the child, after fork(2): what was in a frame is in the tier only, and all faults come by signal.

@@ -6,6 +6,7 @@
 //! Pure. A region has one slab of its own, in which its slots lie in address order. After fork(2) that slab is
 //! *inherited*, by the parent and by the child: both read it, neither writes to it. What either writes back goes whole
 //! into a new slab of the region's own, until nothing is left of the inherited one. A region can inherit several times.
+//! Before it would too often, what is left in the slab with the least goes home.
 //!
 //! Only [`BlockMap::inherit`] allocates; it does not run on the fault path.
 
@@ -13,8 +14,8 @@ use super::BlockMap;
 use crate::block::{NONE, State};
 use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES};
 
-/// Slabs that one region can inherit. Beyond, fork(2) must wait until some are not needed any more.
-pub const INHERITED_MOST: usize = 6;
+/// Slabs that one region inherits at most. Each costs room in the tier for a whole region.
+pub const INHERITED_MOST: usize = 4;
 
 /// A slab that other processes use, too.
 #[derive(Clone, Debug)]
@@ -142,21 +143,28 @@ impl BlockMap {
         (slab != NONE && self.slabs.release(slab)).then_some(slab)
     }
 
+    /// A block whose copy must go home before the next fork(2), because its region has inherited as often as it can: one
+    /// of the slab with the fewest copies.
+    pub(crate) fn too_many_versions(&self) -> Option<BlockIndex> {
+        let regions = self.mappings.values().flat_map(|mapping| mapping.regions.iter());
+        let mut full = regions.filter(|at| self.regions[**at as usize].inherited.len() >= INHERITED_MOST);
+        let region = &self.regions[*full.next()? as usize];
+        let least =
+            region.inherited.iter().min_by_key(|it| it.pages.iter().map(|word| word.count_ones()).sum::<u32>())?;
+        let page = (0..REGION_PAGES).find(|page| least.has(*page))?;
+        self.find(region.start + u64::from(page))
+    }
+
     /// Before fork(2): makes every slab an inherited one, of this process and of the child. `each` is told every slab
-    /// that is used now, which the child will use, too. False, and nothing is changed, when a region has inherited as
-    /// often as it can.
-    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) -> bool {
+    /// that is used now, which the child will use, too. [`too_many_versions`](Self::too_many_versions) comes before.
+    pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
         let used: Vec<u32> = self.mappings.values().flat_map(|mapping| mapping.regions.iter().copied()).collect();
-        if used.iter().any(|at| self.regions[*at as usize].inherited.len() >= INHERITED_MOST) {
-            return false;
-        }
         for at in used {
             if self.regions[at as usize].slab != NONE {
                 self.inherit_own(at);
             }
             self.regions[at as usize].inherited.iter().for_each(|it| each(it.slab));
         }
-        true
     }
 
     fn inherit_own(&mut self, region: u32) {

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Processes come and go while memory is away: each sees the memory of the moment at which it was forked, whatever it
+//! and its relatives change and evict afterwards.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use aquifer_e2e::build::{compile_small, compile_text};
+use aquifer_e2e::run::{LIMIT, managed, run};
+
+/// `forks KIND MIB`: a large and a small array, whose every page's contents are known from a generation number that lies
+/// in memory of the kernel's own care (MAP_SHARED, one private copy for each process). Exit status 0: all was right.
+const FORKS: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { PAGE = 4096, WORDS = PAGE / 8, SMALL = 3000, SMALL_BYTES = 1500 };
+static volatile uint64_t *large;
+static volatile uint64_t *small[SMALL];
+static uint32_t *generation, *small_generation;
+static size_t pages;
+static const char *kind;
+static uint64_t state = 88172645463325252ull;
+static uint64_t chance(void) { return state ^= state << 13, state ^= state >> 7, state ^= state << 17; }
+static int is(const char *name) { return !strcmp(kind, name); }
+static void must(int condition, const char *what) {
+    if (!condition) { fprintf(stderr, "%s, %s: %s\n", kind, what, strerror(errno)); _exit(1); }
+}
+static uint64_t value(size_t at, uint64_t turn) { return (at + 1) * 0x9e3779b97f4a7c15ull ^ turn * 0xbf58476d1ce4e5b9ull; }
+static void *own(size_t bytes) {
+    void *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(start != MAP_FAILED, "mmap");
+    return start;
+}
+/* A process of its own has a model of its own, made before the fork. */
+static uint32_t *childs, *childs_small;
+static void prepare(void) {
+    childs = own(pages * 4), childs_small = own(SMALL * 4);
+    memcpy(childs, generation, pages * 4), memcpy(childs_small, small_generation, SMALL * 4);
+}
+static void part(void) { generation = childs, small_generation = childs_small, state ^= (uint64_t)getpid() << 20; }
+static pid_t prepared_fork(void) {
+    prepare();
+    pid_t child = fork();
+    must(child >= 0, "fork");
+    return child;
+}
+static void write_page(size_t at, uint32_t turn) {
+    generation[at] = turn;
+    large[at * WORDS] = large[at * WORDS + WORDS - 1] = value(at, turn);
+}
+static void write_small(size_t at, uint32_t turn) {
+    small_generation[at] = turn;
+    small[at][0] = small[at][SMALL_BYTES / 8 - 1] = value(at, turn);
+}
+static void check(const char *who) {
+    for (size_t at = 0; at < pages; at++) {
+        uint64_t wanted = value(at, generation[at]);
+        if (large[at * WORDS] != wanted || large[at * WORDS + WORDS - 1] != wanted) {
+            fprintf(stderr, "%s, %s: page %zu is %lx and not %lx\n", kind, who, at, large[at * WORDS], wanted);
+            _exit(3);
+        }
+    }
+    for (size_t at = 0; at < SMALL; at++) {
+        uint64_t wanted = value(at, small_generation[at]);
+        if (small[at][0] != wanted || small[at][SMALL_BYTES / 8 - 1] != wanted) {
+            fprintf(stderr, "%s, %s: object %zu is %lx and not %lx\n", kind, who, at, small[at][0], wanted);
+            _exit(3);
+        }
+    }
+}
+static void change(size_t share) {
+    for (size_t left = pages / share; left--;) { size_t at = chance() % pages; write_page(at, generation[at] + 1); }
+    for (size_t left = SMALL / share; left--;) { size_t at = chance() % SMALL; write_small(at, small_generation[at] + 1); }
+}
+static void expect_end(pid_t child, int wanted) {
+    int status;
+    while (waitpid(child, &status, 0) < 0) must(errno == EINTR, "waitpid");
+    if (status != wanted) { fprintf(stderr, "%s: a child ended with status %x\n", kind, status); _exit(4); }
+}
+static pid_t direct(long number, long a, long b) {
+    long result;
+    register long r10 __asm__("r10") = 0;
+    register long r8 __asm__("r8") = 0;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(0L), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
+    return (pid_t)result;
+}
+static void *nothing(void *unused) { return unused; }
+static int grow(void *unused) {
+    (void)unused;
+    part(), check("child"), change(2), check("child, changed");
+    pthread_t thread;
+    must(!pthread_create(&thread, NULL, nothing, NULL) && !pthread_join(thread, NULL), "a thread in the child");
+    return 0;
+}
+static pid_t child_of(const char *how) {
+    static char stack[1 << 18];
+    uint64_t arguments[11] = {[4] = SIGCHLD};
+    prepare();
+    if (!strcmp(how, "clone")) return clone(grow, stack + sizeof stack, SIGCHLD, NULL);
+    pid_t child = !strcmp(how, "direct") ? direct(SYS_fork, 0, 0)
+        : !strcmp(how, "clone3") ? direct(SYS_clone3, (long)arguments, sizeof arguments) : fork();
+    if (child == 0) _exit(grow(NULL));
+    return child;
+}
+static void one(const char *how) {
+    for (int turn = 0; turn < 3; turn++) {
+        pid_t child = child_of(how);
+        must(child > 0, how);
+        change(3), check("parent"), expect_end(child, 0), check("parent, alone again");
+    }
+}
+static void nest(int depth) {
+    for (int turn = 0; turn < 2; turn++) {
+        pid_t child = prepared_fork();
+        if (child == 0) {
+            part(), check("child"), change(2);
+            if (depth > 1) nest(depth - 1);
+            check("child, later"), _exit(0);
+        }
+        change(3), check("parent"), expect_end(child, 0), check("parent, alone again");
+    }
+}
+/* All live at the same time, and the first end first, or last. */
+static void many(void) {
+    pid_t children[6];
+    int ends[2], writers[6] = {0};
+    for (int at = 0; at < 6; at++) {
+        must(!pipe(ends), "pipe");
+        children[at] = prepared_fork();
+        if (children[at] == 0) {
+            char byte;
+            for (int other = 0; other < at; other++) if (writers[other]) close(writers[other]);
+            close(ends[1]), part(), change(4);
+            must(read(ends[0], &byte, 1) == 0, "read");
+            check("one of many"), _exit(0);
+        }
+        close(ends[0]), change(3);
+        if (at % 2) close(ends[1]); else writers[at] = ends[1];
+    }
+    check("parent of many");
+    for (int at = 0; at < 6; at++) if (writers[at]) close(writers[at]);
+    for (int at = 0; at < 6; at++) expect_end(children[at], 0);
+    check("parent, alone again");
+}
+static volatile int stop;
+static void *writer(void *which) {
+    /* A quarter of the pages is this thread's. */
+    for (size_t turn = 2; !stop; turn++)
+        for (size_t at = (size_t)which; at < pages && !stop; at += 4) write_page(at, (uint32_t)turn);
+    return NULL;
+}
+/* The main thread forks while others write: each page is of one generation, whichever. */
+static void busy(void) {
+    pthread_t threads[3];
+    for (size_t at = 0; at < 3; at++) must(!pthread_create(&threads[at], NULL, writer, (void *)at), "pthread_create");
+    for (int turn = 0; turn < 6; turn++) {
+        pid_t child = fork();
+        must(child >= 0, "fork");
+        if (child == 0) {
+            for (size_t at = 0; at < pages; at++) {
+                uint64_t first = large[at * WORDS], key = 0xbf58476d1ce4e5b9ull;
+                uint32_t guess = generation[at], known = 0;
+                for (uint32_t near = guess > 400 ? guess - 400 : 0; near < guess + 2; near++) known |= first == (value(at, 0) ^ near * key);
+                if (at % 4 == 3) known = first == value(at, guess);
+                if (!known) { fprintf(stderr, "busy: page %zu holds %lx\n", at, first); _exit(3); }
+            }
+            _exit(0);
+        }
+        expect_end(child, 0);
+    }
+    stop = 1;
+    for (size_t at = 0; at < 3; at++) pthread_join(threads[at], NULL);
+    check("parent");
+}
+/* The parent ends, and its child lives on: daemon(3). */
+static void orphan(void) {
+    int ends[2];
+    char byte = 1;
+    must(!pipe(ends), "pipe");
+    pid_t child = prepared_fork();
+    if (child == 0) {
+        part();
+        must(!daemon(1, 1), "daemon");
+        check("daemon"), change(1), check("daemon, changed");
+        pid_t grandchild = child_of("fork");
+        expect_end(grandchild, 0);
+        check("daemon, later");
+        must(write(ends[1], &byte, 1) == 1, "write");
+        _exit(0);
+    }
+    close(ends[1]);
+    expect_end(child, 0);
+    change(1);
+    must(read(ends[0], &byte, 1) == 1, "the daemon has not come to its end");
+    check("parent");
+}
+static void run_others(void) {
+    extern char **environ;
+    char *words[] = {"true", NULL};
+    pid_t child;
+    must(!posix_spawnp(&child, "true", NULL, NULL, words, environ), "posix_spawnp");
+    expect_end(child, 0);
+    must(system("exit 7") == 7 << 8, "system");
+    FILE *pipe = popen("echo hello", "r");
+    char line[16] = "";
+    must(pipe && fgets(line, sizeof line, pipe) && !strcmp(line, "hello\n"), "popen");
+    must(pclose(pipe) == 0, "pclose");
+    if ((child = vfork()) == 0) { execlp("true", "true", NULL); _exit(9); }
+    expect_end(child, 0);
+    if ((child = fork()) == 0) { execlp("true", "true", NULL); _exit(9); }
+    expect_end(child, 0);
+    change(2), check("parent");
+}
+static void unseen(void) {
+    struct rlimit none = {0, 0};
+    must(!setrlimit(RLIMIT_CORE, &none), "setrlimit");
+    for (int turn = 0; turn < 3; turn++) {
+        pid_t child = direct(SYS_fork, 0, 0);
+        if (child == 0) _exit(large[chance() % pages * WORDS] == 0 ? 3 : 5);
+        expect_end(child, SIGSEGV);
+        change(3), check("parent");
+    }
+}
+static void fail(void) {
+    struct rlimit none = {0, 0};
+    must(!setresuid(65534, 65534, 65534) && !setrlimit(RLIMIT_NPROC, &none), "setrlimit");
+    change(2);
+    must(fork() == -1 && errno == EAGAIN, "fork beyond the limit");
+    change(2), check("parent");
+}
+/* Children are killed at any time: what they used is given back, or the tier would be full. */
+static void kill_them(void) {
+    for (int turn = 0; turn < 40; turn++) {
+        pid_t child = prepared_fork();
+        if (child == 0) { part(); for (;;) change(4); }
+        change(4);
+        usleep((useconds_t)(chance() % 20000));
+        kill(child, SIGKILL);
+        expect_end(child, SIGKILL);
+    }
+    check("parent");
+}
+int main(int count, char **words) {
+    if (count != 3) return 2;
+    kind = words[1], pages = strtoul(words[2], NULL, 10) << 8;
+    alarm(280);
+    generation = own(pages * 4), small_generation = own(SMALL * 4);
+    large = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t at = 0; at < SMALL; at++) small[at] = malloc(SMALL_BYTES), write_small(at, 1);
+    for (size_t at = 0; at < pages; at++) write_page(at, 1);
+    check("at first");
+    if (is("nest")) nest(3);
+    else if (is("many")) many();
+    else if (is("busy")) busy();
+    else if (is("orphan")) orphan();
+    else if (is("others")) run_others();
+    else if (is("unseen")) unseen();
+    else if (is("fail")) fail();
+    else if (is("kill")) kill_them();
+    else one(kind);
+    return 0;
+}
+"#;
+
+fn forks(settings: &[&str], kind: &str, mib: &str) {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let Some(program) = PROGRAM.get_or_init(|| compile_text("forks", FORKS)) else { return };
+    let ended = run(managed(settings, program, &[kind, mib]), LIMIT);
+    if ended.status != Some(0) {
+        panic!("{kind} {settings:?}: status {:?}\n{}", ended.status, ended.stderr);
+    }
+}
+
+#[test]
+fn a_child_sees_the_memory_of_its_fork_however_it_is_made() {
+    for kind in ["fork", "clone"] {
+        for delivery in ["signal", "listener", "auto"] {
+            forks(&["--dram", "16MiB", "--tier", "dram:", "--delivery", delivery], kind, "40");
+        }
+    }
+    for kind in ["clone3", "direct"] {
+        forks(&["--dram", "16MiB", "--tier", "dram:", "--delivery", "signal"], kind, "40");
+    }
+}
+
+/// Nothing traps under listener delivery, and these calls have no name.
+#[test]
+fn a_child_that_is_made_past_us_ends_and_reads_no_zeros() {
+    forks(&["--dram", "16MiB", "--tier", "dram:", "--delivery", "listener"], "unseen", "40");
+}
+
+#[test]
+fn children_have_children_and_all_live_beside_each_other() {
+    for kind in ["nest", "many", "busy", "orphan"] {
+        forks(&["--dram", "16MiB", "--tier", "dram:"], kind, "40");
+    }
+    forks(&["--dram", "16MiB", "--tier", "flash:"], "nest", "40");
+    forks(&["--dram", "16MiB", "--tier", "dram:", "--exchange", "copy"], "nest", "24");
+    forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "4KiB"], "nest", "24");
+    forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "1MiB", "--policy", "lru"], "nest", "40");
+}
+
+#[test]
+fn below_the_budget_a_fork_leads_to_two_pagers_that_do_not_meet() {
+    // The parent's memory fits; the children's changes come when each has outgrown its budget by the small objects.
+    let body = "char *before = touch(12); pid_t child = fork(); char *mine = touch(60); \
+                for (int turn = 0; turn < 3; turn++) for (size_t at = 0; at < 60 << 20; at += 64) \
+                if (mine[at] != (char)(at >> 12 | 1)) return 3; \
+                for (size_t at = 0; at < 12 << 20; at += 64) if (before[at] != (char)(at >> 12 | 1)) return 4; \
+                int status = 0; if (child > 0) waitpid(child, &status, 0); return child < 0 || status != 0;";
+    let Some(program) = compile_small("forker", body) else { return };
+    run(managed(&["--dram", "16MiB", "--tier", "dram:"], &program, &[]), LIMIT).expect(0);
+}
+
+#[test]
+fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
+    forks(&["--dram", "16MiB", "--tier", "dram:"], "others", "40");
+    forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "40");
+}
+
+#[test]
+fn what_killed_children_used_is_given_back() {
+    forks(&["--dram", "16MiB", "--tier", "dram:size=400MiB"], "kill", "40");
+}
