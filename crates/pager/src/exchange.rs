@@ -166,7 +166,7 @@ fn try_take_away(
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
-        match move_away(uffds.frames, target, source, len, &mut done, sealed) {
+        match move_away(uffds, target, source, len, &mut done, sealed) {
             Ok(()) => return Ok(()),
             // The program has unmapped it past us: there is nothing to take.
             Err(Errno(libc::ENOENT)) if is_empty(source + done, len - done) => return Ok(()),
@@ -188,7 +188,7 @@ fn try_take_away(
 /// Moves a block's pages into its frame. A page that is shared is made ours alone on the way; not a sealed one, whose
 /// protection would be met by the kernel's store, in a fault that waits for this very thread.
 fn move_away(
-    frames: &Uffd,
+    uffds: Uffds<'_>,
     target: usize,
     source: usize,
     len: usize,
@@ -199,13 +199,19 @@ fn move_away(
     loop {
         let moved = move_all(target, source, len, done, |done| {
             // SAFETY: the block is Leaving and the frame is hollow and ours.
-            unsafe { frames.move_pages(target + done, source + done, len - done, true) }
+            unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
         });
         if moved != Err(Errno(libc::EBUSY)) || unshared == Some(*done) || sealed {
             return moved;
         }
         unshared = Some(*done);
-        // The page is there and not protected, so this asks for no fault of ours.
+        // The page is there, and after this not protected either, as it can be though the block is sealed no more: so the
+        // kernel's store is no fault of ours, for which a listener would wait as we for it.
+        for _ in 0..EAGAIN_MOST {
+            if uffds.program.write_protect(source + *done, PAGE_BYTES as usize, false) != Err(Errno(libc::EAGAIN)) {
+                break;
+            }
+        }
         let _ = advise(source + *done, PAGE_BYTES as usize, MADV_POPULATE_WRITE);
     }
 }
