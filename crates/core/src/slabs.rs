@@ -3,8 +3,8 @@
 
 //! Which slabs of the tier are in use.
 //!
-//! Pure. A process that has never forked has them to itself ([`OwnSlabs`]). After fork(2), parent and child read the same
-//! slabs, and each takes new ones from the same tier; then the driver brings an account that both share.
+//! Pure. A process that has never forked has them to itself ([`OwnSlabs`]). After fork(2), parent and child read the
+//! same slabs, and each takes new ones from the same tier; then the driver brings an account that both share.
 
 use std::fmt;
 

@@ -10,8 +10,9 @@ use std::sync::OnceLock;
 use aquifer_e2e::build::{compile_small, compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// `forks KIND MIB`: a large and a small array, whose every page's contents are known from a generation number that lies
-/// in memory of the kernel's own care (MAP_SHARED, one private copy for each process). Exit status 0: all was right.
+/// `forks KIND MIB`: a large and a small array, whose every page's contents are known from a generation number that
+/// lies in memory of the kernel's own care (MAP_SHARED, one private copy for each process). Exit status 0: all was
+/// right.
 const FORKS: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -41,7 +42,9 @@ static int is(const char *name) { return !strcmp(kind, name); }
 static void must(int condition, const char *what) {
     if (!condition) { fprintf(stderr, "%s, %s: %s\n", kind, what, strerror(errno)); _exit(1); }
 }
-static uint64_t value(size_t at, uint64_t turn) { return (at + 1) * 0x9e3779b97f4a7c15ull ^ turn * 0xbf58476d1ce4e5b9ull; }
+static uint64_t value(size_t at, uint64_t turn) {
+    return (at + 1) * 0x9e3779b97f4a7c15ull ^ turn * 0xbf58476d1ce4e5b9ull;
+}
 static void *own(size_t bytes) {
     void *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must(start != MAP_FAILED, "mmap");
@@ -86,7 +89,10 @@ static void check(const char *who) {
 }
 static void change(size_t share) {
     for (size_t left = pages / share; left--;) { size_t at = chance() % pages; write_page(at, generation[at] + 1); }
-    for (size_t left = SMALL / share; left--;) { size_t at = chance() % SMALL; write_small(at, small_generation[at] + 1); }
+    for (size_t left = SMALL / share; left--;) {
+        size_t at = chance() % SMALL;
+        write_small(at, small_generation[at] + 1);
+    }
 }
 static void expect_end(pid_t child, int wanted) {
     int status;
@@ -97,7 +103,10 @@ static pid_t direct(long number, long a, long b) {
     long result;
     register long r10 __asm__("r10") = 0;
     register long r8 __asm__("r8") = 0;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(0L), "r"(r10), "r"(r8) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(0L), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "memory");
     return (pid_t)result;
 }
 static void *nothing(void *unused) { return unused; }

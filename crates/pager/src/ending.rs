@@ -3,9 +3,9 @@
 
 //! A process ends with its last thread, and the pager's own threads must not keep it.
 //!
-//! Most programs end by exit(3). One whose main thread has ended before (pthread_exit(3), or the end of a clone(2) child)
-//! ends when the last of its other threads does. The kernel does not say when only ours are left, so from then on the
-//! worker looks, each time that a thread ends.
+//! Most programs end by exit(3). One whose main thread has ended before (pthread_exit(3), or the end of a clone(2)
+//! child) ends when the last of its other threads does. The kernel does not say when only ours are left, so from then
+//! on the worker looks, each time that a thread ends.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};

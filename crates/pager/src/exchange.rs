@@ -205,8 +205,8 @@ fn move_away(
             return moved;
         }
         unshared = Some(*done);
-        // The page is there, and after this not protected either, as it can be though the block is sealed no more: so the
-        // kernel's store is no fault of ours, for which a listener would wait as we for it.
+        // The page is there, and after this not protected either, as it can be though the block is sealed no more: so
+        // the kernel's store is no fault of ours, for which a listener would wait as we for it.
         for _ in 0..EAGAIN_MOST {
             if uffds.program.write_protect(source + *done, PAGE_BYTES as usize, false) != Err(Errno(libc::EAGAIN)) {
                 break;

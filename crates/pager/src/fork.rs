@@ -9,8 +9,8 @@
 //!
 //! In the child, before anything of the program runs: descriptors, frames and registrations of its own, in place of
 //! those that it must not use or does not have. It has no worker and no listener to begin with, so every fault of its
-//! comes by signal and is resolved by the thread that has it; [`Adopter::tend`] starts the worker when there is work for
-//! it.
+//! comes by signal and is resolved by the thread that has it; [`Adopter::tend`] starts the worker when there is work
+//! for it.
 //!
 //! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so between our steps no code of others runs.
 
@@ -128,8 +128,8 @@ impl Pager {
         }
     }
 
-    /// Says whether a forked child gets the managed memory. Between forks it does not, so that a child that is made past
-    /// us ends with SIGSEGV rather than read zeros.
+    /// Says whether a forked child gets the managed memory. Between forks it does not, so that a child that is made
+    /// past us ends with SIGSEGV rather than read zeros.
     fn advise_all(&self, engine: &Engine, advice: i32) {
         for mapping in engine.map().mappings() {
             let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);

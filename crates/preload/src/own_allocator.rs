@@ -82,8 +82,8 @@ unsafe impl GlobalAlloc for OwnHeap {
     }
 }
 
-/// Calls `act` while no other thread is in this heap: a child that is forked by it finds the heap usable. `act` must not
-/// allocate.
+/// Calls `act` while no other thread is in this heap: a child that is forked by it finds the heap usable. `act` must
+/// not allocate.
 pub fn at_rest<T>(act: impl FnOnce() -> T) -> T {
     let _heap = HEAP.0.lock().unwrap_or_else(PoisonError::into_inner);
     act()

@@ -22,8 +22,8 @@ use crate::units::BlockIndex;
 pub enum ForkObstacle {
     /// Somebody is at work on a block. Wait for a report; ask again.
     Busy,
-    /// The bytes of the block with this page are in a frame and nowhere else, or in a slab that must not be inherited once
-    /// more: resolve a fault there; ask again.
+    /// The bytes of the block with this page are in a frame and nowhere else, or in a slab that must not be inherited
+    /// once more: resolve a fault there; ask again.
     Bring {
         /// A page of the block.
         page: u64,
@@ -59,8 +59,8 @@ impl Engine {
         })
     }
 
-    /// In the parent, right before fork(2), when there is no obstacle: the slabs are inherited ones from now on. `each` is
-    /// told those that the child will use.
+    /// In the parent, right before fork(2), when there is no obstacle: the slabs are inherited ones from now on.
+    /// `each` is told those that the child will use.
     pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
         self.map.inherit(each);
     }

@@ -143,8 +143,8 @@ impl BlockMap {
         (slab != NONE && self.slabs.release(slab)).then_some(slab)
     }
 
-    /// A block whose copy must go home before the next fork(2), because its region has inherited as often as it can: one
-    /// of the slab with the fewest copies.
+    /// A block whose copy must go home before the next fork(2), because its region has inherited as often as it can:
+    /// one of the slab with the fewest copies.
     pub(crate) fn too_many_versions(&self) -> Option<BlockIndex> {
         let regions = self.mappings.values().flat_map(|mapping| mapping.regions.iter());
         let mut full = regions.filter(|at| self.regions[**at as usize].inherited.len() >= INHERITED_MOST);
