@@ -19,6 +19,7 @@ fn main() {
         "pread64",
         "pwrite64",
         "write",
+        "close",
         "sigaction",
         "pthread_create",
     ] {

@@ -96,7 +96,8 @@ pub fn torture() -> Option<&'static Path> {
     BUILT
         .get_or_init(|| {
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("torture");
-            let sources = ["main.c", "memory.c", "model.c", "threads.c", "transfers.c"].map(|file| folder.join(file));
+            let sources = ["main.c", "memory.c", "model.c", "processes.c", "threads.c", "transfers.c"]
+                .map(|file| folder.join(file));
             compile("torture", &sources)
         })
         .as_deref()

@@ -6,7 +6,8 @@
  *   torture SEED SECONDS MIB THREADS PARTS DIRECTORY
  *
  * PARTS is a set of letters: l loads and stores, t transfers, k kernel structures, v vectored transfers,
- * m messages, a allocations, p mappings, f futexes (locks), s signal handlers. It knows nothing of Aquifer, and
+ * m messages, a allocations, p mappings, f futexes (locks), s signal handlers, c forked children, x programs that are
+ * started, n threads that come and go, d discards, locks and protections of long-lived memory. It knows nothing of Aquifer, and
  * passes without it.
  *
  * Exit status: 0 all was right; 1 a byte was wrong or a call failed, with the line that reproduces it;
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,6 +78,10 @@ static void *work(void *argument) {
         case 'p': mappings(luck); break;
         case 'f': locks(luck); break;
         case 's': handlers(luck); break;
+        case 'c': forks(&worker->area, luck); break;
+        case 'x': programs(&worker->area, luck); break;
+        case 'n': visitors(luck); break;
+        case 'd': discards(&worker->area, luck); break;
         }
         worker->turns++;
     }
@@ -104,7 +110,12 @@ int main(int count, char **values) {
         struct worker *worker = &workers[index];
         worker->luck.state = seed * 1000 + (uint64_t)index;
         size_t part = len / (size_t)threads / 4096 * 4096;
-        area_model(&worker->area, malloc(part), part);
+        /* malloc's memory and the program's own mappings may be delivered differently. */
+        void *start = index % 2 == 0 ? aligned_alloc(4096, part)
+                                     : mmap(NULL, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (!start || start == MAP_FAILED)
+            broken("the area's memory");
+        area_model(&worker->area, start, part);
         write_lines(&worker->area, 0, part / LINE, &worker->luck);
         if (pthread_create(&worker->thread, NULL, work, worker) != 0)
             broken("pthread_create");

@@ -19,6 +19,7 @@ use aquifer_core::temperature::Histogram;
 use aquifer_core::units::{FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, Place};
 use aquifer_sys::futex::{self, EventCount};
+use aquifer_sys::own_descriptors::{keep, leave_the_programs};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::Inside;
@@ -57,6 +58,7 @@ pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) ->
         signals::open_to_libc();
         let _inside = Inside::enter();
         ending::enlist();
+        leave_the_programs();
         STARTING.fetch_sub(1, Ordering::AcqRel);
         futex::wake_all(&STARTING);
         run();
@@ -223,8 +225,8 @@ impl Pager {
             None => Way::Copy,
         };
         let wanted = (feature::MOVE | feature::POISON | feature::PAGEFAULT_FLAG_WP) & found;
-        let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?;
-        let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok();
+        let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
+        let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
         let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
         let quarry = (way == Way::Move).then(|| Quarry::new(&signal).map_err(StartFailure::Frames)).transpose()?;
@@ -268,7 +270,7 @@ impl Pager {
             budget_pages,
             holds: Holds::new(),
             progress: EventCount::new(),
-            worker_bell: Wakeup::new().map_err(StartFailure::Frames)?,
+            worker_bell: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
             trims: Trims::new()?,
             no_room: Streak::default(),
             family: settings.family,

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use aquifer_core::record::{BATCH_HEADER_BYTES, End, Header, Summary, Told, batch_header, count_events};
 use aquifer_sys::futex;
+use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::thread_slot;
 use aquifer_sys::wakeup::Wakeup;
@@ -219,7 +220,7 @@ impl Writer {
     }
 }
 
-/// The file. A program may close descriptors that it has not opened, and get their numbers for files of its own: so
+/// The file. A program may close it by ways that we do not see, and get its number for a file of its own: so
 /// each write looks first whether the descriptor is still the file's, and opens it again if not.
 #[derive(Debug)]
 struct Output {
@@ -243,7 +244,7 @@ impl Output {
             (path.into(), file)
         };
         let identity = identity(&file)?;
-        Ok(Self { path, file, identity })
+        Ok(Self { path, file: keep_file(file), identity })
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {

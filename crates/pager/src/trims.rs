@@ -19,6 +19,7 @@ use aquifer_core::map::OwnSlot;
 use aquifer_core::units::{BlockIndex, REGION_BYTES};
 use aquifer_stats::Counter;
 use aquifer_sys::futex::EventCount;
+use aquifer_sys::own_descriptors::keep;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::wakeup::Wakeup;
 
@@ -54,7 +55,7 @@ pub(crate) struct Trims {
 impl Trims {
     pub(crate) fn new() -> Result<Self, StartFailure> {
         let list = List { waiting: VecDeque::with_capacity(TRIMS_MOST), active: None };
-        let bell = Wakeup::new().map_err(StartFailure::Frames)?;
+        let bell = Wakeup::new().map_err(StartFailure::Frames)?.kept(keep);
         Ok(Self { list: Mutex::new(list), any: AtomicBool::new(false), bell, ended: EventCount::new() })
     }
 

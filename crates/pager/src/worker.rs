@@ -8,6 +8,7 @@
 //!
 //! Next on the path: `together.rs` and `exchange.rs` for evictions; the tier's queue for transfers.
 
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use aquifer_core::engine::{CleanVerdict, Plan, Task, Transfers};
@@ -42,14 +43,23 @@ const NEIGHBOURS_BYTES_MOST: u64 = 2 << 20;
 
 /// Starts the worker of `pager`.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    let queue = pager.tier.open_queue(DEPTH).map_err(StartFailure::Queue)?;
-    let mut worker = Worker {
-        pager,
-        queue,
-        jobs: (0..DEPTH).map(|_| Job::new()).collect(),
-        free_jobs: (0..DEPTH as usize).collect(),
-    };
-    start_thread("aquifer-worker".to_owned(), move || worker.run())
+    // On the worker's own thread, where the program has no way to the queue's descriptors.
+    let (opened, told) = sync_channel(1);
+    start_thread("aquifer-worker".to_owned(), move || {
+        let queue = match pager.tier.open_queue(DEPTH) {
+            Ok(queue) => queue,
+            Err(failure) => {
+                let _ = opened.send(Err(failure));
+                return;
+            }
+        };
+        let jobs = (0..DEPTH).map(|_| Job::new()).collect();
+        let mut worker = Worker { pager, queue, jobs, free_jobs: (0..DEPTH as usize).collect() };
+        if opened.send(Ok(())).is_ok() {
+            worker.run();
+        }
+    })?;
+    told.recv().expect("the worker tells before it ends").map_err(StartFailure::Queue)
 }
 
 /// One block whose transfers are in flight.

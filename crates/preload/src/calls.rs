@@ -21,7 +21,7 @@ use aquifer_pager::Adopter;
 use aquifer_pager::holds::Holding;
 use aquifer_sys::raw::{Errno, syscall, syscall_cancellable};
 use aquifer_sys::shown_calls::{self, Shown};
-use aquifer_sys::signals;
+use aquifer_sys::{signals, thread_slot};
 
 use crate::bounce::{self, Entries};
 use crate::kernel::libc_result;
@@ -88,6 +88,17 @@ unsafe fn point(adopter: Option<&'static Adopter>, number: i64, args: [usize; 6]
     let caller = Caller { adopter, cancellable: HAS_THREADS.load(Ordering::Relaxed) };
     // SAFETY: the caller's promise.
     in_libcs_manner(unsafe { caller.call(number, args) })
+}
+
+/// As [`cancellation_point`], for a call that touches no memory.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn plain_point(number: i64, args: [usize; 6]) -> isize {
+    // Only close(2) of these is one.
+    let cancellable = number == libc::SYS_close && HAS_THREADS.load(Ordering::Relaxed) && !thread_slot::inside();
+    // SAFETY: the caller's promise.
+    in_libcs_manner(unsafe { Caller { adopter: None, cancellable }.raw(number, args) })
 }
 
 /// A call that may be under way when the pager starts: it is shown until it is over, so that its memory is left alone.

@@ -62,6 +62,7 @@ straight_through! {
     __wrap_read(d: c_int, b: *mut c_void, l: usize) -> isize = libc::SYS_read;
     __wrap_write(d: c_int, b: *const c_void, l: usize) -> isize = libc::SYS_write;
     __wrap_pread64(d: c_int, b: *mut c_void, l: usize, o: i64) -> isize = libc::SYS_pread64;
+    __wrap_close(d: c_int) -> c_int = libc::SYS_close;
     __wrap_pwrite64(d: c_int, b: *const c_void, l: usize, o: i64) -> isize = libc::SYS_pwrite64;
 }
 

@@ -18,6 +18,7 @@ use aquifer_pager::exchange::Way;
 use aquifer_pager::family::Family;
 use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
+use aquifer_sys::own_descriptors::protect;
 use aquifer_sys::thread_slot::Inside;
 use aquifer_tiers::TierSpec;
 
@@ -110,7 +111,12 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
 }
 
 fn counters(config: &Config) -> Counters {
-    let attached = config.stats_fd.and_then(|number| Counters::attach(number).ok());
+    let attached = config.stats_fd.and_then(|number| {
+        let counters = Counters::attach(number).ok()?;
+        // Programs that this one executes, and `aquifer stat`, find the statistics by it.
+        protect(number);
+        Some(counters)
+    });
     match attached.map_or_else(Counters::create, Ok) {
         Ok(counters) => counters,
         Err(error) => refuse_to_start(&format!(

@@ -6,7 +6,7 @@
 //! Once there is memory that calls must hold, each thread's calls trap (`sys/src/dispatch.rs`), except this
 //! library's own. A call that touches no such memory happens as if nothing had been; the others go the way of the
 //! wrapped ones, `calls.rs`. A few are ours to answer: those that change signal masks and actions, on which
-//! trapping itself depends, and those that change mappings under the pager.
+//! trapping itself depends, those that change mappings under the pager, and those that would close our descriptors.
 //!
 //! The handler runs at a system call of the program, on the thread's alternate stack, with no signal blocked.
 
@@ -22,7 +22,7 @@ use aquifer_sys::signals;
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{forks, locks, mappings, masks, threads};
+use crate::{descriptors, forks, locks, mappings, masks, threads};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -120,6 +120,9 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
     let result = unsafe {
         match number {
             libc::SYS_rt_sigaction => return masks::action(&args),
+            libc::SYS_close | libc::SYS_close_range | libc::SYS_dup2 | libc::SYS_dup3 => {
+                return descriptors::answer(number, &args);
+            }
             libc::SYS_mmap if args[3] & libc::MAP_FIXED as usize != 0 && managed(args[0], args[1]) => {
                 return Some(mappings::replace(args));
             }

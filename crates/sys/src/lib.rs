@@ -12,6 +12,7 @@ pub mod dispatch;
 pub mod frame_buffer;
 pub mod futex;
 pub mod memory;
+pub mod own_descriptors;
 pub mod pagemap;
 pub mod pagemap_scan;
 pub mod probe;

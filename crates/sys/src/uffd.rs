@@ -192,6 +192,11 @@ impl Uffd {
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
 
+    /// Makes the descriptor one that the program cannot close.
+    pub fn kept(self) -> Self {
+        Self { descriptor: crate::own_descriptors::keep(self.descriptor) }
+    }
+
     /// The descriptor, to be polled.
     pub fn descriptor(&self) -> i32 {
         self.descriptor

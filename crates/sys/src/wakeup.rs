@@ -31,6 +31,11 @@ impl Wakeup {
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }
 
+    /// Makes the descriptor one that the program cannot close. `keep` is `own_descriptors::keep`, and returns its number.
+    pub fn kept(self, keep: impl FnOnce(i32) -> i32) -> Self {
+        Self { descriptor: keep(self.descriptor), ..self }
+    }
+
     /// After fork(2): a bell of this process's own, under the same number. Nobody sleeps here yet.
     pub fn renew(&self) -> Result<(), Errno> {
         let new = Self::new()?;

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use aquifer_core::units::ByteSize;
+use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::{FrameBuffer, direct_io};
 
 use crate::failure::{Activity, Cause, TierFailure};
@@ -74,7 +75,7 @@ impl Dram {
                  CAP_SYS_ADMIN, or write `within_size` to /sys/kernel/mm/transparent_hugepage/shmem_enabled"
             )],
         };
-        Ok(Dram { memory: Arc::new(Memory { name, file, capacity_bytes }), notices })
+        Ok(Dram { memory: Arc::new(Memory { name, file: keep_file(file), capacity_bytes }), notices })
     }
 
     /// The synchronous half, for queues of tiers that are built on memory.

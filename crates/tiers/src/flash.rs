@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::{FrameBuffer, direct_io, uring};
 
 use self::backing::{Backing, Kind};
@@ -65,7 +66,7 @@ impl Flash {
         let direct = !spec.buffered && go_direct(&file, &spec.path.display(), &mut notices);
         let discards = try_discard(&file, kind, &mut notices);
         let overlaps = direct && !spec.plain_queue && find_uring(&mut notices);
-        let storage = Storage { file: Arc::new(file), kind, direct, discards, capacity_bytes };
+        let storage = Storage { file: Arc::new(keep_file(file)), kind, direct, discards, capacity_bytes };
         Ok(Flash { storage: Arc::new(storage), overlaps, notices })
     }
 }

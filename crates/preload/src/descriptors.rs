@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program closes descriptors: ours are as if they were not open.
+//!
+//! close(2) of one of ours is EBADF, and ranges leave them out. dup2(2) and dup3(2) onto one of ours are EBADF, too, as
+//! for a number above the limit: they cannot be had. `sys/src/own_descriptors.rs` says why, and has the table.
+//!
+//! Runs on the program's threads: here for the functions of libc, and from `trap.rs` for all other calls.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::{c_int, c_uint};
+
+use aquifer_sys::own_descriptors::{around_ours, is_ours};
+use aquifer_sys::raw::{Errno, syscall};
+use aquifer_sys::thread_slot;
+
+use crate::calls;
+
+/// The result of a call that meets ours, errors negative; `None` for one that is the kernel's alone.
+pub fn answer(number: i64, args: &[usize; 6]) -> Option<isize> {
+    let refused = Some(-(libc::EBADF as isize));
+    match number {
+        libc::SYS_close if is_ours(args[0] as c_int) => refused,
+        libc::SYS_dup2 | libc::SYS_dup3 if is_ours(args[1] as c_int) && !is_ours(args[0] as c_int) => refused,
+        libc::SYS_close_range if args[0] as u32 <= args[1] as u32 => {
+            let part = |first: u32, last: u32| {
+                // SAFETY: the program's own call, for a part of its range.
+                unsafe { syscall(number, [first as usize, last as usize, args[2], 0, 0, 0]) }.map(|_| ())
+            };
+            let result = around_ours(args[0] as u32, args[1] as u32, part);
+            Some(result.map_or_else(|Errno(errno)| -(errno as isize), |()| 0))
+        }
+        _ => None,
+    }
+}
+
+/// A wrapped call. The pager's own go straight to the kernel.
+fn wrapped(number: i64, args: [usize; 6]) -> c_int {
+    if !thread_slot::inside()
+        && let Some(result) = answer(number, &args)
+    {
+        return calls::in_libcs_manner(result) as c_int;
+    }
+    // SAFETY: the program's own call, which takes numbers only.
+    unsafe { calls::plain_point(number, args) as c_int }
+}
+
+/// close(2).
+///
+/// # Safety
+/// As close(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(descriptor: c_int) -> c_int {
+    wrapped(libc::SYS_close, [descriptor as usize, 0, 0, 0, 0, 0])
+}
+
+/// close_range(2).
+///
+/// # Safety
+/// As close_range(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    wrapped(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0])
+}
+
+/// closefrom(3).
+///
+/// # Safety
+/// As closefrom(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    wrapped(libc::SYS_close_range, [first.max(0) as usize, u32::MAX as usize, 0, 0, 0, 0]);
+}
+
+/// dup2(2).
+///
+/// # Safety
+/// As dup2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    wrapped(libc::SYS_dup2, [old as usize, new as usize, 0, 0, 0, 0])
+}
+
+/// dup3(2).
+///
+/// # Safety
+/// As dup3(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    wrapped(libc::SYS_dup3, [old as usize, new as usize, flags as usize, 0, 0, 0])
+}
