@@ -17,6 +17,10 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+fn target_directory() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
+}
+
 /// The directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, built once for each process.
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -24,7 +28,7 @@ pub fn binaries() -> &'static Path {
         if let Some(directory) = std::env::var_os(BIN_VARIABLE) {
             return directory.into();
         }
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from);
+        let target = target_directory();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let status = Command::new(cargo)
             .current_dir(workspace())
@@ -45,6 +49,20 @@ pub fn binaries() -> &'static Path {
         assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");
         target.join("release")
     })
+}
+
+/// The preload library with a planted bug (a fetch that is left out now and then), beside what is built otherwise.
+pub fn planted_library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let target = target_directory();
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let words = "build --quiet --profile planted -p aquifer-preload --features planted-bug --target-dir";
+        let status = Command::new(cargo).current_dir(workspace()).args(words.split(' ')).arg(&target).status();
+        assert!(status.is_ok_and(|status| status.success()), "the library with the planted bug does not build");
+        target.join("planted/libaquifer_preload.so")
+    };
+    BUILT.get_or_init(build).clone()
 }
 
 /// A directory of one test's own, on the disk of the target directory. Empty.

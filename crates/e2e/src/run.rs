@@ -118,6 +118,13 @@ impl Running {
         program.expect("it has started")
     }
 
+    /// The number of the program that was started under the launcher; `None` when it has not started or has ended.
+    pub fn program_if_there(&self) -> Option<u32> {
+        let launcher = self.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
+    }
+
     /// Waits for the end, `limit` at most; then kills it, which kills the program under it, too.
     pub fn wait(mut self, limit: Duration) -> Ended {
         let started = Instant::now();

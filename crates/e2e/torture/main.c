@@ -6,8 +6,9 @@
  *   torture SEED SECONDS MIB THREADS PARTS DIRECTORY
  *
  * PARTS is a set of letters: l loads and stores, t transfers, k kernel structures, v vectored transfers,
- * m messages, a allocations, p mappings, f futexes (locks), s signal handlers, c forked children, x programs that are
- * started, n threads that come and go, d discards, locks and protections of long-lived memory. It knows nothing of Aquifer, and
+ * m messages, a allocations, p mappings, f futexes (locks), s signal handlers, c forked children, r children by
+ * clone(2) past the C library, x programs that are started, n threads that come and go, d discards, locks and
+ * protections of long-lived memory. It knows nothing of Aquifer, and
  * passes without it.
  *
  * Exit status: 0 all was right; 1 a byte was wrong or a call failed, with the line that reproduces it;
@@ -79,6 +80,7 @@ static void *work(void *argument) {
         case 'f': locks(luck); break;
         case 's': handlers(luck); break;
         case 'c': forks(&worker->area, luck); break;
+        case 'r': clones(&worker->area, luck); break;
         case 'x': programs(&worker->area, luck); break;
         case 'n': visitors(luck); break;
         case 'd': discards(&worker->area, luck); break;

@@ -27,6 +27,14 @@ static int children;
 /* How many forks this process is away from the first. */
 static int depth;
 
+/* fork(2). It may say that there is no memory for one more: then the part is left out, which -1 says. */
+static pid_t make_child(void) {
+    pid_t child = fork();
+    if (child < 0 && errno != ENOMEM && errno != EAGAIN)
+        broken("fork");
+    return child;
+}
+
 static void wait_for(pid_t child, int killed) {
     int status;
     while (waitpid(child, &status, 0) != child)
@@ -78,15 +86,15 @@ static void daemons(struct area *own, struct luck *luck) {
     char told = 0;
     if (pipe(ends) != 0)
         broken("pipe");
-    pid_t child = fork();
-    if (child < 0)
-        broken("fork");
+    pid_t child = make_child();
     if (child == 0) {
         close(ends[0]);
         setsid();
-        pid_t inner = fork();
+        pid_t inner = make_child();
+        if (inner < 0 && write(ends[1], "y", 1) != 1)
+            _exit(3);
         if (inner != 0)
-            _exit(inner < 0);
+            _exit(0);
         depth++;
         for (int turn = 0; turn < 20; turn++)
             loads_and_stores(own, luck);
@@ -96,26 +104,26 @@ static void daemons(struct area *own, struct luck *luck) {
         _exit(0);
     }
     close(ends[1]);
-    wait_for(child, 0);
-    if (read(ends[0], &told, 1) != 1 || told != 'y')
-        wrong("a daemon ends without a word");
+    if (child > 0) {
+        wait_for(child, 0);
+        if (read(ends[0], &told, 1) != 1 || told != 'y')
+            wrong("a daemon ends without a word");
+    }
     close(ends[0]);
 }
 
-void forks(struct area *area, struct luck *luck) {
+static void fork_once(struct area *area, struct luck *luck, uint64_t how) {
     if (__atomic_add_fetch(&children, 1, __ATOMIC_ACQ_REL) > CHILDREN_MOST) {
         __atomic_sub_fetch(&children, 1, __ATOMIC_ACQ_REL);
         return;
     }
     struct area own = own_model(area);
     struct luck its = {next(luck)};
-    uint64_t how = below(luck, 8), kill_it = below(luck, 4) == 0;
+    uint64_t kill_it = below(luck, 4) == 0;
     if (how == 0) {
         daemons(&own, &its);
     } else {
-        pid_t child = how == 1 ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0) : fork();
-        if (child < 0)
-            broken("fork");
+        pid_t child = how == 1 ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0) : make_child();
         if (child == 0 && how == 1) { /* The C library knows nothing of this one: its locks may be held for ever. */
             for (int turn = 0; turn < 10; turn++)
                 loads_and_stores(&own, &its);
@@ -126,13 +134,19 @@ void forks(struct area *area, struct luck *luck) {
         /* The parent goes on meanwhile, and neither sees what the other writes. */
         for (uint64_t turns = below(luck, 10); turns > 0; turns--)
             loads_and_stores(area, luck);
-        if (kill_it)
+        if (kill_it && child > 0)
             kill(child, SIGKILL);
-        wait_for(child, (int)kill_it);
+        if (child > 0)
+            wait_for(child, (int)kill_it);
     }
     munmap(own.stamps, own.stamps_most * sizeof *own.stamps);
     __atomic_sub_fetch(&children, 1, __ATOMIC_ACQ_REL);
 }
+
+void forks(struct area *area, struct luck *luck) { fork_once(area, luck, below(luck, 6) ? 2 : 0); }
+
+/* clone(2) past the C library. */
+void clones(struct area *area, struct luck *luck) { fork_once(area, luck, 1); }
 
 /* Programs are started, with words that lie in managed memory. */
 void programs(struct area *area, struct luck *luck) {
@@ -156,7 +170,9 @@ void programs(struct area *area, struct luck *luck) {
         }
         break;
     case 2:
-        child = fork();
+        child = make_child();
+        if (child < 0)
+            return write_lines(area, line, 1, luck);
         if (child == 0) {
             execv("/bin/sh", words);
             _exit(99);

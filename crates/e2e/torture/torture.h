@@ -55,6 +55,7 @@ void locks(struct luck *luck);
 void end_locks(void);
 void handlers(struct luck *luck);
 void forks(struct area *area, struct luck *luck);
+void clones(struct area *area, struct luck *luck);
 void programs(struct area *area, struct luck *luck);
 void visitors(struct luck *luck);
 void discards(struct area *area, struct luck *luck);

@@ -24,6 +24,8 @@ pub mod inspect;
 pub mod listener;
 mod own_memory;
 pub mod pager;
+#[cfg(feature = "planted-bug")]
+mod planted;
 mod quarry;
 pub mod recorder;
 pub mod resolve;

@@ -274,6 +274,8 @@ impl Caller {
             Some(holding)
         });
         let result = call();
+        // The child was made by a call that returns twice, since when nothing traps here.
+        aquifer_sys::dispatch::arm_if_due();
         drop(holding);
         result
     }

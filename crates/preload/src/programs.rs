@@ -48,6 +48,35 @@ macro_rules! spawn {
 spawn!(posix_spawn);
 spawn!(posix_spawnp);
 
+/// vfork(2), from our own text. A call that traps and returns twice must be repeated where it was made, and nothing would
+/// trap on this thread until it came to us again: its next calls could meet memory that is away.
+///
+/// # Safety
+/// As vfork(2).
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vfork() -> libc::pid_t {
+    // The way back is kept in a register: the child returns first, and uses the stack.
+    std::arch::naked_asm!(
+        "pop rdi",
+        "mov eax, {number}",
+        "syscall",
+        "push rdi",
+        "cmp rax, -4095",
+        "jae 2f",
+        "ret",
+        "2:",
+        "mov rdi, rax",
+        "jmp {failed}",
+        number = const libc::SYS_vfork,
+        failed = sym vfork_failed,
+    )
+}
+
+extern "C" fn vfork_failed(result: isize) -> libc::pid_t {
+    in_libcs_manner(result) as libc::pid_t
+}
+
 /// execve(2).
 ///
 /// # Safety

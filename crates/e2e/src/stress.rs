@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The stress suite: the torture program with everything at once, in rounds, under settings that change with each.
+//!
+//! A round has a number, which is its seed: it decides the settings, what fails, and what the program does. What ends a
+//! stress run is a byte that is not the last write, a call that fails without a failing tier, or a hang. An error that
+//! is told is right where the tier fails. A round whose program is killed must leave nothing behind.
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::build::{scratch, torture};
+use crate::matrix::Setting;
+use crate::run::{Ended, LIMIT, eventually, has_ended, managed, start};
+
+/// The parts of the torture program that a round has. Children by clone(2) past the C library are left out: without
+/// memory with signal delivery no call traps, and nobody sees them being made.
+pub const PARTS: &str = "lllltkvmapfscxnd";
+/// How a tier may fail. Empty: as in most rounds, it does not.
+const FAILURES: [&str; 10] =
+    ["", "", "", "", "", "", "every=50,on=write", "after=2000,on=read,times=5", "corrupt=700", "after=3000,on=write"];
+/// One in so many rounds has its program killed.
+const KILLED_EVERY: u64 = 9;
+
+/// What one round is.
+#[derive(Clone, Debug)]
+pub struct Round {
+    /// Its number, and the program's seed.
+    pub number: u64,
+    /// How it is run.
+    pub setting: Setting,
+    /// How its tier fails.
+    pub failures: &'static str,
+    /// When the program is killed, if it is.
+    pub killed_after: Option<Duration>,
+    /// How long the program goes on.
+    pub seconds: u64,
+}
+
+/// How a round ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every byte was right.
+    Right,
+    /// Something failed that was made to fail, and was told.
+    Loud,
+    /// It was killed, and nothing is left.
+    Killed,
+    /// What must not be, with what was said.
+    Wrong(String),
+}
+
+impl fmt::Display for Round {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setting { delivery, exchange, policy, block, tier, prefetch, dram_mib, footprint_mib } = &self.setting;
+        let failures = if self.failures.is_empty() { "none" } else { self.failures };
+        write!(
+            f,
+            "seed {}: delivery {delivery}, tier {tier} failures {failures}, block {block}, policy {policy}, exchange \
+             {exchange}, prefetch {prefetch}, {dram_mib} of {footprint_mib} MiB{}",
+            self.number,
+            if self.killed_after.is_some() { ", killed" } else { "" }
+        )
+    }
+}
+
+impl Round {
+    /// The round with this number. `delivery` is one for all, or `any`.
+    pub fn new(number: u64, delivery: &str, seconds: u64) -> Self {
+        let mut setting = Setting::random(number);
+        // Rounds are short, and the final check reads everything: not more than a disk can give meanwhile.
+        setting.footprint_mib = setting.footprint_mib.min(140);
+        if let Some(one) = ["auto", "signal", "listener"].into_iter().find(|one| *one == delivery) {
+            setting.delivery = one;
+        }
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let failures = FAILURES[(mixed % FAILURES.len() as u64) as usize];
+        let killed_after =
+            number.is_multiple_of(KILLED_EVERY).then(|| Duration::from_millis(100 + mixed % (seconds.max(1) * 1000)));
+        Self { number, setting, failures, killed_after, seconds }
+    }
+
+    /// The command, with the round's own directory for what it writes.
+    fn command(&self, program: &Path, directory: &Path) -> Command {
+        let mut words = self.setting.words(directory);
+        let tier = words.iter().position(|word| word == "--tier").expect("a setting names its tier") + 1;
+        if !self.failures.is_empty() {
+            words[tier] = format!("failing:{}:{}", self.failures, words[tier]);
+        }
+        let state = directory.to_str().expect("the target directory is UTF-8").to_owned();
+        words.extend(["--state-dir".to_owned(), state.clone()]);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let setting = &self.setting;
+        let numbers = [self.number, self.seconds, setting.footprint_mib].map(|number| number.to_string());
+        let [seed, seconds, footprint] = &numbers;
+        managed(&words, program, &[seed, seconds, footprint, "3", PARTS, &state])
+    }
+
+    /// Runs it with this preload library, or with the one that ships. `None` where the program cannot be compiled.
+    pub fn run(&self, library: Option<&Path>) -> Option<Verdict> {
+        let program = torture()?;
+        let directory = scratch(&format!("stress-{}", self.number));
+        let mut command = self.command(program, &directory);
+        if let Some(library) = library {
+            command.env("AQUIFER_PRELOAD", library);
+        }
+        let mut running = start(command);
+        let verdict = if let Some(after) = self.killed_after {
+            std::thread::sleep(after);
+            let program = running.program_if_there();
+            let _ = running.child.kill();
+            running.wait(LIMIT);
+            if let Some(program) = program {
+                eventually("the program's death with its launcher", || has_ended(program));
+            }
+            Verdict::Killed
+        } else {
+            // The check at the end reads everything once more, and an emulated disk on a busy machine is slow.
+            self.judge(&running.wait(Duration::from_secs(self.seconds * 4) + LIMIT))
+        };
+        let _ = std::fs::remove_dir_all(&directory);
+        Some(verdict)
+    }
+
+    /// What the end of a round that was not killed says.
+    fn judge(&self, ended: &Ended) -> Verdict {
+        let wrong = |why: &str| Verdict::Wrong(format!("{why}\n{}", ended.stderr.trim_end()));
+        // These are the torture program's words for a byte that is not the last write.
+        let mismatches = ["holds 0x", "differs from", "must be zero", "counted"];
+        if mismatches.iter().any(|words| ended.stderr.contains(words)) {
+            return wrong("a byte is wrong");
+        }
+        let told = !ended.said().is_empty();
+        match ended.status {
+            None => wrong("it hangs"),
+            Some(0) => Verdict::Right,
+            // 1: a call fails, or a child ends with a signal; 3: a call that must not fail does; 135: SIGBUS.
+            Some(1 | 3 | 113 | 135) if told && !self.failures.is_empty() => Verdict::Loud,
+            Some(status) => wrong(&format!("it ends with status {status}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(status: i32, stderr: &str) -> Ended {
+        Ended { status: Some(status), stdout: String::new(), stderr: stderr.to_owned() }
+    }
+
+    #[test]
+    fn a_wrong_byte_is_wrong_whatever_fails_and_an_error_only_where_nothing_does() {
+        let plain = Round { failures: "", ..Round::new(1, "signal", 1) };
+        let failing = Round { failures: "corrupt=700", ..plain.clone() };
+        let mismatch = ended(1, "aquifer: lost\ntorture: load: 0x1 + 2 holds 0x00, must be 0x10");
+        assert!(matches!(failing.judge(&mismatch), Verdict::Wrong(_)));
+        let loud = ended(135, "aquifer: the program was ended by SIGBUS");
+        assert!(matches!(plain.judge(&loud), Verdict::Wrong(_)));
+        assert_eq!(failing.judge(&loud), Verdict::Loud);
+        assert!(matches!(failing.judge(&ended(135, "")), Verdict::Wrong(_)), "nobody said why");
+        assert_eq!(plain.judge(&ended(0, "")), Verdict::Right);
+        assert!(matches!(plain.judge(&Ended { status: None, ..ended(0, "") }), Verdict::Wrong(_)));
+    }
+
+    #[test]
+    fn rounds_cover_every_delivery_tier_and_failure_and_are_the_same_again() {
+        let rounds: Vec<Round> = (0..200).map(|number| Round::new(number, "any", 10)).collect();
+        for delivery in ["auto", "signal", "listener"] {
+            for tier in ["dram:", "flash:"] {
+                assert!(rounds.iter().any(|it| it.setting.delivery == delivery && it.setting.tier == tier));
+            }
+        }
+        assert!(FAILURES.iter().all(|failures| rounds.iter().any(|round| round.failures == *failures)));
+        assert!(rounds.iter().any(|round| round.killed_after.is_some()));
+        assert_eq!(rounds[7].to_string(), Round::new(7, "any", 10).to_string());
+    }
+}
