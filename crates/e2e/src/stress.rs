@@ -73,9 +73,9 @@ impl Round {
         let mut setting = Setting::random(number);
         // Rounds are short, and the final check reads everything: not more than a disk can give meanwhile.
         setting.footprint_mib = setting.footprint_mib.min(140);
-        if let Some(one) = ["auto", "signal", "listener"].into_iter().find(|one| *one == delivery) {
-            setting.delivery = one;
-        }
+        let deliveries = ["auto", "signal", "listener"];
+        let in_turn = deliveries[(number % 3) as usize];
+        setting.delivery = deliveries.into_iter().find(|one| *one == delivery).unwrap_or(in_turn);
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let failures = FAILURES[(mixed % FAILURES.len() as u64) as usize];
         let killed_after =

@@ -80,6 +80,9 @@ pub(crate) struct State {
     locked: Vec<Range>,
     /// Memory of calls that were under way when the pager started.
     pub(crate) postponed: Postponed,
+    /// Threads that are in fork(3). They have the locks of the program's heap, without which no thread of the pager
+    /// comes to be, and will want ours: so the pager does not start meanwhile.
+    forks: u32,
 }
 
 impl Adopter {
@@ -93,6 +96,7 @@ impl Adopter {
                 settings: Some(settings),
                 locked: Vec::new(),
                 postponed: Postponed::default(),
+                forks: 0,
             }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
@@ -134,11 +138,32 @@ impl Adopter {
             Some(pager) => self.register(pager, &[range]),
             None => {
                 state.waiting.push(range);
-                if state.managed_bytes > self.budget_bytes {
-                    self.start(&mut state);
-                }
+                self.start_if_due(&mut state);
             }
         }
+    }
+
+    fn start_if_due(&self, state: &mut State) {
+        if state.managed_bytes > self.budget_bytes && state.forks == 0 && self.pager().is_none() {
+            self.start(state);
+        }
+    }
+
+    /// Before the C library's fork(3), whose handlers take the locks of the program's heap.
+    pub fn fork_begins(&self) {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        self.state().forks += 1;
+    }
+
+    /// Behind it, in either process.
+    pub fn fork_ended(&self, in_child: bool) {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        // No other thread is in fork(3) there.
+        state.forks = if in_child { 0 } else { state.forks - 1 };
+        self.start_if_due(&mut state);
     }
 
     /// The budget has come near: from now on faults are ours.

@@ -23,7 +23,7 @@ use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::advise;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::{self, Inside};
+use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{abort, say};
@@ -46,7 +46,14 @@ impl Adopter {
         let _inside = Inside::enter();
         let _blocked = Blocked::all();
         let mut state = self.state();
-        let Some(pager) = self.pager() else { return clone() };
+        let Some(pager) = self.pager() else {
+            let result = clone();
+            if result == 0 {
+                // What made this thread's calls trap is not inherited.
+                thread_slot::set_trapping(Trapping::Ready);
+            }
+            return result;
+        };
         if pager.is_recorded() {
             say(&["the recording ends here, and the program goes on: it forks, and a recording is of one process"]);
             crate::recorder::finish();

@@ -15,12 +15,14 @@
 #![allow(unsafe_code, reason = "the C ABI of the C library, and clone(2)")]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::Ordering;
 
 use aquifer_pager::abort::abort;
 use aquifer_pager::signal;
 use aquifer_sys::dispatch::{self, Trapped};
-use aquifer_sys::raw;
+use aquifer_sys::{raw, signals};
 
+use crate::calls::HAS_THREADS;
 use crate::next;
 use crate::own_allocator;
 use crate::start::{instance, instance_inside};
@@ -34,17 +36,26 @@ const STACK_SIZE: usize = 6;
 /// Lets a call of the C library's trap that copies this process; `call` makes it. Where there is always something to
 /// hold, calls trap anyway; else only now, since trapping costs each call.
 fn with_trap<T>(call: impl FnOnce() -> T) -> T {
-    let active = instance().is_some_and(|instance| instance.adopter.is_active());
-    if active && !signal::trap_fork() {
+    let instance = instance();
+    let is_active = || instance.is_some_and(|instance| instance.adopter.is_active());
+    // Below the budget, too: a lock of ours that another thread has would stay locked in the child for ever.
+    let forking = instance.filter(|_| is_active() || HAS_THREADS.load(Ordering::Relaxed));
+    forking.inspect(|instance| instance.adopter.fork_begins());
+    let (active, trapped) = (is_active(), forking.is_some() && signal::trap_fork());
+    if active && !trapped {
         abort(&[
             "the program forks while part of its memory is away, and this kernel does not let system calls be ",
             "trapped (Linux 5.11); give it enough DRAM (--dram) to stay below its budget",
         ]);
     }
+    let parent = std::process::id();
     let result = call();
-    if active {
+    let errno = signals::errno();
+    if trapped {
         dispatch::disarm_after_fork();
     }
+    forking.inspect(|instance| instance.adopter.fork_ended(std::process::id() != parent));
+    signals::set_errno(errno);
     result
 }
 
