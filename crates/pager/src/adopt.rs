@@ -276,7 +276,12 @@ impl Adopter {
             let _ = advise(start, len, libc::MADV_DONTFORK);
             let present = match populated(start, len) {
                 Ok(present) => present,
-                Err(error) => abort(&["cannot read /proc/self/pagemap: ", &error.to_string()]),
+                Err(error) => abort(&[
+                    "cannot read /proc/self/pagemap (",
+                    &error.to_string(),
+                    "), which says what of new memory is there; let the program keep its user, or what it may \
+                     dump (prctl PR_SET_DUMPABLE), or give it enough DRAM (--dram)",
+                ]),
             };
             let (first, last) = (start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES);
             pager.note_scattered(present.iter().filter(|present| **present).count() as u64);

@@ -86,7 +86,7 @@ impl Family {
     }
 
     /// Takes a slab that nobody uses, if it is `slab`.
-    fn claim(&self, slab: u32) -> bool {
+    pub(crate) fn claim(&self, slab: u32) -> bool {
         let claimed = self.users(slab).compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if claimed {
             set(self.own(), slab);
@@ -98,6 +98,11 @@ impl Family {
     fn drop_use(&self, bitmap: &[AtomicU64], slab: u32) -> bool {
         clear(bitmap, slab);
         self.users(slab).fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Gives back what [`Family::claim`] took.
+    pub(crate) fn give_back(&self, slab: u32) {
+        self.drop_use(self.own(), slab);
     }
 
     /// A place for a child. `None` when the family is as large as can be.

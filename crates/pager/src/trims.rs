@@ -132,6 +132,22 @@ impl Pager {
     }
 }
 
+impl Pager {
+    /// Discards the slab at `offset`, if it is still nobody's: another process of the family may have taken it since,
+    /// and its bytes would be lost. None takes it meanwhile.
+    fn trim(&self, offset: u64) {
+        let slab = (offset / REGION_BYTES) as u32;
+        if !self.family.claim(slab) {
+            return;
+        }
+        // A tier that cannot discard keeps the room, and nothing else is lost.
+        if self.tier.discard(offset, REGION_BYTES).is_ok() {
+            self.counters.add(Counter::DiscardedBytes, REGION_BYTES);
+        }
+        self.family.give_back(slab);
+    }
+}
+
 /// Starts the thread that trims.
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     start_thread("aquifer-trim".to_owned(), move || {
@@ -139,10 +155,7 @@ pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
             pager.trims.bell.sleep(None, SLEEP_IDLE);
             std::thread::sleep(TRIM_DELAY);
             while let Some(offset) = pager.trims.start_next() {
-                // A tier that cannot discard keeps the room, and nothing else is lost.
-                if pager.tier.discard(offset, REGION_BYTES).is_ok() {
-                    pager.counters.add(Counter::DiscardedBytes, REGION_BYTES);
-                }
+                pager.trim(offset);
                 pager.trims.end();
             }
         }
