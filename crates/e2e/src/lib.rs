@@ -3,7 +3,8 @@
 
 //! Whole-product tests: real programs under the real `aquifer`, with the real preload library.
 //!
-//! [`stress`] runs it for hours. [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
+//! [`stress`] runs it for hours. [`build`] makes the binaries and compiles C; [`run`] starts them with a time
+//! limit, since a hang is a failure;
 //! [`away`] is C whose memory leaves all the time; [`matrix`] lists settings; `torture/` is the C program that knows
 //! what every byte must be.
 //!

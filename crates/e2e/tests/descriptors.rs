@@ -30,7 +30,8 @@ const WAYS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Fills memory, closes, looks at every page, and goes on: more memory, more threads' worth of faults, a child that does
+/// Fills memory, closes, looks at every page, and goes on: more memory, more threads' worth of faults, a
+/// child that does
 /// the same. Exit status 1: a page held anything but its last write.
 fn program(name: &str, way: &str) -> Option<PathBuf> {
     let source = r#"

@@ -4,7 +4,8 @@
 //! A few rounds of the stress suite, and its canary.
 //!
 //! The suite goes on for hours by hand (docs/testing.md). Here it shows that it runs, and that it finds: a library that
-//! leaves out a fetch now and then must be caught within a minute, or nothing is said by a run in which nothing is found.
+//! leaves out a fetch now and then must be caught within a minute, or nothing is said by a run in which
+//! nothing is found.
 
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,8 @@
 
 //! A program runs out of what the system gives, or changes what it may do, while part of its memory is away.
 //!
-//! Each program fills memory, gets into one kind of trouble, and looks at every byte, in both deliveries. It ends well or
+//! Each program fills memory, gets into one kind of trouble, and looks at every byte, in both deliveries. It
+//! ends well or
 //! with a line that says why, and never reads anything but its last write. Exit status 1 is a wrong byte; 77 says that
 //! the machine does not let the program into its trouble.
 
@@ -126,7 +127,8 @@ fn forks_under_memory_pressure_are_right_in_every_process() {
         "forks",
         "int main(void) { make(); pid_t children[3]; alarm(250);\
          for (int index = 0; index < 3; index++) { fill(index & 1); children[index] = fork();\
-         if (children[index] == 0) { check(\"in a child\"); fill(0); fill(1); check(\"written in a child\"); _exit(0); } }\
+         if (children[index] == 0) { check(\"in a child\"); fill(0); fill(1); check(\"written in a child\"); \
+         _exit(0); } }\
          check(\"beside children\"); for (int index = 0; index < 3; index++) { int status;\
          if (children[index] < 0 || waitpid(children[index], &status, 0) != children[index]) return 5;\
          if (status) return WIFEXITED(status) ? WEXITSTATUS(status) : 6; }\
@@ -146,7 +148,8 @@ fn a_handler_for_sigbus_gets_the_programs_own_and_only_those() {
          if (file < 0 || ftruncate(file, 2 * PAGE)) return 77;\
          volatile char *window = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, file, 0);\
          if (window == MAP_FAILED || ftruncate(file, PAGE)) return 6;\
-         static volatile int turn; for (; turn < 3; turn++) { if (!sigsetjmp(again, 1)) { (void)window[PAGE]; return 7; }\
+         static volatile int turn; for (; turn < 3; turn++) { if (!sigsetjmp(again, 1)) { (void)window[PAGE]; \
+         return 7; }\
          if (got != turn + 1 || where != (void *)(window + PAGE)) return 8; check(\"behind the handler\"); }\
          return 0; }",
     );
@@ -232,7 +235,8 @@ fn a_program_that_enters_namespaces_goes_on() {
         "namespaces",
         "int main(void) { make(); if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET)) {\
          dprintf(2, \"namespaces are refused: %s\\n\", strerror(errno)); return 77; } check(\"in namespaces\");\
-         pid_t child = fork(); int status; if (child == 0) { check(\"in a child\"); fill(0); check(\"written\"); _exit(0); }\
+         pid_t child = fork(); int status; if (child == 0) { check(\"in a child\"); fill(0); \
+         check(\"written\"); _exit(0); }\
          if (child < 0 || waitpid(child, &status, 0) != child || status) return 8; check(\"at the end\"); return 0; }",
     );
 }

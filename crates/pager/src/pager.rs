@@ -22,7 +22,6 @@ use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::own_descriptors::{keep, leave_the_programs};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, Blocked};
-use aquifer_sys::signals::{Blocked, let_ids_change};
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd::{Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
@@ -60,7 +59,6 @@ pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) ->
         let _inside = Inside::enter();
         ending::enlist();
         leave_the_programs();
-        let_ids_change();
         STARTING.fetch_sub(1, Ordering::AcqRel);
         futex::wake_all(&STARTING);
         run();

@@ -3,7 +3,8 @@
 
 //! A bug on purpose, for the canary of the stress suite: now and then a fetched page is zeros, and nobody is told.
 //!
-//! Only with the feature `planted-bug`, which nothing that ships has. `crates/e2e/tests/stress.rs` builds such a library,
+//! Only with the feature `planted-bug`, which nothing that ships has. `crates/e2e/tests/stress.rs` builds
+//! such a library,
 //! and fails unless it is found out.
 
 use std::sync::atomic::{AtomicU32, Ordering};

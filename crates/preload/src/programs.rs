@@ -48,7 +48,8 @@ macro_rules! spawn {
 spawn!(posix_spawn);
 spawn!(posix_spawnp);
 
-/// vfork(2), from our own text. A call that traps and returns twice must be repeated where it was made, and nothing would
+/// vfork(2), from our own text. A call that traps and returns twice must be repeated where it was made, and
+/// nothing would
 /// trap on this thread until it came to us again: its next calls could meet memory that is away.
 ///
 /// # Safety

@@ -127,18 +127,6 @@ impl Blocked {
     }
 }
 
-/// The signal by which glibc has each thread change its user and group when one thread does: setuid(2) waits for all of
-/// them. It is one of the two that glibc keeps for itself, the first two real-time ones.
-const SET_ID: u32 = 33;
-
-/// Lets glibc's signal for setuid(2) come through on this thread, which has all others blocked for good.
-pub fn let_ids_change() {
-    let open = 1u64 << (SET_ID - 1);
-    let args = [libc::SIG_UNBLOCK as usize, &raw const open as usize, 0, 8, 0, 0];
-    // SAFETY: rt_sigprocmask(2) reads one mask.
-    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
-}
-
 impl Drop for Blocked {
     fn drop(&mut self) {
         // Outside again before the first signal can come: its handler is the program's.

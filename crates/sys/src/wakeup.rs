@@ -31,7 +31,8 @@ impl Wakeup {
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }
 
-    /// Makes the descriptor one that the program cannot close. `keep` is `own_descriptors::keep`, and returns its number.
+    /// Makes the descriptor one that the program cannot close. `keep` is `own_descriptors::keep`, and returns
+    /// its number.
     pub fn kept(self, keep: impl FnOnce(i32) -> i32) -> Self {
         Self { descriptor: keep(self.descriptor), ..self }
     }

@@ -4,7 +4,8 @@
 //! Runs the stress suite for as long as it is told: `crates/e2e/src/stress.rs`.
 //!
 //! Usage: `stress [--minutes N] [--seed N] [--rounds N] [--seconds N] [--delivery any|auto|signal|listener] [--planted]`.
-//! Each round prints its seed; `--seed N --rounds 1` runs one again. With `--planted` the library has a bug, and what is
+//! Each round prints its seed; `--seed N --rounds 1` runs one again. With `--planted` the library has a bug,
+//! and what is
 //! asked is whether it is found.
 //!
 //! Exit status: 0 every byte was right (or the planted bug was found), 1 otherwise, 2 bad arguments or no C compiler.
