@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::{Block, State};
+use crate::block::{Block, NONE, State};
 use crate::slabs::Slabs;
 use crate::temperature::Temperatures;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
@@ -38,6 +38,18 @@ pub enum Delivery {
     Signal,
     /// A message on the userfaultfd, read by a listener thread.
     Listener,
+}
+
+/// How the program says that it will use a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pattern {
+    /// Nothing is said.
+    #[default]
+    Normal,
+    /// Here and there.
+    Random,
+    /// From the front to the back.
+    Sequential,
 }
 
 /// One range of the program's addresses under our care, in page numbers.
@@ -74,6 +86,8 @@ pub struct Region {
     inherited: Vec<slots::Inherited>,
     /// How its faults arrive.
     pub delivery: Delivery,
+    /// How it will be used.
+    pub pattern: Pattern,
 }
 
 /// Everything that is known about the program's managed memory.
@@ -225,6 +239,21 @@ impl BlockMap {
         let offset = (pages.start - self.region_of(index).start) as usize;
         let first = self.block(index).region as usize * REGION_PAGES as usize + offset;
         first..first + pages.count as usize
+    }
+
+    /// How the pages `start..end` will be used: for each region of which this is more than half.
+    pub(crate) fn set_pattern(&mut self, start: u64, end: u64, pattern: Pattern) {
+        let before = self.mappings.range(..=start).next_back().map_or(start, |(first, _)| *first);
+        for mapping in self.mappings.range(before..end).map(|(_, mapping)| mapping) {
+            for region in mapping.regions.iter().filter(|region| **region != NONE) {
+                let region = &mut self.regions[*region as usize];
+                let (first, last) = region.clip;
+                let inside = last.min(end).saturating_sub(first.max(start));
+                if inside * 2 > last - first {
+                    region.pattern = pattern;
+                }
+            }
+        }
     }
 
     /// From now on all faults arrive like this.

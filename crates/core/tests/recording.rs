@@ -8,7 +8,7 @@
 //! writer and reader do not agree on a byte. And a file that was cut short by a kill must be read up to there, while
 //! one that was damaged must not be read as if it had been cut.
 
-use aquifer_core::engine::{CleanVerdict, Settings};
+use aquifer_core::engine::{Advice, CleanVerdict, Settings};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{
@@ -71,6 +71,7 @@ fn every_door<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
         flag(Told::ReadAheadArrived { block }, false),
         digest(Told::SlotFor { block }, 1),
         nothing(Told::TryAgain),
+        nothing(Told::Advise { start: 1000, end: 9000, advice: Advice::PageOut }),
     ]
 }
 

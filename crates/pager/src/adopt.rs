@@ -28,6 +28,7 @@ use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{Number, abort, say};
+use crate::advice::Said;
 use crate::early::{Postponed, Reach};
 use crate::holds::{Holding, LOCKED_PART};
 use crate::pager::{Pager, Settings};
@@ -71,10 +72,21 @@ pub struct Adopter {
     has_postponed: AtomicBool,
 }
 
+/// How memory is given back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It stays mapped. What is locked is not emptied.
+    Empty,
+    /// It stays mapped.
+    EmptyLocked,
+    /// It is unmapped.
+    Remove,
+}
+
 pub(crate) struct State {
     /// Adopted before the pager started.
-    waiting: Vec<Range>,
-    managed_bytes: u64,
+    pub(crate) waiting: Vec<Range>,
+    pub(crate) managed_bytes: u64,
     settings: Option<Settings>,
     /// Locked before the pager started. The deliveries mean nothing here.
     locked: Vec<Range>,
@@ -83,6 +95,8 @@ pub(crate) struct State {
     /// Threads that are in fork(3). They have the locks of the program's heap, without which no thread of the pager
     /// comes to be, and will want ours: so the pager does not start meanwhile.
     forks: u32,
+    /// What the program says of its memory.
+    pub(crate) said: Said,
 }
 
 impl Adopter {
@@ -97,6 +111,7 @@ impl Adopter {
                 locked: Vec::new(),
                 postponed: Postponed::default(),
                 forks: 0,
+                said: Said::default(),
             }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
@@ -132,6 +147,7 @@ impl Adopter {
             return;
         }
         let mut state = self.state();
+        state.said.forget(range.start, range.end);
         state.managed_bytes += (range.end - range.start) as u64;
         self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
         match self.pager() {
@@ -190,6 +206,9 @@ impl Adopter {
         self.rings.store(with_rings, Ordering::Relaxed);
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
+        for lacking in state.said.lacking() {
+            state.managed_bytes -= cut(&mut state.waiting, lacking.start, lacking.end);
+        }
         let mut ranges = std::mem::take(&mut state.waiting);
         let (mut held, free) = ranges.drain(..).partition(|range| pager.calls_must_hold(self.delivery(pager, *range)));
         state.postponed = Postponed::new(self.reach, &mut held);
@@ -199,6 +218,7 @@ impl Adopter {
         for range in std::mem::take(&mut state.locked) {
             pager.lock(range.start, range.end - range.start);
         }
+        Self::tell_foretold(pager, &mut state.said);
         self.started.store(true, Ordering::Release);
     }
 
@@ -306,21 +326,41 @@ impl Adopter {
 
     /// Does the program's munmap(2) of `start..start + len`, by calling `unmap`.
     pub fn release<T>(&self, start: usize, len: usize, unmap: impl FnOnce() -> T) -> T {
-        self.take_out(start, len, true, unmap)
+        self.take_out(start, len, Way::Remove, unmap)
     }
 
     /// Does something of the program's that empties `start..start + len`, such as MADV_DONTNEED.
     pub fn discard<T>(&self, start: usize, len: usize, empty: impl FnOnce() -> T) -> T {
-        self.take_out(start, len, false, empty)
+        self.take_out(start, len, Way::Empty, empty)
     }
 
-    fn take_out<T>(&self, start: usize, len: usize, remove: bool, act: impl FnOnce() -> T) -> T {
+    /// As [`discard`](Self::discard), locked memory included: MADV_DONTNEED_LOCKED.
+    pub fn discard_locked<T>(&self, start: usize, len: usize, empty: impl FnOnce() -> T) -> T {
+        self.take_out(start, len, Way::EmptyLocked, empty)
+    }
+
+    /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be managed.
+    pub fn surrender<T>(&self, start: usize, len: usize, change: impl FnOnce() -> T) -> T {
+        self.take_out(start, len, Way::Remove, || {
+            let result = change();
+            if let Some(pager) = self.pager() {
+                // Of the two only one has it; there may be parts that neither has.
+                let _ = pager.uffd(Delivery::Signal).unregister(start, len);
+                let _ = pager.uffd(Delivery::Listener).unregister(start, len);
+            }
+            result
+        })
+    }
+
+    fn take_out<T>(&self, start: usize, len: usize, way: Way, act: impl FnOnce() -> T) -> T {
+        let remove = way == Way::Remove;
         let _inside = Inside::enter();
         let _blocked = Blocked::all();
         let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
         let mut state = self.state();
         let Some(pager) = self.pager() else {
             if remove {
+                state.said.forget(start, end);
                 cut(&mut state.locked, start, end);
                 let cut = cut(&mut state.waiting, start, end);
                 state.managed_bytes -= cut;
@@ -329,9 +369,10 @@ impl Adopter {
             return act();
         };
         if remove {
+            state.said.forget(start, end);
             state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
             pager.unlock(start, len);
-        } else if pager.is_locked(start, len) {
+        } else if way == Way::Empty && pager.is_locked(start, len) {
             return act(); // The kernel refuses to empty it.
         }
         let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
@@ -513,7 +554,7 @@ fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
 }
 
 /// Cuts `start..end` out of `ranges`; returns how many bytes that were.
-fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
+pub(crate) fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
     take(ranges, start, end).iter().map(|range| (range.end - range.start) as u64).sum()
 }
 

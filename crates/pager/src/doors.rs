@@ -11,7 +11,9 @@
 use std::ops::Deref;
 use std::sync::MutexGuard;
 
-use aquifer_core::engine::{CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, ForkObstacle, Plan, Transfers};
+use aquifer_core::engine::{
+    Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, ForkObstacle, Plan, Transfers,
+};
 use aquifer_core::map::{Delivery, OwnSlot};
 use aquifer_core::policy::Arrival;
 use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Told, guard_runs, push_run};
@@ -76,6 +78,12 @@ impl<'a> EngineGuard<'a> {
         }
         let present = Runs::new(&runs);
         self.record(Told::Add { start, end, order, delivery, present }, |_| Summary::default());
+    }
+
+    /// [`Engine::advise`].
+    pub(crate) fn advise(&mut self, start: u64, end: u64, advice: Advice) {
+        self.engine.advise(start, end, advice);
+        self.record(Told::Advise { start, end, advice }, |_| Summary::default());
     }
 
     /// [`Engine::cleaned`].

@@ -17,8 +17,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use aquifer_core::engine::{Engine, ForkObstacle};
-use aquifer_core::map::Delivery;
+use aquifer_core::engine::{DiscardStep, Engine, ForkObstacle};
+use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::advise;
 use aquifer_sys::raw::{Errno, now_ns};
@@ -27,7 +27,8 @@ use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{abort, say};
-use crate::adopt::Adopter;
+use crate::adopt::{Adopter, Range, cut};
+use crate::advice::Said;
 use crate::ending;
 use crate::family::Cradle;
 use crate::pager::{Pager, THREADS_MOST};
@@ -36,8 +37,42 @@ use crate::signal;
 
 /// One sleep while threads come to the end of what they do.
 const QUIET_WAIT_ONCE: Duration = Duration::from_millis(1);
+/// Blocks that are made resident for one fork(2), since what a child does not get ends within them. Each takes one, and
+/// one more when it has left for another. A choice.
+const CUT_FETCHES_MOST: u32 = 64 << 10;
 /// Faults of a child before it gets a worker: one that only prepares for execve(2) needs none.
 const FAULTS_WITHOUT_WORKER: u64 = 64;
+
+/// What the parent withholds from its child by MADV_DONTFORK and MADV_WIPEONFORK: pages, and whether the addresses go,
+/// too.
+struct Cuts(Vec<(u64, u64, bool)>);
+
+impl Cuts {
+    fn new(said: &Said) -> Self {
+        let pages = |range: &Range, remove| (range.start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES, remove);
+        let wiped = said.wiped.iter().map(|range| pages(range, false));
+        Self(said.not_copied.iter().map(|range| pages(range, true)).chain(wiped).collect())
+    }
+
+    /// A page of a block through which a cut goes, and that is not resident: only such a block can be cut.
+    fn obstacle(&self, engine: &Engine) -> Option<u64> {
+        self.0.iter().find_map(|(start, end, remove)| engine.cut_obstacle(*start, *end, *remove))
+    }
+
+    /// In the child. Returns how many bytes are not managed any more.
+    fn make(&self, pager: &Pager) -> u64 {
+        let mut removed = 0;
+        for &(start, end, remove) in &self.0 {
+            let mut engine = pager.engine();
+            let pages = |mapping: &Mapping| mapping.end.min(end) - mapping.start.max(start);
+            removed += if remove { engine.map().overlapping(start, end).map(pages).sum() } else { 0 };
+            // The parent's are the parent's to give back; there is nobody yet to give back this process's own.
+            let step = engine.discard(start, end, remove, &mut |_, _| {});
+            assert_eq!(step, DiscardStep::Done, "the parent has made it possible");
+        }
+        removed * PAGE_BYTES
+    }
+}
 
 impl Adopter {
     /// Makes a child by calling `clone`, whose result is that of clone(2). Returns it, in both processes; ENOMEM or
@@ -59,7 +94,8 @@ impl Adopter {
             crate::recorder::finish();
         }
         let Some(cradle) = pager.family.prepare() else { return -(libc::EAGAIN as isize) };
-        if let Err(errno) = pager.come_to_rest() {
+        let cuts = Cuts::new(&state.said);
+        if let Err(errno) = pager.come_to_rest(&cuts) {
             pager.go_on();
             pager.family.was_not_born(&cradle);
             return -(errno.0 as isize);
@@ -74,9 +110,14 @@ impl Adopter {
         if result == 0 {
             engine.become_child();
             drop((engine, quarry, trims, actions));
-            pager.become_child(&cradle);
+            let removed_bytes = pager.become_child(&cradle, &cuts);
             // What calls of other threads touched: no call is under way here.
-            let postponed = std::mem::take(&mut state.postponed);
+            let mut postponed = std::mem::take(&mut state.postponed);
+            for range in std::mem::take(&mut state.said.not_copied) {
+                state.managed_bytes -= cut(&mut postponed.ranges, range.start, range.end);
+            }
+            state.managed_bytes -= removed_bytes;
+            state.said.become_child();
             self.register(pager, &postponed.ranges);
             self.become_child(pager);
             return 0;
@@ -109,7 +150,7 @@ impl Adopter {
 
 impl Pager {
     /// Lets nothing new begin, and waits until no block is being worked on and none is in a frame only.
-    fn come_to_rest(&self) -> Result<(), Errno> {
+    fn come_to_rest(&self, cuts: &Cuts) -> Result<(), Errno> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
         let started = now_ns();
         {
@@ -117,11 +158,19 @@ impl Pager {
             let _engine = self.engine();
             self.forking.store(thread_slot::token(), Ordering::SeqCst);
         }
+        let mut turns = 0;
         loop {
             let ticket = self.progress.ticket();
             let obstacle = self.engine().fork_obstacle();
             match obstacle {
-                None => return Ok(()),
+                None => {
+                    let Some(page) = cuts.obstacle(&self.engine()) else { return Ok(()) };
+                    turns += 1;
+                    let resolved = self.resolve((page * PAGE_BYTES) as usize, thread, false) == Outcome::Resolved;
+                    if !resolved || turns > CUT_FETCHES_MOST {
+                        return Err(Errno(libc::ENOMEM));
+                    }
+                }
                 Some(ForkObstacle::Busy) => {
                     self.check_patience(started);
                     self.progress.sleep(ticket, QUIET_WAIT_ONCE);
@@ -158,10 +207,12 @@ impl Pager {
         forking != 0 && forking != thread_slot::token()
     }
 
-    /// Gets everything of its own that a process cannot inherit. Nobody else runs here.
-    fn become_child(&self, cradle: &Cradle) {
+    /// Gets everything of its own that a process cannot inherit, and gives up what its parent withholds. Returns how
+    /// many managed bytes that is. Nobody else runs here.
+    fn become_child(&self, cradle: &Cradle, cuts: &Cuts) -> u64 {
         ending::forget_all();
         self.family.become_child(cradle);
+        let removed_bytes = cuts.make(self);
         self.is_heir.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);
         self.faults_as_child.store(0, Ordering::Relaxed);
@@ -170,6 +221,7 @@ impl Pager {
         if let Err(errno) = self.renew() {
             abort(&["a forked process cannot manage its memory (", errno.name(), "); raise its limits (ulimit -a)"]);
         }
+        removed_bytes
     }
 
     /// Descriptors, frames, registrations.

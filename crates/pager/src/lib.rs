@@ -12,6 +12,7 @@
 
 pub mod abort;
 pub mod adopt;
+pub mod advice;
 mod doors;
 pub mod early;
 pub mod ending;

@@ -127,7 +127,10 @@ impl Worker {
             self.kick();
             let reaped = self.complete(Wait::No);
             if plan.tasks.is_empty() && reaped == 0 {
-                self.sleep();
+                // Advice about a large range is followed in several plans, some of which may find nothing to do.
+                if self.queue.in_flight() > 0 || self.pager.is_paused() || !self.pager.engine().has_departures() {
+                    self.sleep();
+                }
             } else if !progress && reaped == 0 {
                 // Every victim was refused: they are locked or pinned. Faults go on looking by themselves.
                 self.pager.worker_bell.sleep(None, SLEEP_BUSY);

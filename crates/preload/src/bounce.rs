@@ -13,7 +13,7 @@
 use std::ffi::c_void;
 
 use aquifer_sys::memory::map_anonymous;
-use aquifer_sys::raw::syscall;
+use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::Inside;
 
 use crate::calls::quietly;
@@ -167,6 +167,22 @@ impl Drop for Bounce {
         // SAFETY: mapped by `new`, and nobody else knows of it.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.start, self.len, 0, 0, 0, 0]) };
     }
+}
+
+/// Hands bytes from the front of a vector to `part` in memory of our own, once.
+///
+/// # Safety
+/// The entries are the program's.
+pub unsafe fn once(
+    entries: &[libc::iovec],
+    part: impl Fn(&[libc::iovec]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let from = window(entries, 0, bytes(entries).min(STREAM_BYTES));
+    let len = bytes(&from);
+    let bounce = Bounce::new(len.max(1)).ok_or(Errno(libc::ENOMEM))?;
+    // SAFETY: the window is a part of the program's vector, and fits.
+    unsafe { bounce.copy(&from, len, false) };
+    part(&bounce.piece(len))
 }
 
 /// As [`through`], for a file: it is asked until it has given all or comes back short, since a program need not

@@ -8,7 +8,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use aquifer_core::engine::Advice;
 use aquifer_pager::Adopter;
+use aquifer_pager::advice::Withheld;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals;
 
@@ -129,18 +131,95 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     let advise =
         |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
     let Some(instance) = instance() else { return advise(advice) };
-    let active = instance.adopter.is_active() && instance.adopter.manages(address as usize, len);
+    let (adopter, start) = (&instance.adopter, address as usize);
+    if !adopter.manages(start, len) {
+        return advise(advice);
+    }
+    let active = adopter.is_active();
     match advice {
         // The kernel frees lazily; we must not bring back what it has freed, so we free at once.
-        libc::MADV_FREE if active => instance.adopter.discard(address as usize, len, || advise(libc::MADV_DONTNEED)),
-        libc::MADV_DONTNEED if active => instance.adopter.discard(address as usize, len, || advise(advice)),
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && instance.adopter.watches_calls() => {
-            populate(&instance.adopter, address as usize, len, advice)
+        libc::MADV_FREE if active => adopter.discard(start, len, || advise(libc::MADV_DONTNEED)),
+        libc::MADV_DONTNEED if active => adopter.discard(start, len, || advise(advice)),
+        MADV_DONTNEED_LOCKED if active => adopter.discard_locked(start, len, || advise(advice)),
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
+            populate(adopter, start, len, advice)
         }
         // Huge pages would undo the account, and merged pages cannot be moved.
-        libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE if active => 0,
-        _ => advise(advice),
+        libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
+        MADV_GUARD_INSTALL => guard(adopter, start, len, advise),
+        _ => match (foretold(advice), withheld(advice)) {
+            (Some(what), _) => foretell(adopter, start, len, (advice, what), advise),
+            (_, Some((what, withheld))) => {
+                let result = advise(advice);
+                if result == 0 {
+                    adopter.withhold(start, len, what, withheld);
+                }
+                result
+            }
+            _ => advise(advice),
+        },
     }
+}
+
+// Not in libc yet: since Linux 5.18, 6.1 and 6.13.
+const MADV_DONTNEED_LOCKED: c_int = 24;
+pub const MADV_COLLAPSE: c_int = 25;
+const MADV_GUARD_INSTALL: c_int = 102;
+
+/// What the program foretells by an advice.
+fn foretold(advice: c_int) -> Option<Advice> {
+    Some(match advice {
+        libc::MADV_COLD => Advice::Cold,
+        libc::MADV_NORMAL => Advice::Normal,
+        libc::MADV_PAGEOUT => Advice::PageOut,
+        libc::MADV_RANDOM => Advice::Random,
+        libc::MADV_SEQUENTIAL => Advice::Sequential,
+        libc::MADV_WILLNEED => Advice::WillNeed,
+        _ => return None,
+    })
+}
+
+/// What an advice withholds from forked children, or does not any more.
+fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
+    Some(match advice {
+        libc::MADV_DONTFORK => (Withheld::Range, true),
+        libc::MADV_DOFORK => (Withheld::Range, false),
+        libc::MADV_WIPEONFORK => (Withheld::Contents, true),
+        libc::MADV_KEEPONFORK => (Withheld::Contents, false),
+        _ => return None,
+    })
+}
+
+/// Advice that is ours to follow. The kernel is only asked whether the range is good: it would swap out what we move,
+/// and cut its mappings in pieces for flags that mean nothing to memory without a file.
+fn foretell(
+    adopter: &Adopter,
+    start: usize,
+    len: usize,
+    (given, what): (c_int, Advice),
+    advise: impl Fn(c_int) -> c_int,
+) -> c_int {
+    if matches!(what, Advice::Cold | Advice::PageOut) && adopter.is_locked(start, len) {
+        signals::set_errno(libc::EINVAL);
+        return -1;
+    }
+    let ours = adopter.is_active() && adopter.manages_all(start, len);
+    let result = advise(if ours { libc::MADV_NORMAL } else { given });
+    if result == 0 && len > 0 {
+        adopter.foretell(start, len, what);
+    }
+    result
+}
+
+/// Guard pages: they have no contents, and a block that is installed around one would overwrite it. So they, and what
+/// they may become again, are the kernel's from now on.
+fn guard(adopter: &Adopter, start: usize, len: usize, advise: impl Fn(c_int) -> c_int) -> c_int {
+    // SAFETY: advice about nothing. It tells whether the kernel knows guard pages.
+    let known = unsafe { syscall(libc::SYS_madvise, [start, 0, MADV_GUARD_INSTALL as usize, 0, 0, 0]) }.is_ok();
+    if !known || !start.is_multiple_of(4096) || len == 0 || adopter.is_locked(start, len) {
+        return advise(MADV_GUARD_INSTALL);
+    }
+    adopter.surrender(start, len.next_multiple_of(4096), || advise(MADV_GUARD_INSTALL))
 }
 
 /// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are brought and held: under signal delivery the kernel

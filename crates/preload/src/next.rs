@@ -5,7 +5,7 @@
 
 #![allow(unsafe_code, reason = "function pointers from the dynamic linker")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The address of the next definition of `name` after ours.
@@ -61,6 +61,11 @@ pub type Clone = unsafe extern "C" fn(
 pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
+
+/// `setsockopt(2)`.
+pub type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
+/// `vmsplice(2)`.
+pub type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
 
 /// `posix_spawn(3)`.
 pub type Spawn = unsafe extern "C" fn(
@@ -121,6 +126,10 @@ next! {
     system: System = c"system";
     /// The C library's `popen`.
     popen: Popen = c"popen";
+    /// The C library's `setsockopt`.
+    setsockopt: Setsockopt = c"setsockopt";
+    /// The C library's `vmsplice`.
+    vmsplice: Vmsplice = c"vmsplice";
     /// The C library's `signal`.
     signal: Signal = c"signal";
 }

@@ -64,6 +64,9 @@ pub fn shape(number: i64) -> Shape {
 /// io_pgetevents(2), which libc has no name for on this target.
 pub const SYS_IO_PGETEVENTS: i64 = 333;
 
+// Linux 6.10.
+const SYS_MSEAL: i64 = 462;
+
 // Linux 6.7.
 const SYS_FUTEX_WAKE: i64 = 454;
 const SYS_FUTEX_WAIT: i64 = 455;
@@ -73,6 +76,21 @@ const SYS_FUTEX_REQUEUE: i64 = 456;
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
     let items = |count: usize, size: usize| args[count].saturating_mul(size);
     let bytes = match (number, index) {
+        // A range that is not looked into: mincore(2) would bring what it shall tell of.
+        (
+            libc::SYS_brk
+            | libc::SYS_madvise
+            | libc::SYS_mbind
+            | libc::SYS_mincore
+            | libc::SYS_mmap
+            | libc::SYS_mprotect
+            | libc::SYS_msync
+            | libc::SYS_munmap
+            | libc::SYS_pkey_mprotect
+            | SYS_MSEAL,
+            0,
+        )
+        | (libc::SYS_mremap, 0 | 4) => 0,
         (libc::SYS_getcwd | libc::SYS_getrandom, 0) => args[1],
         (
             libc::SYS_getdents64

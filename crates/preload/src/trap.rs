@@ -22,7 +22,7 @@ use aquifer_sys::signals;
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{descriptors, forks, locks, mappings, masks, threads};
+use crate::{descriptors, forks, locks, mappings, masks, threads, unmovable};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -141,10 +141,21 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => return Some(-(libc::EINVAL as isize)),
             libc::SYS_io_uring_setup => return Some(refuse_rings(adopter.copies())),
             libc::SYS_io_setup if adopter.copies() => return Some(refuse_asynchronous_io()),
+            libc::SYS_setsockopt => return unmovable::refuse_zero_copy(&args),
+            libc::SYS_vmsplice => return unmovable::splice(adopter, args),
+            // Emptying memory this way would go past the tier. Before Linux 6.13 nobody could ask for it.
+            libc::SYS_process_madvise if !may_be_advised_from_outside(args[3] as c_int) => {
+                return Some(-(libc::EINVAL as isize));
+            }
             _ => return None,
         }
     };
     Some(if result == -1 { -(signals::errno() as isize) } else { result })
+}
+
+/// What process_madvise(2) can be asked for since its beginning, which moves no contents away.
+fn may_be_advised_from_outside(advice: c_int) -> bool {
+    matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT | libc::MADV_WILLNEED | mappings::MADV_COLLAPSE)
 }
 
 /// An io_uring's reads and writes happen when no call of the program's is to be seen. Their memory could be away;

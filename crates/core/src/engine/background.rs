@@ -12,7 +12,7 @@
 
 use super::Engine;
 use crate::block::State;
-use crate::map::Pages;
+use crate::map::{Pages, Pattern};
 use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 /// Tasks in one plan at most. Enough that neighbours can be moved by one kernel call.
@@ -100,11 +100,11 @@ impl Plan {
         Self { tasks: Vec::with_capacity(PLAN_MOST) }
     }
 
-    fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.tasks.len() >= PLAN_MOST
     }
 
-    fn has_transfers(&self, most: Transfers) -> bool {
+    pub(super) fn has_transfers(&self, most: Transfers) -> bool {
         let (blocks, pages) = self.tasks.iter().fold((0, 0), |(blocks, sum), task| match task {
             Task::Clean { pages, .. } | Task::Fetch { pages, .. } => (blocks + 1, sum + pages.count),
             _ => (blocks, sum),
@@ -130,6 +130,8 @@ struct Run {
     end: u64,
     /// The last page is wanted first.
     descending: bool,
+    /// Only what has contents is wanted.
+    stored: bool,
 }
 
 impl Run {
@@ -183,22 +185,34 @@ impl Ahead {
 impl Engine {
     /// Lets the prefetcher see a fault, and queues what it advises. Returns whether a stream has come by.
     pub(super) fn look_ahead(&mut self, page: u64, block: BlockIndex, thread: ThreadIndex) -> bool {
-        if !self.settings.prefetch || self.map.block(block).state == State::Resident {
+        let pattern = self.map.region_of(block).pattern;
+        if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {
             return false;
         }
         let block_pages = self.map.block(block).order.pages();
         let Some(mapping) = self.map.mapping_of(page) else { return false };
         // The prefetcher counts in whole blocks, the map from the mapping's origin.
         let shift = mapping.origin % u64::from(block_pages);
-        let advice = self.prefetcher.fault(thread, page - shift, block_pages);
+        let advice = self.prefetcher.fault(thread, page - shift, block_pages, pattern == Pattern::Sequential);
         for run in advice.runs() {
             let (start, end) = (run.start + shift, run.start + shift + run.pages);
             let (start, end) = (start.max(mapping.start), end.min(mapping.end));
             if start < end {
-                self.ahead.push(Run { start, end, descending: run.descending });
+                self.ahead.push(Run { start, end, descending: run.descending, stored: false });
             }
         }
         advice.streams
+    }
+
+    /// Queues what has contents of the pages `start..end`.
+    pub(super) fn want(&mut self, start: u64, end: u64) {
+        if !self.settings.prefetch {
+            return;
+        }
+        for mapping in self.map.overlapping(start, end) {
+            let (start, end) = (start.max(mapping.start), end.min(mapping.end));
+            self.ahead.push(Run { start, end, descending: false, stored: true });
+        }
     }
 
     /// Fills `plan` with what is to be done now, with at most `transfers` of it. Empty
@@ -208,6 +222,7 @@ impl Engine {
         self.plan_repayment(plan);
         self.plan_credit(plan);
         self.plan_read_ahead(plan, transfers);
+        self.plan_departures(plan, transfers);
         self.plan_cleaning(plan, transfers);
         self.plan_eviction(plan);
     }
@@ -251,8 +266,13 @@ impl Engine {
                 self.ahead.pop();
                 continue;
             };
-            let block = self.suit_stream(block);
+            let skip = run.stored && self.map.block(block).state == State::Empty;
+            let block = if skip { block } else { self.suit_stream(block) };
             let pages = self.map.pages(block);
+            if skip {
+                self.ahead.front().expect("it was there").passed(pages);
+                continue;
+            }
             if self.frames.free_pages() < reserve + u64::from(self.weight(block)) {
                 return;
             }
@@ -323,19 +343,25 @@ impl Engine {
             && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target
         {
             let Some(block) = self.policy.victim() else { return };
-            let (weight, pages) = (u64::from(self.weight(block)), self.map.pages(block));
-            if self.map.block(block).sealed && self.settings.fetch_cost <= 1 {
-                self.map.block_mut(block).become_state(State::Leaving);
-                leaving += weight;
-                plan.tasks.push(Task::Drop { block, pages });
-                continue;
-            }
-            let Some(frame) = self.start_leaving(block, true) else { return };
-            let copied = self.map.block(block).copied;
-            // A frame with pages was counted as free before it was taken.
-            leaving += weight * if copied { 2 } else { 1 };
-            plan.tasks.push(Task::Evict { block, pages, frame, copied });
+            let Some(pages) = self.plan_leaving(block, plan) else { return };
+            leaving += pages;
         }
+    }
+
+    /// Sends a block away that the policy has let go of. Returns by how many pages there will be more room; `None`, and
+    /// it stays, when it cannot leave now.
+    pub(super) fn plan_leaving(&mut self, block: BlockIndex, plan: &mut Plan) -> Option<u64> {
+        let (weight, pages) = (u64::from(self.weight(block)), self.map.pages(block));
+        if self.map.block(block).sealed && self.settings.fetch_cost <= 1 {
+            self.map.block_mut(block).become_state(State::Leaving);
+            plan.tasks.push(Task::Drop { block, pages });
+            return Some(weight);
+        }
+        let frame = self.start_leaving(block, true)?;
+        let copied = self.map.block(block).copied;
+        plan.tasks.push(Task::Evict { block, pages, frame, copied });
+        // A frame with pages was counted as free before it was taken.
+        Some(weight * if copied { 2 } else { 1 })
     }
 
     /// A read-ahead arrived and was checked: it waits for its touch. Returns whether others wait for it.

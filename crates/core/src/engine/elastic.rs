@@ -7,13 +7,14 @@
 //! pages; where only one page of it is wanted, the others take the room of pages that are. Both are decided
 //! when a block is wanted that is away: its size may change then without moving a byte (`map.rs`).
 //!
-//! Evidence is what the prefetcher says of each fault. A fault of a stream merges the block it comes to with
+//! What the program foretells of a region (`advice.rs`) comes first. Other evidence is what the prefetcher says of each fault. A fault of a stream merges the block it comes to with
 //! its neighbours. One of no stream is *scattered*; when most fetches of late were, it splits the block.
 //!
 //! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
 
 use super::Engine;
 use crate::block::State;
+use crate::map::Pattern;
 use crate::units::{BlockIndex, Order};
 
 /// Where streams pass: 1 MiB, or less where the budget has not room for many of them.
@@ -47,16 +48,23 @@ impl Engine {
             return block;
         }
         let stored = self.map.block(block).state == State::Stored;
+        if self.map.region_of(block).pattern == Pattern::Random {
+            return if stored && self.map.stride(block) > 1 { self.split(page, block) } else { block };
+        }
         if stored || streams {
             self.scatter.saw(streams);
         }
         if streams {
             self.suit_stream(block)
         } else if stored && self.scatter.is_high() && self.map.stride(block) > 1 {
-            self.map.split(block, self.map.region_of(block).unit, page)
+            self.split(page, block)
         } else {
             block
         }
+    }
+
+    fn split(&mut self, page: u64, block: BlockIndex) -> BlockIndex {
+        self.map.split(block, self.map.region_of(block).unit, page)
     }
 
     /// The largest block that a mapping of blocks of `order` can have.
@@ -67,7 +75,8 @@ impl Engine {
     /// A stream comes to `block`. Returns the block that begins where it did, or before.
     pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
         let entry = self.map.block(block);
-        if !self.settings.elastic || !entry.is_away() {
+        let random = self.map.region_of(block).pattern == Pattern::Random;
+        if !self.settings.elastic || !entry.is_away() || random {
             return block;
         }
         // Where a part of the large block is in DRAM, as much around this one as is away.

@@ -21,7 +21,7 @@ use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 /// What was read ahead and not touched yet may take this part of the budget: twice what read-ahead aims at. Beyond, the
 /// oldest leaves before any victim does.
-const READY_PART: u64 = 8;
+pub(super) const READY_PART: u64 = 8;
 
 /// A block that comes back within evictions of this part of the budget is hot.
 const HOT_PART: u64 = 16;
@@ -289,11 +289,16 @@ impl Engine {
     /// Takes the next standby block to be cleaned.
     pub(super) fn start_cleaning(&mut self) -> Option<(BlockIndex, FrameIndex)> {
         let block = self.next_to_leave()?;
+        Some((block, self.start_cleaning_of(block)))
+    }
+
+    /// Takes this standby block to be cleaned.
+    pub(super) fn start_cleaning_of(&mut self, block: BlockIndex) -> FrameIndex {
         self.stop_waiting(block);
         self.cleaning_pages += u64::from(self.weight(block));
         let entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);
-        Some((block, FrameIndex(entry.frame)))
+        FrameIndex(entry.frame)
     }
 
     /// The standby block whose frame is the first to be wanted: the oldest victim, or what was read ahead longest ago

@@ -77,6 +77,7 @@ impl Engine {
             }
         }
         self.ahead = super::background::Ahead::default();
+        self.departures = super::advice::Departures::default();
         self.frames = FramePool::new(self.settings.budget_pages);
         self.debt_pages = self.frames.spend(self.resident_pages);
         self.failed_in_a_row = 0;

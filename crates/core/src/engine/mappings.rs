@@ -99,6 +99,21 @@ impl Engine {
         }
     }
 
+    /// The first block that must be resident before the pages `start..end` can be discarded or, with `remove`, removed.
+    /// For when nobody is at work on any block.
+    pub fn cut_obstacle(&self, start: u64, end: u64, remove: bool) -> Option<u64> {
+        let steps = self.map.blocks_in(start, end).filter_map(|block| self.obstacle(block, start, end));
+        let mut within = steps.filter_map(|step| match step {
+            DiscardStep::MakeResident { page } => Some(page),
+            DiscardStep::Done | DiscardStep::Wait => None,
+        });
+        let beyond = if remove { self.beyond_cut(start, end) } else { Vec::new() };
+        let away = |block: &BlockIndex| {
+            !matches!(self.map.block(*block).state, State::Empty | State::Poisoned | State::Resident)
+        };
+        within.next().or_else(|| beyond.into_iter().find(away).map(|block| self.map.pages(block).start))
+    }
+
     fn forget(&mut self, block: BlockIndex) {
         let weight = u64::from(self.weight(block));
         match self.map.block(block).state {

@@ -9,6 +9,7 @@
 //!
 //! - [`fault`](Engine::fault) and its reports are in `fault.rs`: one fault's way.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
+//! - What the program foretells by madvise(2) is in `advice.rs`.
 //! - Which block size suits a region is decided in `elastic.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
@@ -16,12 +17,14 @@
 //! Invariants, restored by every call: a block's frame is known if and only if its state has one; the
 //! frame pool's sum is the budget; a block is with the policy exactly while it is Resident.
 
+mod advice;
 mod background;
 mod elastic;
 mod fault;
 mod fork;
 mod mappings;
 
+pub use advice::Advice;
 pub use background::{PLAN_MOST, Plan, Task, Transfers};
 pub use fault::{CleanVerdict, Exchange, FaultStep};
 pub use fork::ForkObstacle;
@@ -95,6 +98,7 @@ pub struct Engine {
     pub(crate) watermarks: Watermarks,
     pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
+    departures: advice::Departures,
     /// How scattered the latest fetches on demand were.
     scatter: elastic::Scatter,
     /// The block size where streams pass.
@@ -130,6 +134,7 @@ impl Engine {
             watermarks: Watermarks::for_budget(settings.budget_pages),
             second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
+            departures: advice::Departures::default(),
             scatter: elastic::Scatter::default(),
             large: elastic::large(settings.budget_pages),
             settings,
@@ -178,6 +183,7 @@ impl Engine {
             || self.debt_pages > 0
             || self.wants_credit()
             || !self.ahead.is_empty()
+            || self.has_departures()
     }
 
     /// Whether write-backs fail, so that nothing is cleaned ahead of demand until `try_again`.

@@ -5,7 +5,7 @@
 //!
 //! Pure. Allocates, and so never runs on the fault path: the program maps and unmaps, the driver tells.
 
-use super::{BlockMap, Delivery, Mapping, Region};
+use super::{BlockMap, Delivery, Mapping, Pattern, Region};
 use crate::block::{Block, NONE};
 use crate::units::{Order, REGION_PAGES};
 
@@ -41,6 +41,7 @@ impl BlockMap {
                 slab: NONE,
                 inherited: Vec::new(),
                 delivery,
+                pattern: Pattern::Normal,
             });
             self.guards.resize(self.regions.len() * REGION_PAGES as usize, 0);
             index
@@ -48,8 +49,17 @@ impl BlockMap {
         let guards = region as usize * REGION_PAGES as usize;
         self.guards[guards..guards + REGION_PAGES as usize].fill(0);
         let first = self.new_run(region, unit, order);
-        self.regions[region as usize] =
-            Region { order, unit, first, start, clip, slab: NONE, inherited: Vec::new(), delivery };
+        self.regions[region as usize] = Region {
+            order,
+            unit,
+            first,
+            start,
+            clip,
+            slab: NONE,
+            inherited: Vec::new(),
+            delivery,
+            pattern: Pattern::Normal,
+        };
         region
     }
 
@@ -98,7 +108,9 @@ impl BlockMap {
                 if kept[index as usize] {
                     let old = self.regions[region as usize].clone();
                     // The smallest blocks: none of them covers two of the old ones.
-                    regions.push(self.new_region(grid, clip, old.unit, old.delivery));
+                    let region = self.new_region(grid, clip, old.unit, old.delivery);
+                    self.regions[region as usize].pattern = old.pattern;
+                    regions.push(region);
                 } else {
                     kept[index as usize] = true;
                     self.regions[region as usize].clip = clip;

@@ -133,20 +133,27 @@ impl Prefetcher {
     }
 
     /// `thread` faulted at `page`, in a block of `block_pages` pages: what shall be read ahead?
-    /// To be told of faults on blocks that wait on standby, too: markers are such blocks.
-    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32) -> Advice {
+    /// To be told of faults on blocks that wait on standby, too: markers are such blocks. `foretold`: the program says
+    /// that it goes on from here, block after block, so that nothing need be proved.
+    pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, foretold: bool) -> Advice {
         let mut advice = Advice::default();
         self.faults += 1;
         if self.faults.is_multiple_of(COUNT_INTERVAL) {
             self.count_alive();
         }
         let limit = self.limit();
-        let proof = if self.wary || self.trust < TRUST_LEAST { PROOF_PAGES } else { 0 };
+        let proof = if !foretold && (self.wary || self.trust < TRUST_LEAST) { PROOF_PAGES } else { 0 };
         let (block, heard) = (block_pages.max(1), self.faults);
         let page = page - page % u64::from(block);
         let Thread { streams, trend } = &mut self.threads[usize::from(thread.0) % THREADS_MAX];
         if let Some(stream) = streams.iter_mut().find(|stream| stream.continues_at(page)) {
             advice.streams = stream.advance(page, block, (limit, proof), heard, &mut advice);
+            return advice;
+        }
+        if foretold {
+            let oldest = streams.iter_mut().min_by_key(|stream| stream.heard).expect("a thread has streams");
+            *oldest = Stream::with_step(page, block.into(), block, heard);
+            advice.streams = oldest.advance(page, block, (limit, proof), heard, &mut advice);
             return advice;
         }
         trend.record(page);

@@ -40,7 +40,7 @@ fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
             None => outcome.misses += 1,
             Some(_) => outcome.markers += 1,
         }
-        let advice = prefetcher.fault(ThreadIndex(thread), number * u64::from(BLOCK) + 7, BLOCK);
+        let advice = prefetcher.fault(ThreadIndex(thread), number * u64::from(BLOCK) + 7, BLOCK, false);
         for run in advice.runs() {
             assert_eq!((run.start % u64::from(BLOCK), run.pages % u64::from(BLOCK)), (0, 0), "{run:?}");
             for page in (run.start..run.start + run.pages).step_by(BLOCK as usize) {
@@ -102,7 +102,7 @@ fn random_visits_yield_almost_nothing() {
 fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
     for (wary, block, silent) in [(true, 1, 64), (true, BLOCK, 2), (false, 1, 1)] {
         let mut prefetcher = Prefetcher::new(CAP, wary);
-        let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), turn * u64::from(block), block);
+        let mut fault = |turn: u64| prefetcher.fault(ThreadIndex(0), turn * u64::from(block), block, false);
         let first = (0..200).find(|turn| fault(*turn).pages() > 0);
         assert_eq!(first, Some(silent), "wary: {wary}, {block} pages a block");
     }
@@ -116,7 +116,7 @@ fn all_streams_together_respect_the_cap() {
         for (thread, frontier) in frontier.iter_mut().enumerate() {
             let base = thread as u64 * 1_000_000;
             let page = base + turn * u64::from(BLOCK);
-            let advice = prefetcher.fault(ThreadIndex(thread as u16), page, BLOCK);
+            let advice = prefetcher.fault(ThreadIndex(thread as u16), page, BLOCK, false);
             advice.runs().iter().for_each(|run| *frontier = (run.start + run.pages - base).max(*frontier));
         }
         let ahead: u64 = frontier.iter().map(|end| end.saturating_sub((turn + 1) * u64::from(BLOCK))).sum();
@@ -130,11 +130,11 @@ fn waste_shrinks_the_window_until_the_stream_is_forgotten() {
     let mut prefetcher = Prefetcher::new(CAP, false);
     let mut end = 0;
     for number in 0..100u64 {
-        let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK);
+        let advice = prefetcher.fault(ThreadIndex(0), number * 32, BLOCK, false);
         end = advice.runs().iter().map(|run| run.start + run.pages).max().unwrap_or(end);
     }
     (0..12).for_each(|_| prefetcher.wasted(end - 32, BLOCK));
-    assert_eq!(prefetcher.fault(ThreadIndex(0), 100 * 32 + 64 * 32 * 3, BLOCK).pages(), 0);
+    assert_eq!(prefetcher.fault(ThreadIndex(0), 100 * 32 + 64 * 32 * 3, BLOCK, false).pages(), 0);
     assert!(prefetcher.threads[0].streams.iter().all(|stream| !stream.has_step()));
 }
 
@@ -147,7 +147,7 @@ proptest! {
         let mut prefetcher = Prefetcher::new(cap, false);
         for (thread, page, order) in faults {
             let page = page >> 12;
-            let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order);
+            let advice = prefetcher.fault(ThreadIndex(thread), page, 1 << order, false);
             prop_assert!(advice.pages() <= u64::from(WINDOW_MAX).min(cap));
             for run in advice.runs() {
                 prop_assert!(run.pages > 0 && run.start.checked_add(run.pages).is_some());

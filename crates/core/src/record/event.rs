@@ -26,6 +26,7 @@
 //! | 17  | fault, first       | page, thread                                               | digest |
 //! | 18  | write, asked again | page, thread                                               | digest |
 //! | 19  | write, first       | page, thread                                               | digest |
+//! | 20  | advise             | start, pages, advice                                       | –      |
 //!
 //! A flag and a kind are one byte. A digest is one byte for the kind of the answer and four, little-endian, for the
 //! digest.
@@ -33,7 +34,7 @@
 use super::answer::Summary;
 use super::runs::Runs;
 use super::told::Told;
-use crate::engine::CleanVerdict;
+use crate::engine::{Advice, CleanVerdict};
 use crate::map::Delivery;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
@@ -64,6 +65,7 @@ const FAULT: u8 = 16;
 const FAULT_FIRST: u8 = 1;
 const FAULT_WRITE: u8 = 2;
 const FAULT_MOST: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
+const ADVISE: u8 = 20;
 
 /// Where bytes go, one after the other.
 pub trait Sink {
@@ -106,7 +108,7 @@ enum Form {
 impl Told<'_> {
     fn form(&self) -> Form {
         match self {
-            Told::Add { .. } | Told::Emptied { .. } | Told::TryAgain => Form::Nothing,
+            Told::Add { .. } | Told::Advise { .. } | Told::Emptied { .. } | Told::TryAgain => Form::Nothing,
             Told::Fetched { .. } => Form::Kind,
             Told::Cleaned { .. }
             | Told::Dropped { .. }
@@ -143,6 +145,7 @@ pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
             put(CLEANED, &[block(index), verdict, guards.bytes().len() as u64]);
             guards.bytes().iter().for_each(|byte| sink.put(*byte));
         }
+        Told::Advise { start, end, advice } => put(ADVISE, &[*start, end - start, *advice as u64]),
         Told::Discard { start, end, remove } => put(if *remove { REMOVE } else { DISCARD }, &[*start, end - start]),
         Told::Dropped { block: index } => put(DROPPED, &[block(index)]),
         Told::Emptied { frame } => put(EMPTIED, &[frame.0.into()]),
@@ -276,6 +279,11 @@ impl<'a> Reader<'a> {
                 let order = Order::new(u8::try_from(self.varint()?).ok()?)?;
                 let delivery = if self.flag()? { Delivery::Listener } else { Delivery::Signal };
                 Told::Add { start, end, order, delivery, present: self.runs(end - start)? }
+            }
+            ADVISE => {
+                let (start, end) = self.pages()?;
+                let kind = self.below(Advice::ALL.len() as u64)?;
+                Told::Advise { start, end, advice: Advice::ALL[kind as usize] }
             }
             CLEANED => {
                 let (block, verdict) = (self.block()?, self.verdict()?);

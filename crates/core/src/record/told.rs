@@ -9,7 +9,7 @@
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};
-use crate::engine::{CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, Plan, Transfers};
+use crate::engine::{Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, Plan, Transfers};
 use crate::guard;
 use crate::map::Delivery;
 use crate::policy::Arrival;
@@ -30,6 +30,15 @@ pub enum Told<'a> {
         delivery: Delivery,
         /// For each block, in order, whether any of its pages was populated.
         present: Runs<'a>,
+    },
+    /// [`Engine::advise`].
+    Advise {
+        /// First page.
+        start: u64,
+        /// One past the last page.
+        end: u64,
+        /// What is foretold.
+        advice: Advice,
     },
     /// [`Engine::cleaned`].
     Cleaned {
@@ -166,6 +175,10 @@ impl Told<'_> {
             Told::Add { start, end, order, delivery, present } => {
                 let mut flags = present.flags();
                 engine.add(start, end, order, delivery, &mut |_, _| flags.next().unwrap_or(false));
+                Answer::Nothing
+            }
+            Told::Advise { start, end, advice } => {
+                engine.advise(start, end, advice);
                 Answer::Nothing
             }
             Told::Cleaned { block, verdict, guards } => {

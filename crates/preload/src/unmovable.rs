@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Calls after which the kernel goes on using the program's pages with nothing that would keep them from moving.
+//!
+//! A direct read pins its pages, and a pinned page is not moved. vmsplice(2) and zero-copy sends only count a
+//! reference: the page moves into a frame, the frame is used for other bytes, and those are what comes out of the pipe
+//! or goes over the wire. So a pipe is given pages of our own, with the same bytes, and zero-copy sends are refused, for
+//! which programs are prepared: not every socket can do them.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_pager::Adopter;
+use aquifer_pager::abort::say;
+use aquifer_sys::raw::syscall;
+
+use crate::bounce::{self, Entries};
+use crate::calls::in_libcs_manner;
+use crate::next;
+use crate::start::instance;
+
+/// vmsplice(2) of managed memory into a pipe, in the kernel's manner. `None` for what the kernel can do by itself.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn splice(adopter: &Adopter, args: [usize; 6]) -> Option<isize> {
+    if !(1..=bounce::ENTRIES_MOST).contains(&args[2]) || !is_written_to(args[0]) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let entries = unsafe { Entries::read(args[1], args[2]) };
+    let managed = |entry: &libc::iovec| entry.iov_len > 0 && adopter.manages(entry.iov_base as usize, entry.iov_len);
+    if !entries.list().iter().any(managed) {
+        return None;
+    }
+    // As with pages of the program's, no more than the pipe has room for is taken.
+    // SAFETY: the caller's promise; the pages stay the pipe's when we give up their address.
+    let part = |entries: &[libc::iovec]| unsafe {
+        syscall(libc::SYS_vmsplice, [args[0], entries.as_ptr() as usize, entries.len(), args[3], 0, 0])
+    };
+    // SAFETY: as above.
+    let result = unsafe { bounce::once(entries.list(), |entries| part(entries)) };
+    Some(result.map_or_else(|errno| -(errno.0 as isize), |len| len as isize))
+}
+
+/// Whether a descriptor is open for writing.
+fn is_written_to(descriptor: usize) -> bool {
+    // SAFETY: fcntl(2) with numbers.
+    let flags = unsafe { syscall(libc::SYS_fcntl, [descriptor, libc::F_GETFL as usize, 0, 0, 0, 0]) };
+    flags.is_ok_and(|flags| flags as c_int & libc::O_ACCMODE != libc::O_RDONLY)
+}
+
+/// The answer to setsockopt(2) where it asks for zero-copy sends.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let asks = args[1] == libc::SOL_SOCKET as usize && args[2] == libc::SO_ZEROCOPY as usize;
+    if !asks || args[3] == 0 || args[4] < size_of::<c_int>() {
+        return None;
+    }
+    // SAFETY: the caller's promise: there is a number. A load faults as usual.
+    if unsafe { std::ptr::with_exposed_provenance::<c_int>(args[3]).read_unaligned() } == 0 {
+        return None;
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        say(&["zero-copy sends (SO_ZEROCOPY) are refused (EOPNOTSUPP): a page could move while it is being sent"]);
+    }
+    Some(-(libc::EOPNOTSUPP as isize))
+}
+
+/// vmsplice(2).
+///
+/// # Safety
+/// As vmsplice(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count: usize, flags: c_uint) -> isize {
+    let args = [pipe as usize, vector as usize, count, flags as usize, 0, 0];
+    // SAFETY: the caller's promise.
+    let ours = instance().and_then(|instance| unsafe { splice(&instance.adopter, args) });
+    match ours {
+        Some(result) => in_libcs_manner(result),
+        // SAFETY: the caller's promise; the symbol is libc's.
+        None => unsafe { next::vmsplice().map_or(-1, |vmsplice| vmsplice(pipe, vector, count, flags)) },
+    }
+}
+
+/// setsockopt(2).
+///
+/// # Safety
+/// As setsockopt(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    socket: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    len: libc::socklen_t,
+) -> c_int {
+    let args = [socket as usize, level as usize, option as usize, value as usize, len as usize, 0];
+    // SAFETY: the caller's promise.
+    let ours = instance().and_then(|_| unsafe { refuse_zero_copy(&args) });
+    match ours {
+        Some(result) => in_libcs_manner(result) as c_int,
+        // SAFETY: the caller's promise; the symbol is libc's.
+        None => unsafe { next::setsockopt().map_or(-1, |setsockopt| setsockopt(socket, level, option, value, len)) },
+    }
+}
