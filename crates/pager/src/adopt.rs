@@ -21,7 +21,7 @@ use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
 use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::memory::advise;
 use aquifer_sys::pagemap;
-use aquifer_sys::raw::now_ns;
+use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::rings;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
@@ -499,6 +499,29 @@ impl Adopter {
                 true
             }
         }
+    }
+
+    /// Keeps `start..start + len` resident for as long as the calling thread lives. A number for
+    /// [`release_hold`](Self::release_hold), where there is anything to release; EAGAIN when it cannot be kept.
+    pub fn hold_for_thread(&self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        let Some(pager) = self.pager() else {
+            // As a signal stack: it stays until it is unmapped.
+            let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
+            if state.waiting.iter().any(|range| range.start < end && start < range.end) {
+                state.locked.push(Range { start, end, delivery });
+            }
+            return Ok(None);
+        };
+        drop(state);
+        pager.hold_for_thread(start, len)
+    }
+
+    /// Ends what [`hold_for_thread`](Self::hold_for_thread) began.
+    pub fn release_hold(&self, index: usize) {
+        self.pager().inspect(|pager| pager.release_hold(index));
     }
 
     /// Before munlock(2).

@@ -27,6 +27,69 @@ const GUARD_BYTES: usize = 4096;
 struct Job {
     run: StartRoutine,
     argument: *mut c_void,
+    /// The end of the program's own stack for it, held by whoever makes the thread.
+    held: Option<usize>,
+    area: (usize, usize),
+}
+
+/// At the end of a stack that the program has made: thread-local memory, and the first frames. A choice: the C library
+/// and its libraries take some KiB, of the 16 KiB that a stack has at least.
+const THREAD_BYTES: usize = 64 << 10;
+
+/// Entries that the kernel follows of a list of robust mutexes: its ROBUST_LIST_LIMIT.
+const ROBUST_MOST: usize = 2048;
+
+/// Where the thread's own memory will be, if the program gives it a stack.
+fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
+    let (mut start, mut len) = (std::ptr::null_mut(), 0);
+    // SAFETY: the caller of pthread_create(3) promises good attributes, or none.
+    let known = !attributes.is_null() && unsafe { libc::pthread_attr_getstack(attributes, &mut start, &mut len) } == 0;
+    // Without a stack of the program's, glibc answers with no address.
+    let end = (start as usize).wrapping_add(len);
+    if !known || start.is_null() || end < len {
+        return (0, 0);
+    }
+    let held = THREAD_BYTES.min(len);
+    (end - held, held)
+}
+
+/// Before the calling thread ends: keeps the mutexes that it holds and that others shall hear of, where the kernel finds
+/// them.
+pub fn hold_robust_mutexes() {
+    let Some(instance) = crate::start::instance() else { return };
+    if !instance.adopter.is_active() {
+        return;
+    }
+    let (mut head, mut len) = (0usize, 0usize);
+    let args = [0, &raw mut head as usize, &raw mut len as usize, 0, 0, 0];
+    // SAFETY: get_robust_list(2) writes two words of ours.
+    let known = unsafe { syscall(libc::SYS_get_robust_list, args) };
+    if known.is_err() || head == 0 {
+        return;
+    }
+    let word = |address: usize| {
+        // SAFETY: the list that the C library keeps for this thread: loads fault as usual.
+        unsafe { std::ptr::with_exposed_provenance::<usize>(address).read() }
+    };
+    // `struct robust_list_head`: the first entry, from an entry to its futex, the one that is being locked.
+    let (offset, pending) = (word(head + 8), word(head + 16) & !1);
+    let hold = |entry: usize| {
+        let futex = entry.wrapping_add(offset);
+        let start = entry.min(futex);
+        // Where it cannot be kept it is brought at least.
+        let _ = instance.adopter.hold_for_thread(start, entry.max(futex) - start + 8);
+    };
+    let mut entry = word(head) & !1;
+    for _ in 0..ROBUST_MOST {
+        if entry == head || entry == 0 {
+            break;
+        }
+        hold(entry);
+        entry = word(entry) & !1;
+    }
+    if pending != 0 {
+        hold(pending);
+    }
 }
 
 /// Makes `start..start + STACK_BYTES` this thread's alternate stack, or takes it away again.
@@ -56,6 +119,7 @@ struct StackOfThread(usize);
 
 impl Drop for StackOfThread {
     fn drop(&mut self) {
+        hold_robust_mutexes();
         // What the C library does to a thread's stack at its end must not meet a handler on it.
         dispatch::disarm();
         ends(None);
@@ -129,8 +193,15 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
         let _inside = Inside::enter();
         // SAFETY: `pthread_create` below made this pointer from a `Box<Job>`, and hands it over once.
         let job = unsafe { Box::from_raw(job.cast::<Job>()) };
-        Job { run: job.run, argument: job.argument }
+        Job { ..*job }
     };
+    if job.area.1 > 0
+        && let Some(instance) = crate::start::instance()
+    {
+        // In the place of whoever made this thread, who may end earlier. It succeeds: what is held is there.
+        let _ = instance.adopter.hold_for_thread(job.area.0, job.area.1);
+        job.held.inspect(|held| instance.adopter.release_hold(*held));
+    }
     let _stack = give_stack().map(StackOfThread);
     // Not left to the first fault: under listener delivery there is none on this thread.
     dispatch::arm_if_due();
@@ -152,13 +223,16 @@ pub unsafe extern "C" fn pthread_create(
     // SAFETY: the symbol is libc's.
     let Some(create) = (unsafe { next::pthread_create() }) else { return libc::EAGAIN };
     crate::calls::HAS_THREADS.store(true, std::sync::atomic::Ordering::Relaxed);
-    if crate::start::instance().is_none() {
+    let Some(instance) = crate::start::instance() else {
         // SAFETY: the caller's promise.
         return unsafe { create(thread, attributes, start, argument) };
-    }
+    };
+    let area = own_area(attributes);
+    let held = if area.1 == 0 { Ok(None) } else { instance.adopter.hold_for_thread(area.0, area.1) };
+    let Ok(held) = held else { return libc::EAGAIN };
     let job = {
         let _inside = Inside::enter();
-        Box::into_raw(Box::new(Job { run: start, argument }))
+        Box::into_raw(Box::new(Job { run: start, argument, held, area }))
     };
     // SAFETY: as the caller's, with our own function around the program's.
     let result = unsafe { create(thread, attributes, run, job.cast()) };
@@ -167,6 +241,7 @@ pub unsafe extern "C" fn pthread_create(
         let _inside = Inside::enter();
         // SAFETY: the thread was not made, so the box is still ours.
         drop(unsafe { Box::from_raw(job) });
+        held.inspect(|held| instance.adopter.release_hold(*held));
     }
     result
 }

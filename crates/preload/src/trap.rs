@@ -82,6 +82,10 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
             let result = masks::change(trapped.mask(), &args);
             return trapped.set_result(result);
         }
+        libc::SYS_exit => {
+            threads::hold_robust_mutexes();
+            return trapped.call_here();
+        }
         // Not from here: the kernel does not change the stack that a handler runs on.
         libc::SYS_sigaltstack => {
             if !threads::may_change_signal_stack(std::ptr::with_exposed_provenance(args[0])) {

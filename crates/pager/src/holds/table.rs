@@ -9,18 +9,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use aquifer_core::map::Pages;
 
+use super::threads::IN_RELEASE;
+
 /// Holds at one time in the whole process. A choice: some for each of dozens of threads in system calls.
 const HOLDS_MOST: usize = 512;
 /// Stack between two frames of one thread, at most, for one to be called abandoned by the other.
 const ABANDONED_BYTES: usize = 256 << 10;
 /// Owner of a hold that outlives its call.
 pub(super) const LOCKED: usize = 1;
+/// Owner of a hold for a thread, whose number stands in the place of a call's stack: `threads.rs`.
+pub(super) const THREAD: usize = 2;
 /// In the place of a call's stack: the hold is for a thread's signal stack, and stays until it has another.
 pub(super) const SIGNAL_STACK: usize = usize::MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// Zero: free. Else a thread's token, or [`LOCKED`].
+    /// Zero: free. Else a thread's token, or [`LOCKED`], or [`THREAD`].
     pub(super) owner: AtomicUsize,
     /// The stack of the call that holds.
     pub(super) frame: AtomicUsize,
@@ -70,7 +74,7 @@ impl Holds {
     }
 
     fn account(&self, owner: usize) -> &AtomicU64 {
-        if owner == LOCKED { &self.locked_pages } else { &self.calls_pages }
+        if matches!(owner, LOCKED | THREAD | IN_RELEASE) { &self.locked_pages } else { &self.calls_pages }
     }
 
     pub(super) fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
@@ -97,9 +101,10 @@ impl Holds {
 
     /// After fork(2): of the threads there is only `owner`, and memory locks are not inherited.
     pub(crate) fn keep_only(&self, owner: usize) {
+        self.adopt_thread(owner);
         for (index, slot) in self.known().iter().enumerate() {
             let other = slot.owner.load(Ordering::SeqCst);
-            if other != 0 && other != owner {
+            if other != 0 && other != owner && other != THREAD {
                 self.release(index);
             }
         }
