@@ -25,6 +25,7 @@ mod work;
 mod world;
 
 use aquifer_core::block::State;
+use aquifer_core::engine::Advice;
 use aquifer_core::policy::PolicyName;
 use aquifer_core::units::Order;
 use relatives::RELATIVES_MOST;
@@ -173,7 +174,8 @@ impl Stage {
             151..=220 => {
                 self.world.work(luck);
             }
-            221..=245 => {
+            221..=222 => self.advise(luck),
+            223..=245 => {
                 self.world.plan();
             }
             246..=250 => self.begin_discard(luck),
@@ -186,6 +188,13 @@ impl Stage {
                 self.world.add(from, to, order, |_| None);
             }
         }
+    }
+
+    fn advise(&mut self, luck: u32) {
+        let (from, to, _) = self.windows[luck as usize % self.windows.len()];
+        let start = from + u64::from(luck / 8) % (to - from);
+        let end = (start + 1 + u64::from(luck / 4096) % 700).min(to);
+        self.world.engine.advise(start, end, Advice::ALL[(luck / 4) as usize % Advice::ALL.len()]);
     }
 
     fn begin_discard(&mut self, luck: u32) {

@@ -31,6 +31,7 @@ use crate::abort::{Number, abort, say};
 use crate::advice::Said;
 use crate::early::{Postponed, Reach};
 use crate::holds::{Holding, LOCKED_PART};
+use crate::left_alone::LeftAlone;
 use crate::pager::{Pager, Settings};
 use crate::resolve::Outcome;
 use crate::signal;
@@ -97,6 +98,8 @@ pub(crate) struct State {
     forks: u32,
     /// What the program says of its memory.
     pub(crate) said: Said,
+    /// What is the kernel's.
+    left_alone: LeftAlone,
 }
 
 impl Adopter {
@@ -112,6 +115,7 @@ impl Adopter {
                 postponed: Postponed::default(),
                 forks: 0,
                 said: Said::default(),
+                left_alone: LeftAlone::default(),
             }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
@@ -180,6 +184,27 @@ impl Adopter {
         // No other thread is in fork(3) there.
         state.forks = if in_child { 0 } else { state.forks - 1 };
         self.start_if_due(&mut state);
+    }
+
+    /// Counts a mapping that is the kernel's.
+    pub fn leave_alone(&self, start: usize, len: usize) {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        state.left_alone.add(start, start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize));
+        self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+    }
+
+    /// A mapping that is not managed has moved, by mremap(2).
+    pub fn has_moved(&self, start: usize, len: usize, new: usize, new_len: usize) {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let mut state = self.state();
+        let page = PAGE_BYTES as usize;
+        if state.left_alone.cut(start, start.saturating_add(len).next_multiple_of(page)) {
+            state.left_alone.add(new, new.saturating_add(new_len).next_multiple_of(page));
+            self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+        }
     }
 
     /// The budget has come near: from now on faults are ours.
@@ -339,7 +364,8 @@ impl Adopter {
         self.take_out(start, len, Way::EmptyLocked, empty)
     }
 
-    /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be managed.
+    /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be
+    /// managed.
     pub fn surrender<T>(&self, start: usize, len: usize, change: impl FnOnce() -> T) -> T {
         self.take_out(start, len, Way::Remove, || {
             let result = change();
@@ -358,6 +384,9 @@ impl Adopter {
         let _blocked = Blocked::all();
         let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
         let mut state = self.state();
+        if remove && state.left_alone.cut(start, end) {
+            self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+        }
         let Some(pager) = self.pager() else {
             if remove {
                 state.said.forget(start, end);

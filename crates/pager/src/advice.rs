@@ -75,12 +75,12 @@ impl Adopter {
         let range = Range { start, end: start.saturating_add(len), delivery: Delivery::Signal };
         match self.pager() {
             Some(pager) => tell(pager, range, advice),
-            None if matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential) => {
-                if state.said.foretold.len() < FORETOLD_MOST {
+            None => {
+                let lasts = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential);
+                if lasts && state.said.foretold.len() < FORETOLD_MOST {
                     state.said.foretold.push((range, advice));
                 }
             }
-            None => {}
         }
     }
 

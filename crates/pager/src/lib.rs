@@ -22,6 +22,7 @@ mod fork;
 pub mod frame_area;
 pub mod holds;
 pub mod inspect;
+mod left_alone;
 pub mod listener;
 mod own_memory;
 pub mod pager;

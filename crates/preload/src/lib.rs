@@ -10,8 +10,7 @@
 //! through `trap.rs` otherwise; `calls.rs` does them with what `pointers.rs` says they touch, `bounce.rs` what is
 //! too large for that. `masks.rs`, `process.rs` and `threads.rs` keep the two signals that all this needs, `locks.rs`
 //! is mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close, `unmovable.rs` what the kernel would go on
-//! using. `own_allocator.rs` and `kernel.rs` keep the library's own memory and
-//! calls apart.
+//! using. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
 
 mod bounce;
 mod calls;

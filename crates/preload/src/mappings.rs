@@ -66,6 +66,8 @@ unsafe fn map(
     let mapped = if replaces { instance.adopter.release(address as usize, len, map) } else { map() };
     if mapped != -1 && can_manage(len, protection, flags) {
         instance.adopter.adopt(mapped as usize, len, delivery(Origin::Mapping, instance.delivery));
+    } else if mapped != -1 && (flags & libc::MAP_SHARED != 0 || flags & libc::MAP_ANONYMOUS == 0) {
+        instance.adopter.leave_alone(mapped as usize, len);
     }
     std::ptr::with_exposed_provenance_mut(mapped as usize)
 }
@@ -279,6 +281,9 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
         Some(instance) if flags & libc::MREMAP_FIXED != 0 => instance.adopter.release(target, new_len, remap),
         _ => remap(),
     };
+    if let (Ok(new), Some(instance)) = (result, instance()) {
+        instance.adopter.has_moved(address as usize, old_len, new, new_len);
+    }
     libc_result(result)
 }
 

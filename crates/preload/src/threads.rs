@@ -53,8 +53,8 @@ fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     (end - held, held)
 }
 
-/// Before the calling thread ends: keeps the mutexes that it holds and that others shall hear of, where the kernel finds
-/// them.
+/// Before the calling thread ends: keeps the mutexes that it holds and that others shall hear of, where the kernel
+/// finds them.
 pub fn hold_robust_mutexes() {
     let Some(instance) = crate::start::instance() else { return };
     if !instance.adopter.is_active() {

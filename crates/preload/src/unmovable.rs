@@ -5,8 +5,8 @@
 //!
 //! A direct read pins its pages, and a pinned page is not moved. vmsplice(2) and zero-copy sends only count a
 //! reference: the page moves into a frame, the frame is used for other bytes, and those are what comes out of the pipe
-//! or goes over the wire. So a pipe is given pages of our own, with the same bytes, and zero-copy sends are refused, for
-//! which programs are prepared: not every socket can do them.
+//! or goes over the wire. So a pipe is given pages of our own, with the same bytes, and zero-copy sends are refused,
+//! for which programs are prepared: not every socket can do them.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

@@ -80,6 +80,7 @@ table! {
         TierCapacityBytes "tier_capacity_bytes" "Bytes that the tier can hold."
         RegisteredMappingsSignal "registered_mappings_signal" "Mappings whose faults the faulting thread resolves."
         RegisteredMappingsListener "registered_mappings_listener" "Mappings whose faults a listener resolves."
+        LeftAloneBytes "left_alone_bytes" "Shared and file mappings of the program, which stay the kernel's."
     }
 }
 

@@ -24,7 +24,7 @@ const DEPARTURES_MOST: usize = 32;
 /// Blocks that one plan looks at for departures: the lock is held meanwhile, and most of a range may be away.
 const LOOKS_MOST: usize = 4096;
 
-/// How often one departure goes over its range. The kernel refuses a block now and then, and others are being worked on.
+/// How often one departure goes over its range. The kernel refuses a block now and then, and others are busy.
 const PASSES_MOST: u8 = 4;
 
 /// What the program says about a range.
@@ -168,5 +168,141 @@ impl Engine {
             }
             _ => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{FaultStep, Settings};
+    use crate::map::Delivery;
+    use crate::policy::{self, Arrival, PolicyName};
+    use crate::units::{Order, ThreadIndex};
+
+    const PAGES: u64 = 4 * 512;
+    const MOST: Transfers = Transfers { blocks: 32, pages: u32::MAX };
+
+    /// Everything is resident, and there is room besides.
+    fn engine() -> Engine {
+        let settings = Settings {
+            budget_pages: 8 * PAGES,
+            tier_slabs: 64,
+            prefetch: true,
+            elastic: true,
+            copied_pages_most: 0,
+            seals: false,
+            fetch_cost: 5,
+        };
+        let mut engine = Engine::new(settings, policy::build(PolicyName::Fifo));
+        engine.add(0, PAGES, Order::DEFAULT, Delivery::Signal, &mut |_, _| true);
+        engine
+    }
+
+    /// Carries out what the engine plans, until it plans nothing. Returns the first pages of what it did.
+    fn work(engine: &mut Engine) -> Vec<(u64, &'static str)> {
+        let (mut plan, mut done) = (Plan::new(), Vec::new());
+        loop {
+            engine.plan(&mut plan, MOST);
+            if plan.tasks.is_empty() && !engine.has_departures() {
+                return done;
+            }
+            for task in std::mem::take(&mut plan.tasks) {
+                match task {
+                    Task::Evict { block, pages, .. } => {
+                        engine.evicted(block);
+                        done.push((pages.start, "evict"));
+                    }
+                    Task::Clean { block, pages, .. } => {
+                        engine.slot_for(block).expect("the tier has room");
+                        let guards = vec![7; pages.count as usize];
+                        engine.cleaned(block, crate::engine::CleanVerdict::Stored, &guards);
+                        done.push((pages.start, "clean"));
+                    }
+                    Task::Fetch { block, pages, .. } => {
+                        engine.read_ahead_arrived(block);
+                        done.push((pages.start, "fetch"));
+                    }
+                    Task::Empty { frame } => engine.emptied(frame),
+                    other => panic!("unforeseen: {other:?}"),
+                }
+                engine.check();
+            }
+        }
+    }
+
+    fn state_at(engine: &Engine, page: u64) -> State {
+        engine.map.block(engine.map.find(page).expect("managed")).state
+    }
+
+    #[test]
+    fn what_is_cold_waits_on_standby_and_what_is_paged_out_is_stored() {
+        let mut engine = engine();
+        // Of the first and the last block only a part is meant: they stay.
+        engine.advise(10, 170, Advice::Cold);
+        assert!(engine.wants_worker());
+        assert_eq!(work(&mut engine), [(32, "evict"), (64, "evict"), (96, "evict"), (128, "evict")]);
+        let wanted = [(0, State::Resident), (32, State::Standby), (128, State::Standby), (160, State::Resident)];
+        assert_eq!(wanted.map(|(page, _)| (page, state_at(&engine, page))), wanted);
+        engine.advise(96, 192, Advice::PageOut);
+        let out = [(160, "evict"), (96, "clean"), (128, "clean"), (160, "clean")];
+        assert_eq!(work(&mut engine), out);
+        assert_eq!(state_at(&engine, 160), State::Stored);
+        assert!(!engine.has_departures());
+    }
+
+    #[test]
+    fn what_will_be_needed_comes_and_what_is_empty_does_not() {
+        let mut engine = engine();
+        engine.advise(0, 128, Advice::PageOut);
+        work(&mut engine);
+        assert_eq!(engine.discard(32, 64, &mut |_, _| {}), crate::engine::DiscardStep::Done);
+        engine.advise(0, 128, Advice::WillNeed);
+        let came: Vec<u64> = work(&mut engine).iter().map(|(page, _)| *page).collect();
+        // What comes together is one block from now on.
+        assert_eq!(came, [0, 64]);
+        assert_eq!((state_at(&engine, 0), state_at(&engine, 32)), (State::Standby, State::Empty));
+    }
+
+    #[test]
+    fn a_block_that_is_refused_is_asked_again_and_then_left_alone() {
+        let mut engine = engine();
+        engine.advise(0, 32, Advice::Cold);
+        let (mut plan, mut refused) = (Plan::new(), 0);
+        while engine.has_departures() {
+            engine.plan(&mut plan, MOST);
+            for task in std::mem::take(&mut plan.tasks) {
+                let Task::Evict { block, .. } = task else { panic!("unforeseen: {task:?}") };
+                engine.eviction_refused(block);
+                refused += 1;
+            }
+        }
+        assert_eq!(refused, PASSES_MOST);
+    }
+
+    #[test]
+    fn a_pattern_is_that_of_its_regions() {
+        let mut engine = engine();
+        engine.advise(100, 1024, Advice::Random);
+        engine.advise(1024, 1100, Advice::Random);
+        let pattern = |engine: &Engine, page| engine.map.region_of(engine.map.find(page).expect("managed")).pattern;
+        assert_eq!(
+            [0, 512, 1024].map(|page| pattern(&engine, page)),
+            [Pattern::Random, Pattern::Random, Pattern::Normal]
+        );
+        // A hole gives the second part of a region blocks of its own, and they are as those were.
+        assert_eq!(engine.remove(600, 610, &mut |_, _| {}), crate::engine::DiscardStep::Done);
+        assert_eq!(pattern(&engine, 700), Pattern::Random);
+        engine.advise(0, PAGES, Advice::PageOut);
+        work(&mut engine);
+        let FaultStep::Fetch { pages, .. } = engine.fault(5, ThreadIndex(0), false, true) else { panic!("no fetch") };
+        assert_eq!(pages.count, 1, "where touches are scattered, one page is fetched");
+        engine.advise(0, PAGES, Advice::Sequential);
+        let FaultStep::Fetch { block, .. } = engine.fault(1024, ThreadIndex(0), false, true) else {
+            panic!("no fetch")
+        };
+        engine.fetched(block, false);
+        engine.installed(block, Arrival::Fresh);
+        assert!(engine.wants_worker(), "the first touch is the beginning of a stream");
+        assert!(work(&mut engine).iter().any(|(page, what)| *page > 1024 && *what == "fetch"));
     }
 }

@@ -7,8 +7,9 @@
 //! pages; where only one page of it is wanted, the others take the room of pages that are. Both are decided
 //! when a block is wanted that is away: its size may change then without moving a byte (`map.rs`).
 //!
-//! What the program foretells of a region (`advice.rs`) comes first. Other evidence is what the prefetcher says of each fault. A fault of a stream merges the block it comes to with
-//! its neighbours. One of no stream is *scattered*; when most fetches of late were, it splits the block.
+//! What the program foretells of a region (`advice.rs`) comes first. Other evidence is what the prefetcher says of
+//! each fault. A fault of a stream merges the block it comes to with its neighbours. One of no stream is *scattered*;
+//! when most fetches of late were, it splits the block.
 //!
 //! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
 
