@@ -4,9 +4,9 @@
 //! What must stay for as long as a thread lives, and while it ends.
 //!
 //! A thread whose stack the program has made, in managed memory, has its thread-local memory there: the kernel
-//! writes to it when it likes (rseq(2)), and so does the fault handler itself. And when a thread ends, the kernel looks
-//! through its list of robust mutexes. It has no faults signalled then, nor does it wait for a listener: a mutex that is
-//! away would never be heard of.
+//! writes to it when it likes (rseq(2)), and so does the fault handler itself. And when a thread ends, the kernel
+//! looks through its list of robust mutexes. It has no faults signalled then, nor does it wait for a listener: a
+//! mutex that is away would never be heard of.
 //!
 //! Such a hold is released when its thread is seen to be gone, by whoever makes the next.
 //!
