@@ -209,13 +209,16 @@ extern "C" fn allow_merge(
     false
 }
 
-/// Flags for an allocation of `size`: the big arena for big ones. `None`: the thread's own arena.
-fn big_flags(size: usize) -> Option<c_int> {
-    if size < BIG_ALLOCATION_BYTES {
+/// Flags for an allocation of `size`: the big arena for big ones, and the kernel's for what libc allocates while the
+/// thread is inside the pager, or for the program's locale. `None`: the thread's own arena.
+fn apart(size: usize) -> Option<c_int> {
+    const OF_KERNEL: usize = 0;
+    let inside = thread_slot::inside();
+    if size < BIG_ALLOCATION_BYTES && !inside {
         return None;
     }
-    let arena = BIG_ARENA.load(Ordering::Relaxed);
-    (arena != 0 && !thread_slot::inside()).then(|| je::MALLOCX_ARENA(arena as usize) | je::MALLOCX_TCACHE_NONE)
+    let arena = if inside { OF_KERNEL } else { BIG_ARENA.load(Ordering::Relaxed) as usize };
+    (inside || arena != OF_KERNEL).then(|| je::MALLOCX_ARENA(arena) | je::MALLOCX_TCACHE_NONE)
 }
 
 /// Gives each thread of the program a managed arena at its first allocation after the start. While the
@@ -244,9 +247,9 @@ fn out_of_memory(start: *mut c_void) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     bind_thread();
-    match big_flags(size) {
+    match apart(size) {
         // SAFETY: the size is not zero.
-        Some(flags) => out_of_memory(unsafe { je::mallocx(size, flags) }),
+        Some(flags) => out_of_memory(unsafe { je::mallocx(size.max(1), flags) }),
         // SAFETY: as malloc(3).
         None => unsafe { je::malloc(size) },
     }
@@ -260,9 +263,9 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     bind_thread();
     let Some(total) = count.checked_mul(size) else { return out_of_memory(std::ptr::null_mut()) };
-    match big_flags(total) {
+    match apart(total) {
         // SAFETY: the size is not zero.
-        Some(flags) => out_of_memory(unsafe { je::mallocx(total, flags | je::MALLOCX_ZERO) }),
+        Some(flags) => out_of_memory(unsafe { je::mallocx(total.max(1), flags | je::MALLOCX_ZERO) }),
         // SAFETY: as calloc(3).
         None => unsafe { je::calloc(count, size) },
     }
@@ -275,13 +278,13 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
     bind_thread();
-    match big_flags(size) {
+    match apart(size) {
         // SAFETY: as realloc(3).
         Some(_) if old.is_null() => unsafe { malloc(size) },
         // SAFETY: `old` came from this allocator, the size is not zero.
-        Some(flags) => out_of_memory(unsafe { je::rallocx(old, size, flags) }),
+        Some(flags) if size > 0 => out_of_memory(unsafe { je::rallocx(old, size, flags) }),
         // SAFETY: as realloc(3).
-        None => unsafe { je::realloc(old, size) },
+        _ => unsafe { je::realloc(old, size) },
     }
 }
 
@@ -302,7 +305,7 @@ pub unsafe extern "C" fn free(start: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, alignment: usize, size: usize) -> c_int {
     bind_thread();
-    if big_flags(size).is_some() && alignment.is_power_of_two() && alignment >= size_of::<usize>() {
+    if apart(size).is_some() && alignment.is_power_of_two() && alignment >= size_of::<usize>() {
         // SAFETY: as memalign(3), just checked.
         let start = unsafe { memalign(alignment, size) };
         if start.is_null() {
@@ -333,10 +336,10 @@ pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> *mut c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> *mut c_void {
     bind_thread();
-    match big_flags(size) {
+    match apart(size) {
         Some(flags) if alignment.is_power_of_two() => {
             // SAFETY: the size is not zero and the alignment is a power of two.
-            out_of_memory(unsafe { je::mallocx(size, flags | je::MALLOCX_ALIGN(alignment)) })
+            out_of_memory(unsafe { je::mallocx(size.max(1), flags | je::MALLOCX_ALIGN(alignment)) })
         }
         // SAFETY: as aligned_alloc(3).
         _ => unsafe { je::aligned_alloc(alignment, size) },

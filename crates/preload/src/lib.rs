@@ -9,8 +9,8 @@
 //! System calls on memory that only a signal can bring come in through `transfers.rs` and `stdio.rs` by name, and
 //! through `trap.rs` otherwise; `calls.rs` does them with what `pointers.rs` says they touch, `bounce.rs` what is
 //! too large for that. `masks.rs`, `process.rs` and `threads.rs` keep the two signals that all this needs, `locks.rs`
-//! is mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close, `unmovable.rs` what the kernel would go on
-//! using. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
+//! is mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close, `locale.rs` setlocale, `unmovable.rs` what
+//! the kernel would go on using. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
 
 mod bounce;
 mod calls;
@@ -19,6 +19,7 @@ mod descriptors;
 mod forks;
 mod heap;
 mod kernel;
+mod locale;
 mod locks;
 mod mappings;
 mod masks;

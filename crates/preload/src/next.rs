@@ -82,6 +82,8 @@ pub type Execvpe = unsafe extern "C" fn(*const c_char, *const *const c_char, *co
 pub type System = unsafe extern "C-unwind" fn(*const c_char) -> c_int;
 /// `popen(3)`.
 pub type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
+/// `setlocale(3)`.
+pub type Setlocale = unsafe extern "C" fn(c_int, *const c_char) -> *mut c_char;
 /// What a thread runs. It may end by unwinding: pthread_exit(3) and cancellation do.
 pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 /// `pthread_create(3)`.
@@ -132,4 +134,6 @@ next! {
     vmsplice: Vmsplice = c"vmsplice";
     /// The C library's `signal`.
     signal: Signal = c"signal";
+    /// The C library's `setlocale`.
+    setlocale: Setlocale = c"setlocale";
 }

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A program with a locale forks, and its child needs a worker.
+//!
+//! The C library lets each new thread read the program's locale while every signal is blocked. It was in managed
+//! memory, away, and the child was ended by SIGBUS without a word: so it was with Python, which always has a locale.
+
+use aquifer_e2e::away::works;
+
+#[test]
+fn the_worker_of_a_forked_child_starts_though_much_is_away() {
+    let functions = "#include <locale.h>\n";
+    let body = r#"
+    if (!setlocale(LC_ALL, "C.UTF-8")) { puts("skipped, because there is no locale C.UTF-8"); return 0; }
+    unsigned char *start = away(48 << 20);
+    pid_t child = fork();
+    must(child >= 0, "fork");
+    if (child == 0) {
+        for (int turn = 0; turn < 4; turn++) {
+            all(start, 48 << 20, 1, "in the child");
+            /* A change of mappings is where a child that has had many faults gets its worker. */
+            free(malloc(8 << 20));
+            usleep(20000);
+        }
+        _exit(0);
+    }
+    int status = 0;
+    must(waitpid(child, &status, 0) == child, "waitpid");
+    if (status) { fprintf(stderr, "the child ended with %d\n", status); return 1; }
+"#;
+    works("locale", functions, body);
+}
