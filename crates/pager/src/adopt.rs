@@ -575,13 +575,14 @@ impl Adopter {
     pub fn manages(&self, start: usize, len: usize) -> bool {
         let _inside = Inside::enter();
         let _blocked = Blocked::all();
+        // A program may name any range in a call that the kernel then refuses.
+        let end = start.saturating_add(len);
         let state = self.state();
         match self.pager() {
-            None => state.waiting.iter().any(|range| range.start < start + len && start < range.end),
+            None => state.waiting.iter().any(|range| range.start < end && start < range.end),
             Some(pager) => {
-                let (first, last) = (start as u64 / PAGE_BYTES, (start + len).div_ceil(PAGE_BYTES as usize) as u64);
-                state.postponed.meets(start, start + len)
-                    || pager.engine().map().overlapping(first, last).next().is_some()
+                let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
+                state.postponed.meets(start, end) || pager.engine().map().overlapping(first, last).next().is_some()
             }
         }
     }

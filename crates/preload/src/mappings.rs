@@ -28,6 +28,21 @@ fn can_manage(len: usize, protection: c_int, flags: c_int) -> bool {
     len >= SMALLEST_MAPPING_BYTES && flags & PLAIN == PLAIN && flags & NOT_OURS == 0 && protection == READ_WRITE
 }
 
+/// The end of the addresses that a program can have (TASK_SIZE of x86-64 with four levels of page tables).
+const ADDRESSES_END: usize = 0x7fff_ffff_f000;
+
+/// Where `start..start + len` ends, in whole pages. `None` for what is no range of pages: the kernel refuses it, and
+/// nothing may be forgotten for its sake.
+fn end(start: usize, len: usize) -> Option<usize> {
+    let end = start.checked_add(len.checked_next_multiple_of(4096)?)?;
+    (start.is_multiple_of(4096) && len > 0).then_some(end)
+}
+
+/// Whether the kernel can map or unmap `start..start + len` at all.
+fn can_be_mapped(start: usize, len: usize) -> bool {
+    end(start, len).is_some_and(|end| end <= ADDRESSES_END)
+}
+
 /// mmap(2).
 ///
 /// # Safety
@@ -63,6 +78,7 @@ unsafe fn map(
     let map = || unsafe { call(libc::SYS_mmap, args) };
     let Some(instance) = instance() else { return std::ptr::with_exposed_provenance_mut(map() as usize) };
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
+    let replaces = replaces && can_be_mapped(address as usize, len);
     let mapped = if replaces { instance.adopter.release(address as usize, len, map) } else { map() };
     if mapped != -1 && can_manage(len, protection, flags) {
         instance.adopter.adopt(mapped as usize, len, delivery(Origin::Mapping, instance.delivery));
@@ -107,7 +123,7 @@ pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
     let unmap = || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
     match instance() {
-        Some(instance) if len > 0 && (address as usize).is_multiple_of(4096) => {
+        Some(instance) if can_be_mapped(address as usize, len) => {
             instance.adopter.release(address as usize, len, unmap)
         }
         _ => unmap(),
@@ -134,7 +150,7 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
     let Some(instance) = instance() else { return advise(advice) };
     let (adopter, start) = (&instance.adopter, address as usize);
-    if !adopter.manages(start, len) {
+    if end(start, len).is_none() || !adopter.manages(start, len) {
         return advise(advice);
     }
     let active = adopter.is_active();
@@ -245,7 +261,8 @@ fn populate(adopter: &Adopter, start: usize, len: usize, advice: c_int) -> c_int
 pub fn replace(args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = || unsafe { syscall(libc::SYS_mmap, args) };
-    let mapped = instance().map_or_else(map, |instance| instance.adopter.release(args[0], args[1], map));
+    let instance = instance().filter(|_| can_be_mapped(args[0], args[1]));
+    let mapped = instance.map_or_else(map, |instance| instance.adopter.release(args[0], args[1], map));
     mapped.map_or_else(|errno| -(errno.0 as isize), |start| start as isize)
 }
 
@@ -278,7 +295,9 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
             remap_managed(address as usize, old_len, new_len, flags, target)
         }
         // What was at the target is gone.
-        Some(instance) if flags & libc::MREMAP_FIXED != 0 => instance.adopter.release(target, new_len, remap),
+        Some(instance) if flags & libc::MREMAP_FIXED != 0 && can_be_mapped(target, new_len) => {
+            instance.adopter.release(target, new_len, remap)
+        }
         _ => remap(),
     };
     if let (Ok(new), Some(instance)) = (result, instance()) {
@@ -289,13 +308,14 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
 
 /// MREMAP_DONTUNMAP is refused: two places would share what is in the tier.
 fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, target: usize) -> Result<usize, Errno> {
-    let (old_len, new_len) = (old_len.next_multiple_of(4096), new_len.next_multiple_of(4096));
     let fixed = flags & libc::MREMAP_FIXED != 0;
-    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) != 0 || old_len == 0 || new_len == 0 {
+    let possible = can_be_mapped(old, old_len) && can_be_mapped(if fixed { target } else { 0 }, new_len);
+    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) != 0 || !possible {
         return Err(Errno(libc::EINVAL));
     }
+    let (old_len, new_len) = (old_len.next_multiple_of(4096), new_len.next_multiple_of(4096));
     let overlap = target < old.saturating_add(old_len) && old < target.saturating_add(new_len);
-    if fixed && (flags & libc::MREMAP_MAYMOVE == 0 || !target.is_multiple_of(4096) || overlap) {
+    if fixed && (flags & libc::MREMAP_MAYMOVE == 0 || overlap) {
         return Err(Errno(libc::EINVAL));
     }
     if new_len <= old_len && !fixed {
