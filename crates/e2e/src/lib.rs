@@ -6,7 +6,7 @@
 //! [`stress`] runs it for hours. [`build`] makes the binaries and compiles C; [`run`] starts them with a time
 //! limit, since a hang is a failure;
 //! [`away`] is C whose memory leaves all the time; [`matrix`] lists settings; `torture/` is the C program that knows
-//! what every byte must be.
+//! what every byte must be; [`programs`] are those that people use.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
@@ -16,5 +16,6 @@
 pub mod away;
 pub mod build;
 pub mod matrix;
+pub mod programs;
 pub mod run;
 pub mod stress;

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One program, first as it is, to see how much memory it takes, and then on less.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::build::scratch;
+use crate::run::{Ended, Running, managed, start, stats};
+
+/// The budget, as a part of what a native run takes at its peak.
+const BUDGET_PERCENT: u64 = 40;
+/// The smallest budget that `aquifer run` takes.
+const BUDGET_BYTES_LEAST: u64 = 16 << 20;
+/// How often a native run is looked at. Linux keeps each process's own peak, so a look too few costs little.
+const LOOK_EVERY: Duration = Duration::from_millis(3);
+/// How long one run may take: what passes it hangs. Larger runs take minutes.
+const SMALL_LIMIT: Duration = Duration::from_secs(300);
+const LARGE_LIMIT: Duration = Duration::from_secs(3600);
+
+/// How a trial ended, unless something went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The program did what it should; says on how much memory.
+    Works(String),
+    /// It could not be tried here; says why.
+    Skipped(String),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Trial {
+    /// Whether it is the larger run.
+    pub large: bool,
+    /// A directory of its own. Empty at first.
+    pub directory: PathBuf,
+}
+
+/// What a native run said and took.
+#[derive(Debug)]
+pub struct Native {
+    /// How it ended.
+    pub ended: Ended,
+    /// The most that one of its processes had in DRAM.
+    pub peak_bytes: u64,
+}
+
+impl Trial {
+    /// A trial of the program of this name.
+    pub fn new(name: &str, large: bool) -> Self {
+        Self { large, directory: scratch(&format!("program-{name}")) }
+    }
+
+    /// A number for the run in CI, or for the larger one.
+    pub fn size(&self, small: u64, large: u64) -> u64 {
+        if self.large { large } else { small }
+    }
+
+    /// How long one run may take.
+    pub fn limit(&self) -> Duration {
+        if self.large { LARGE_LIMIT } else { SMALL_LIMIT }
+    }
+
+    /// A path in this trial's directory, as an argument.
+    pub fn path(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+
+    /// Writes a file there.
+    pub fn write(&self, name: &str, text: &str) -> Result<String, String> {
+        let path = self.path(name);
+        std::fs::write(&path, text).map_err(|error| format!("{path} cannot be written: {error}"))?;
+        Ok(path)
+    }
+
+    /// Runs `command` as it is.
+    pub fn native(&self, mut command: Command) -> Result<Native, String> {
+        command.current_dir(&self.directory);
+        let running = start(command);
+        let watch = Watch::new(running.child.id());
+        let ended = running.wait(self.limit());
+        let native = Native { peak_bytes: watch.peak_bytes(), ended };
+        match native.ended.status {
+            Some(0) => Ok(native),
+            status => Err(format!("the native run ended with {status:?}: {}", native.ended.stderr)),
+        }
+    }
+
+    /// The same program under `aquifer run`, on a part of what the native run took.
+    pub fn managed(&self, peak_bytes: u64, program: &Path, arguments: &[&str]) -> Command {
+        self.managed_in(&self.directory, peak_bytes, program, arguments)
+    }
+
+    /// The same in another directory.
+    pub fn managed_in(&self, directory: &Path, peak_bytes: u64, program: &Path, arguments: &[&str]) -> Command {
+        let budget = format!("{}KiB", budget(peak_bytes) >> 10);
+        let stats = directory.join("stats.json").display().to_string();
+        let _ = std::fs::remove_file(&stats);
+        let settings = ["--dram", &budget, "--tier", "dram:", "--stats-json", &stats];
+        let mut command = managed(&settings, program, arguments);
+        command.current_dir(directory);
+        command
+    }
+
+    /// What to say when all was right. An error if none of the program's memory ever left: then nothing was tried.
+    pub fn works(&self, peak_bytes: u64) -> Result<Verdict, String> {
+        self.works_in(&self.directory, peak_bytes)
+    }
+
+    /// The same in another directory.
+    pub fn works_in(&self, directory: &Path, peak_bytes: u64) -> Result<Verdict, String> {
+        let stats = stats(&directory.join("stats.json"));
+        let number = |name: &str| stats[name].as_u64().unwrap_or(0);
+        if number("written_back_bytes") == 0 || number("fetched_bytes") == 0 {
+            return Err("none of its memory was ever away, so nothing was tried".to_owned());
+        }
+        Ok(Verdict::Works(format!(
+            "{} MiB of DRAM instead of {}, {} MiB fetched",
+            budget(peak_bytes) >> 20,
+            peak_bytes >> 20,
+            number("fetched_bytes") >> 20
+        )))
+    }
+
+    /// Runs a program natively and managed: both must say the same, and `check` must find the same beside it.
+    pub fn same(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        check: impl Fn() -> Result<String, String>,
+    ) -> Result<Verdict, String> {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        let native = self.native(command)?;
+        let found = check()?;
+        let running = start(self.managed(native.peak_bytes, program, arguments));
+        let ended = running.wait(self.limit());
+        succeeded(&ended)?;
+        if ended.stdout != native.ended.stdout {
+            return Err(format!("it said\n{}\nand natively\n{}", ended.stdout, native.ended.stdout));
+        }
+        if check()? != found {
+            return Err("what it wrote differs from a native run's".to_owned());
+        }
+        self.works(native.peak_bytes)
+    }
+}
+
+/// The budget for a program that takes so much.
+fn budget(peak_bytes: u64) -> u64 {
+    (peak_bytes * BUDGET_PERCENT / 100).max(BUDGET_BYTES_LEAST)
+}
+
+/// An error unless a program has ended with status 0.
+pub fn succeeded(ended: &Ended) -> Result<(), String> {
+    match ended.status {
+        Some(0) => Ok(()),
+        Some(status) => Err(format!("exit status {status}:\n{}{}", ended.stdout, ended.stderr)),
+        None => Err(format!("it hangs, and was killed:\n{}{}", ended.stdout, ended.stderr)),
+    }
+}
+
+/// The first of these programs that is installed.
+pub fn installed(names: &[&str]) -> Result<PathBuf, Verdict> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    let found = folders.flat_map(|folder| names.iter().map(move |name| folder.join(name))).find(|path| path.is_file());
+    found.ok_or_else(|| Verdict::Skipped(format!("{} is not installed", names.join(" or "))))
+}
+
+/// Looks at a process and all under it until it is asked for the peak.
+#[derive(Debug)]
+pub struct Watch {
+    over: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<u64>,
+}
+
+impl Watch {
+    /// Watches from now on.
+    pub fn new(process: u32) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            let mut peak = 0;
+            while !seen.load(Ordering::Relaxed) {
+                peak = peak.max(peak_of(process));
+                std::thread::sleep(LOOK_EVERY);
+            }
+            peak
+        });
+        Self { over, thread }
+    }
+
+    /// The most that one of the processes had in DRAM.
+    pub fn peak_bytes(self) -> u64 {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("looking does not panic")
+    }
+}
+
+/// The largest peak among a process and all under it.
+fn peak_of(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let own = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
+    let below = children.split_whitespace().filter_map(|word| word.parse().ok()).map(peak_of).max();
+    (own.unwrap_or(0) << 10).max(below.unwrap_or(0))
+}
+
+/// A server. It is killed when the trial is over, unless it has ended by itself.
+#[derive(Debug)]
+pub struct Server(Option<Running>);
+
+impl Server {
+    /// Starts it.
+    pub fn start(command: Command) -> Self {
+        Self(Some(start(command)))
+    }
+
+    /// The process that was started.
+    pub fn id(&self) -> u32 {
+        self.0.as_ref().map_or(0, |running| running.child.id())
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn end(mut self, limit: Duration) -> Result<Ended, String> {
+        let ended = self.0.take().expect("it is taken once").wait(limit);
+        succeeded(&ended).map(|()| ended)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.0 {
+            let _ = running.child.kill();
+            let _ = running.child.wait();
+        }
+    }
+}
