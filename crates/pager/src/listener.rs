@@ -11,6 +11,7 @@
 //!
 //! Next on the path: `resolve.rs`.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
 use crate::resolve::{Outcome, WAIT_MOST};
 
 /// Listener threads: a choice, so that some can wait on the medium while others serve. Not measured.
-const LISTENERS: usize = 4;
+const LISTENERS: [&CStr; 4] = [c"aquifer-fault0", c"aquifer-fault1", c"aquifer-fault2", c"aquifer-fault3"];
 
 /// How long one wait for a fault lasts. Nothing happens when it ends; it only bounds it.
 const WAIT_ONCE: Duration = Duration::from_secs(3600);
@@ -64,8 +65,8 @@ pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     if pager.listener_uffd().is_none() {
         return Ok(());
     }
-    for number in 0..LISTENERS {
-        start_thread(format!("aquifer-fault{number}"), move || listen(pager))?;
+    for name in LISTENERS {
+        start_thread(name, move || listen(pager))?;
     }
     Ok(())
 }

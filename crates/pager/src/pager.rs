@@ -6,6 +6,7 @@
 //! A pager is made once, when the budget comes near, and lives until the process ends: its userfaultfds
 //! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use aquifer_sys::own_descriptors::{keep, leave_the_programs};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::threads;
 use aquifer_sys::uffd::{Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
@@ -50,9 +52,9 @@ pub fn is_starting() -> bool {
 }
 
 /// Starts one thread of the pager, and returns when it has entered its own code.
-pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) -> Result<(), StartFailure> {
+pub(crate) fn start_thread(name: &'static CStr, run: impl FnOnce() + Send + 'static) -> Result<(), StartFailure> {
     STARTING.fetch_add(1, Ordering::AcqRel);
-    let started = std::thread::Builder::new().name(name).stack_size(THREAD_STACK_BYTES).spawn(move || {
+    let enter = move || {
         let _blocked = Blocked::all();
         // The C library changes the user of all its threads by this signal, and waits for each: setuid(2).
         signals::open_to_libc();
@@ -62,10 +64,10 @@ pub(crate) fn start_thread(name: String, run: impl FnOnce() + Send + 'static) ->
         STARTING.fetch_sub(1, Ordering::AcqRel);
         futex::wake_all(&STARTING);
         run();
-    });
-    if let Err(error) = started {
+    };
+    if let Err(errno) = threads::start(name, THREAD_STACK_BYTES, Box::new(enter)) {
         STARTING.fetch_sub(1, Ordering::AcqRel);
-        return Err(StartFailure::Thread(error));
+        return Err(StartFailure::Thread(std::io::Error::from_raw_os_error(errno.0)));
     }
     loop {
         let waiting = STARTING.load(Ordering::Acquire);

@@ -92,7 +92,7 @@ impl Recorder {
             events: 0,
             lost: 0,
         };
-        start_thread("aquifer-record".to_owned(), move || {
+        start_thread(c"aquifer-record", move || {
             recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
             writer.run();
             // The number may be another file's by now, so it is not closed.

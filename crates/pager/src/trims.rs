@@ -150,7 +150,7 @@ impl Pager {
 
 /// Starts the thread that trims.
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    start_thread("aquifer-trim".to_owned(), move || {
+    start_thread(c"aquifer-trim", move || {
         loop {
             pager.trims.bell.sleep(None, SLEEP_IDLE);
             std::thread::sleep(TRIM_DELAY);

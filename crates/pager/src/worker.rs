@@ -45,7 +45,7 @@ const NEIGHBOURS_BYTES_MOST: u64 = 2 << 20;
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     // On the worker's own thread, where the program has no way to the queue's descriptors.
     let (opened, told) = sync_channel(1);
-    start_thread("aquifer-worker".to_owned(), move || {
+    start_thread(c"aquifer-worker", move || {
         let queue = match pager.tier.open_queue(DEPTH) {
             Ok(queue) => queue,
             Err(failure) => {

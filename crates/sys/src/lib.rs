@@ -23,6 +23,7 @@ pub mod shown_calls;
 pub mod signals;
 pub mod thread_slot;
 pub mod thread_state;
+pub mod threads;
 pub mod uffd;
 pub mod uring;
 pub mod wakeup;

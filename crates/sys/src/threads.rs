@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Threads of the library's own, made by pthread_create(3) and not by the standard library.
+//!
+//! A thread of the standard library registers destructors when it starts, for which the C library takes the dynamic
+//! linker's lock. The pager may start while that lock is held, by a library whose constructor allocates, and waits for
+//! its threads: so they would wait for each other.
+
+use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
+
+use crate::raw::{Errno, syscall};
+
+/// The PR_SET_NAME of prctl(2).
+const PR_SET_NAME: usize = 15;
+
+type Run = Box<dyn FnOnce() + Send>;
+
+/// What a new thread is to do.
+struct Job {
+    name: &'static CStr,
+    run: Run,
+}
+
+/// Starts a thread that nobody waits for the end of. `name` is at most 15 bytes long.
+///
+/// What it runs has no thread-locals with destructors, or the thread is where it would be with the standard library's.
+pub fn start(name: &'static CStr, stack_bytes: usize, run: Run) -> Result<(), Errno> {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let job = Box::into_raw(Box::new(Job { name, run }));
+    let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
+    // SAFETY: the attributes are initialised first, and used until they are destroyed; the thread gets `job`, which
+    // nobody else uses any more, and `enter`, which takes what was made here.
+    let error = unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        let error = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), enter, job.cast());
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        error
+    };
+    if error != 0 {
+        // SAFETY: no thread was made, so the pointer from `into_raw` above is still ours alone.
+        drop(unsafe { Box::from_raw(job) });
+        return Err(Errno(error));
+    }
+    Ok(())
+}
+
+extern "C" fn enter(job: *mut c_void) -> *mut c_void {
+    // SAFETY: `start` made this pointer from a `Box<Job>`, and hands it over once.
+    let job = unsafe { Box::from_raw(job.cast::<Job>()) };
+    let Job { name, run } = *job;
+    // SAFETY: prctl(2) reads the name, which ends in NUL.
+    let _ = unsafe { syscall(libc::SYS_prctl, [PR_SET_NAME, name.as_ptr() as usize, 0, 0, 0, 0]) };
+    run();
+    std::ptr::null_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_runs_under_its_name() {
+        let (sender, receiver) = mpsc::channel();
+        let run = move || {
+            let name = std::fs::read_to_string("/proc/thread-self/comm").expect("procfs is there");
+            sender.send(name).expect("the test waits");
+        };
+        start(c"aquifer-test", 256 << 10, Box::new(run)).expect("one more thread can be had");
+        assert_eq!(receiver.recv().expect("it runs").trim_end(), "aquifer-test");
+    }
+
+    #[test]
+    fn a_stack_that_is_too_large_is_refused() {
+        assert!(start(c"aquifer-test", 1 << 46, Box::new(|| ())).is_err());
+    }
+}
