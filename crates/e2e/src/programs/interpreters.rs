@@ -78,9 +78,9 @@ pub fn jvm(trial: &Trial) -> Result<Verdict, String> {
     if !compiled.is_ok_and(|output| output.status.success()) {
         return Err("Heap.java does not compile".to_owned());
     }
-    let heap = format!("-Xmx{}m", trial.size(160, 8000));
-    let start = format!("-Xms{}m", trial.size(160, 8000));
-    let keys = trial.size(60_000, 3_000_000).to_string();
+    let heap = format!("-Xmx{}m", trial.size(96, 8000));
+    let start = format!("-Xms{}m", trial.size(96, 8000));
+    let keys = trial.size(30_000, 3_000_000).to_string();
     let directory = trial.directory.display().to_string();
     let mut verdict = Ok(Verdict::Works(String::new()));
     for collector in ["Serial", "Parallel", "G1"] {
