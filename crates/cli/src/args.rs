@@ -13,7 +13,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
-use crate::{doctor, output, packaging, run, stat, top};
+use crate::{doctor, output, packaging, run, stat, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -30,6 +30,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(run::RunArgs),
+    Vm(vm::VmArgs),
     Stat(stat::StatArgs),
     Top(top::TopArgs),
     Doctor(doctor::DoctorArgs),
@@ -44,6 +45,7 @@ impl Command {
     pub fn carry_out(self) -> Result<process::ExitCode, Failure> {
         match self {
             Command::Run(args) => run::run(args),
+            Command::Vm(args) => vm::vm(args),
             Command::Stat(args) => stat::stat(&args),
             Command::Top(args) => top::top(&args),
             Command::Doctor(args) => doctor::doctor(&args),

@@ -20,6 +20,7 @@ mod run;
 mod stat;
 mod table;
 mod top;
+mod vm;
 
 fn main() -> std::process::ExitCode {
     exit::conclude(args::parse().and_then(args::Command::carry_out))

@@ -21,7 +21,7 @@ mod unsafe_edge;
 use std::process;
 use std::time::Instant;
 
-pub use args::RunArgs;
+pub use args::{HowArgs, RunArgs, on_or_off, words};
 
 use crate::exit::Failure;
 

@@ -53,6 +53,26 @@ fn arguments_that_make_no_sense() {
             "invalid value '5KiB' for '--block <SIZE|auto>': 5KiB cannot be a block; choose a power of two from 4KiB to 2MiB, or auto",
         ),
         (
+            &["vm", "--dram", "16MiB"],
+            "the following required arguments were not provided: --memory <SIZE>; see 'aquifer vm --help'",
+        ),
+        (
+            &["vm", "--dram", "16MiB", "--memory", "1025KiB"],
+            "--memory of 1049600 bytes is no whole number of MiB; give a multiple of 1MiB, for example 1GiB",
+        ),
+        (
+            &["vm", "--dram", "16MiB", "--memory", "1GiB", "--accel", "xen"],
+            "invalid value 'xen' for '--accel <NAME>' [possible values: auto, kvm, tcg]; see 'aquifer vm --help'",
+        ),
+        (
+            &["vm", "--dram", "16MiB", "--memory", "1GiB", "--cpus", "0"],
+            "invalid value '0' for '--cpus <NUMBER>': 0 is not in 1..=1024",
+        ),
+        (
+            &["vm", "--dram", "16MiB", "--memory", "1GiB", "--accel", "kvm", "--delivery", "signal"],
+            "--accel kvm cannot have --delivery signal: a guest's faults are the kernel's under KVM; leave --delivery out",
+        ),
+        (
             &["run", "--drum", "16MiB", "--", "true"],
             "unexpected argument '--drum' found; a similar argument exists: '--dram'",
         ),

@@ -250,3 +250,32 @@ fn starting_takes_no_time_to_speak_of() {
     };
     assert!((0..TRIES).any(|_| took() < MOST), "none of {TRIES} starts took less than {MOST:?}");
 }
+
+#[test]
+fn a_virtual_machine_is_a_run_of_qemu() {
+    let words = ["vm", "--dram", "300MiB", "--memory", "1GiB", "--accel", "tcg", "--policy", "lru", "--dry-run"];
+    let output = aquifer().args(words).args(["--", "-append", "console=ttyS0 quiet"]).output().unwrap();
+    assert_eq!(stderr(&output), "");
+    assert_eq!(
+        stdout(&output),
+        "aquifer run --dram 300MiB --policy lru --delivery signal -- qemu-system-x86_64 -machine \
+         q35,accel=tcg,memory-backend=guest-memory -object memory-backend-ram,id=guest-memory,size=1024M,share=off,\
+         prealloc=off,merge=off -m 1024M -smp 2 -cpu max -device virtio-balloon-pci,free-page-reporting=on -append \
+         'console=ttyS0 quiet'\n"
+    );
+}
+
+#[test]
+fn a_virtual_machine_ends_as_its_qemu_did() {
+    let Some(stand_in) = stand_in() else { return };
+    let directory = scratch("vm");
+    let qemu = directory.join("qemu");
+    std::fs::write(&qemu, "#!/bin/sh\necho \"$@\"\nexit 33\n").unwrap();
+    std::fs::set_permissions(&qemu, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = aquifer();
+    command.env("AQUIFER_PRELOAD", stand_in).args(["vm", "--dram", "16MiB", "--memory", "64MiB", "--accel", "tcg"]);
+    command.args(["--tier", "dram:", "--balloon", "off", "--cpus", "1", "--qemu"]).arg(&qemu);
+    let output = command.args(["--", "-nographic"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(33), "{}", stderr(&output));
+    assert!(stdout(&output).ends_with("-m 64M -smp 1 -cpu max -nographic\n"), "{}", stdout(&output));
+}

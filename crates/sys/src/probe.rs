@@ -42,6 +42,11 @@ impl Ability {
     }
 }
 
+/// Whether listener delivery can be had.
+pub fn kernel_faults() -> Ability {
+    userfaults::kernel()
+}
+
 /// Probes everything, the most important first. `state_directory` is where the default tier's file lies.
 pub fn all(state_directory: &Path) -> Vec<Ability> {
     let mut abilities = machine::kernel();

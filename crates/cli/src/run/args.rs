@@ -21,6 +21,18 @@ use crate::exit;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = after_help())]
 pub struct RunArgs {
+    #[command(flatten)]
+    pub how: HowArgs,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
+// How the memory of a program is managed: what `aquifer run` and `aquifer vm` have in common. No doc comment, since
+// clap would show it as the help of both.
+#[derive(Clone, Debug, clap::Args)]
+pub struct HowArgs {
     /// Local DRAM that the program's managed memory may take, for example 4GiB
     #[arg(long, value_name = "SIZE")]
     pub dram: ByteSize,
@@ -66,10 +78,6 @@ pub struct RunArgs {
     /// Say more on standard error; twice for even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
-
-    /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
-    pub command: Vec<OsString>,
 }
 
 /// What `aquifer run --help` ends with.
@@ -109,14 +117,15 @@ Environment:
 }
 
 /// A parser for a setting that is one of some words.
-fn words<T>(choices: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
+pub fn words<T>(choices: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = UnknownWord> + Copy + Send + Sync + 'static,
 {
     PossibleValuesParser::new(choices.iter().map(move |choice| word(*choice))).try_map(|word| word.parse::<T>())
 }
 
-fn on_or_off() -> impl TypedValueParser<Value = bool> {
+/// A parser for a setting that is on or off.
+pub fn on_or_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
 }
 

@@ -39,26 +39,27 @@ pub struct RunSettings {
 impl RunSettings {
     /// Checks everything, cheapest and most likely first.
     pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
-        check_budget(args.dram, memory_total()?)?;
-        let tier = check_tiers(&args.tier)?;
-        let program = Program::check(args.command, env::var_os("PATH").as_deref())?;
+        let RunArgs { how, command } = args;
+        check_budget(how.dram, memory_total()?)?;
+        let tier = check_tiers(&how.tier)?;
+        let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
-        let state_dir = check_state_dir(args.state_dir.as_deref(), tier.is_some())?;
+        let state_dir = check_state_dir(how.state_dir.as_deref(), tier.is_some())?;
         let config = Config {
-            dram_bytes: args.dram.0,
+            dram_bytes: how.dram.0,
             tier,
-            policy: args.policy,
-            block: args.block,
-            delivery: args.delivery,
-            exchange: args.exchange,
-            prefetch: args.prefetch,
-            record: args.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
+            policy: how.policy,
+            block: how.block,
+            delivery: how.delivery,
+            exchange: how.exchange,
+            prefetch: how.prefetch,
+            record: how.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
             state_dir,
-            verbose: args.verbose,
+            verbose: how.verbose,
             ..Config::default()
         };
         let ld_preload = preload::ld_preload(&library, env::var_os("LD_PRELOAD").as_deref());
-        Ok(RunSettings { config, program, ld_preload, stats_json: args.stats_json })
+        Ok(RunSettings { config, program, ld_preload, stats_json: how.stats_json })
     }
 }
 

@@ -20,6 +20,16 @@ const PAGE: usize = 4096;
 /// What all trials on memory need.
 type Outcome = Result<String, String>;
 
+/// Whether the kernel's own accesses find far memory, as listener delivery and KVM need it.
+pub fn kernel() -> Ability {
+    Ability::tried(
+        "kernel-faults",
+        kernel_faults(),
+        "system calls that touch far memory unasked (futex, epoll) fail with EFAULT; only big arrays are safe",
+        "sysctl vm.unprivileged_userfaultfd=1, or read and write access to /dev/userfaultfd",
+    )
+}
+
 /// All that has to do with faults.
 pub fn all() -> Vec<Ability> {
     vec![
@@ -29,12 +39,7 @@ pub fn all() -> Vec<Ability> {
             "nothing works: faults cannot be resolved in user space",
             "use a kernel with CONFIG_USERFAULTFD, and a container profile that allows userfaultfd(2)",
         ),
-        Ability::tried(
-            "kernel-faults",
-            kernel_faults(),
-            "system calls that touch far memory unasked (futex, epoll) fail with EFAULT; only big arrays are safe",
-            "sysctl vm.unprivileged_userfaultfd=1, or read and write access to /dev/userfaultfd",
-        ),
+        kernel(),
         Ability::tried(
             "missing",
             trial(0, missing),
