@@ -3,10 +3,10 @@
 
 //! Whole-product tests: real programs under the real `aquifer`, with the real preload library.
 //!
-//! [`stress`] runs it for hours. [`build`] makes the binaries and compiles C; [`run`] starts them with a time
-//! limit, since a hang is a failure;
-//! [`away`] is C whose memory leaves all the time; [`matrix`] lists settings; `torture/` is the C program that knows
-//! what every byte must be; [`programs`] are those that people use.
+//! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
+//! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run; [`matrix`] lists settings;
+//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, and [`programs`] are
+//! those that people use.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
@@ -15,6 +15,7 @@
 
 pub mod away;
 pub mod build;
+pub mod guest;
 pub mod matrix;
 pub mod programs;
 pub mod run;

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+// The only program of a guest: its init. Loads the modules that lie beside it, tests most of the guest's memory, says
+// on the console what it found, and turns the guest off. With `stay` on the kernel's command line it gives the memory
+// back and stays instead, so that the host can watch what becomes of it. Statically linked, since nothing else is there.
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, WORDS = PAGE / sizeof(uint64_t), MODULES = 16 };
+
+// Turns the guest off. `-no-reboot` makes a reset the end, where there is no ACPI to power off with.
+static void __attribute__((noreturn)) end(void) {
+    sync();
+    reboot(RB_POWER_OFF);
+    reboot(RB_AUTOBOOT);
+    for (;;) pause();
+}
+
+// Modules are /0.ko, /1.ko and so on, in the order in which they need each other.
+static void load_modules(void) {
+    for (int i = 0; i < MODULES; i++) {
+        char path[16];
+        snprintf(path, sizeof path, "/%d.ko", i);
+        int file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file < 0) return;
+        if (syscall(SYS_finit_module, file, "", 0)) perror(path);
+        close(file);
+    }
+}
+
+// What word `at` of page `page` holds in round `round`: every bit differs somewhere between the rounds.
+static uint64_t word(uint64_t page, uint64_t at, uint64_t round) {
+    uint64_t mixed = (page * WORDS + at + 1) * 0x9e3779b97f4a7c15u;
+    return round % 2 ? ~mixed : mixed;
+}
+
+static void fill(uint64_t *memory, uint64_t page, uint64_t round) {
+    for (uint64_t at = 0; at < WORDS; at++) memory[page * WORDS + at] = word(page, at, round);
+}
+
+// How many words of the page are not what they should be; the first is told.
+static uint64_t wrong(const uint64_t *memory, uint64_t page, uint64_t round) {
+    uint64_t count = 0;
+    for (uint64_t at = 0; at < WORDS; at++) {
+        uint64_t found = memory[page * WORDS + at], wanted = word(page, at, round);
+        if (found != wanted && count++ == 0)
+            printf("guest: page %llu word %llu is %llx, not %llx\n", (unsigned long long)page, (unsigned long long)at,
+                   (unsigned long long)found, (unsigned long long)wanted);
+    }
+    return count;
+}
+
+// Fills the memory; turns every page over, in order; turns them back, in an order without any; looks at all of it.
+static uint64_t test(uint64_t *memory, uint64_t pages) {
+    uint64_t count = 0;
+    for (uint64_t page = 0; page < pages; page++) fill(memory, page, 0);
+    for (uint64_t page = 0; page < pages; page++) {
+        count += wrong(memory, page, 0);
+        fill(memory, page, 1);
+    }
+    // A prime, and no divisor of the number of pages, so that every page has its turn once.
+    uint64_t stride = 7919;
+    if (pages % stride == 0) pages--;
+    for (uint64_t i = 0; i < pages; i++) {
+        uint64_t page = i * stride % pages;
+        count += wrong(memory, page, 1);
+        fill(memory, page, 2);
+    }
+    for (uint64_t page = 0; page < pages; page++) count += wrong(memory, page, 2);
+    return count;
+}
+
+int main(void) {
+    mkdir("/proc", 0755);
+    mkdir("/dev", 0755);
+    mount("proc", "/proc", "proc", 0, NULL);
+    mount("dev", "/dev", "devtmpfs", 0, NULL);
+    int console = open("/dev/console", O_RDWR);
+    if (console >= 0)
+        for (int i = 0; i < 3; i++) dup2(console, i);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    load_modules();
+    struct sysinfo info;
+    sysinfo(&info);
+    uint64_t len = info.freeram / 100 * 85 / PAGE * PAGE;
+    uint64_t *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        perror("guest: mmap");
+        end();
+    }
+    printf("guest: tests %llu MiB of %llu MiB\n", (unsigned long long)len >> 20,
+           (unsigned long long)info.totalram >> 20);
+    uint64_t count = test(memory, len / PAGE);
+    printf("guest: %llu wrong words\n", (unsigned long long)count);
+    char line[512] = "";
+    int commands = open("/proc/cmdline", O_RDONLY);
+    if (commands < 0 || read(commands, line, sizeof line - 1) < 0) perror("guest: /proc/cmdline");
+    if (!strstr(line, " stay")) end();
+    munmap(memory, len);
+    printf("guest: gave its memory back\n");
+    for (;;) pause();
+}

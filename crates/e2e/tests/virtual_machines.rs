@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Guests of QEMU in 30 % of their memory: what they read is what they have written, and what they free goes back.
+//!
+//! The firmware guest needs QEMU and a C compiler, and runs under KVM, too, where there is one. Linux needs a kernel:
+//! see `src/guest.rs`.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use aquifer_e2e::build::scratch;
+use aquifer_e2e::guest::{BARE_RIGHT, QEMU_WORDS, bare, has_qemu, linux, skipped};
+use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, has_ended, managed, run, start, stats};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// The words for QEMU to run the firmware in 96 MiB.
+fn bare_words<'a>(firmware: &'a Path, accelerator: &'a str) -> Vec<&'a str> {
+    let firmware = firmware.to_str().expect("the target directory is UTF-8");
+    let words = ["-accel", accelerator, "-m", "96M", "-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-bios"];
+    [&QEMU_WORDS[..], &words, &[firmware]].concat()
+}
+
+/// Runs the firmware in 29 of its 96 MiB.
+fn run_bare(firmware: &Path, accelerator: &str, delivery: &str) -> (Ended, Value) {
+    let file = scratch(&format!("vm-{accelerator}-{delivery}")).join("stats.json");
+    let name = file.display().to_string();
+    let settings = ["--dram", "29MiB", "--tier", "dram:", "--delivery", delivery, "--stats-json", &name];
+    let command = managed(&settings, Path::new("qemu-system-x86_64"), &bare_words(firmware, accelerator));
+    (run(command, LIMIT), stats(&file))
+}
+
+#[track_caller]
+fn found_nothing_wrong(ended: &Ended, stats: &Value, dram: u64) {
+    assert!(ended.stdout.contains("guest: 0 wrong words"), "{}{}", ended.stdout, ended.stderr);
+    let number = |name: &str| stats[name].as_u64().expect("a number");
+    assert!(number("fetched_bytes") > 0, "nothing was away: {stats}");
+    assert!(number("resident_bytes_peak") <= dram, "{stats}");
+    assert_eq!(number("errors"), 0, "{stats}");
+}
+
+#[test]
+fn a_guest_without_an_operating_system_keeps_its_memory() {
+    let Some(firmware) = has_qemu().then(bare).flatten() else { return };
+    for delivery in ["signal", "listener"] {
+        let (ended, stats) = run_bare(&firmware, "tcg", delivery);
+        ended.expect(BARE_RIGHT);
+        found_nothing_wrong(&ended, &stats, 29 * MIB);
+    }
+}
+
+/// Whether KVM runs the firmware at all, without us: some have a device, and fail on the first instruction.
+fn has_kvm(firmware: &Path) -> bool {
+    let mut alone = Command::new("qemu-system-x86_64");
+    alone.args(bare_words(firmware, "kvm"));
+    let ended = run(alone, Duration::from_secs(60));
+    ended.status == Some(BARE_RIGHT)
+        || skipped(&format!("KVM does not run the firmware here: {:?} {}", ended.status, ended.stderr.trim()))
+}
+
+#[test]
+fn under_kvm_the_guests_faults_are_the_kernels() {
+    let Some(firmware) = has_qemu().then(bare).flatten() else { return };
+    if !has_kvm(&firmware) {
+        return;
+    }
+    for delivery in ["auto", "listener"] {
+        let (ended, stats) = run_bare(&firmware, "kvm", delivery);
+        ended.expect(BARE_RIGHT);
+        found_nothing_wrong(&ended, &stats, 29 * MIB);
+    }
+}
+
+/// The counters of a process that is running; `None` when it has ended.
+fn counters(process: u32) -> Option<Value> {
+    let output = aquifer().args(["stat", "--json"]).output().expect("the command can be started");
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut values = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("the statistics are JSON"));
+    values.find(|value| value["pid"] == process)
+}
+
+#[test]
+fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
+    let Some((kernel, initramfs)) = has_qemu().then(linux).flatten() else { return };
+    let directory = scratch("vm-linux");
+    let (file, tier) = (directory.join("stats.json"), format!("flash:{}", directory.display()));
+    let mut command = aquifer();
+    command.args(["vm", "--dram", "76MiB", "--memory", "256MiB", "--cpus", "2", "--accel", "tcg", "--tier", &tier]);
+    command.arg("--stats-json").arg(&file).arg("--").args(QEMU_WORDS).arg("-kernel").arg(kernel);
+    command.arg("-initrd").arg(initramfs).args(["-append", "console=ttyS0 quiet panic=-1 stay"]);
+    let running = start(command);
+    let qemu = running.program();
+    // The guest tests its memory, then gives it back, and its balloon reports it some seconds later.
+    let (mut most, mut left, mut discarded) = (0, 0, 0);
+    eventually("the discard of what the guest has given back", || {
+        std::thread::sleep(Duration::from_millis(200));
+        if let Some(counters) = counters(qemu) {
+            let number = |name: &str| counters[name].as_u64().expect("a number");
+            (left, discarded) = (number("stored_bytes"), number("discarded_bytes"));
+            most = most.max(left);
+        }
+        discarded >= 100 * MIB || has_ended(qemu)
+    });
+    let _ = Command::new("kill").arg(qemu.to_string()).status();
+    let ended = running.wait(LIMIT);
+    ended.expect(0);
+    found_nothing_wrong(&ended, &stats(&file), 76 * MIB);
+    assert!(discarded >= 100 * MIB, "{discarded} bytes were discarded; {}", ended.stdout);
+    assert!(most - left >= 100 * MIB, "the tier held {most} bytes, and then {left}");
+}
