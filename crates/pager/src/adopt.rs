@@ -22,10 +22,10 @@ use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::memory::advise;
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_sys::rings;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::uffd::mode;
+use aquifer_sys::{descriptors, rings};
 
 use crate::abort::{Number, abort, say};
 use crate::advice::Said;
@@ -60,9 +60,9 @@ pub struct Adopter {
     /// The addresses between which every mapping lies whose memory calls must hold; only ever grows.
     held_low: AtomicUsize,
     held_high: AtomicUsize,
-    /// The program had an io_uring when the pager started. It reads and writes when no call is to be seen, so all
-    /// memory gets listener delivery where that can be had.
-    rings: AtomicBool,
+    /// The program had an io_uring or a virtual machine of KVM when the pager started. Both touch memory when no call
+    /// is to be seen, so all memory gets listener delivery where that can be had.
+    unseen: AtomicBool,
     /// What system calls touch: `early.rs`.
     reach: Reach,
     /// The pager is being started, or was: whoever makes a call waits until what it touches is looked after.
@@ -122,7 +122,7 @@ impl Adopter {
             budget_bytes,
             held_low: AtomicUsize::new(usize::MAX),
             held_high: AtomicUsize::new(0),
-            rings: AtomicBool::new(false),
+            unseen: AtomicBool::new(false),
             reach,
             starting: AtomicBool::new(false),
             started: AtomicBool::new(false),
@@ -214,6 +214,7 @@ impl Adopter {
         self.starting.store(true, Ordering::SeqCst);
         // Looked for before the pager makes rings of its own, as a flash tier does.
         let (with_rings, with_mapped) = (rings::are_there(), rings::are_mapped());
+        let with_guest = descriptors::has_virtual_machine();
         let pager = match Pager::start(settings, self.counters) {
             Ok(pager) => pager,
             Err(failure) => abort(&["cannot manage memory: ", &failure.to_string()]),
@@ -228,7 +229,13 @@ impl Adopter {
         if let Err(errno) = signal::install(pager) {
             abort(&["cannot install the fault handler (", errno.name(), ")"]);
         }
-        self.rings.store(with_rings, Ordering::Relaxed);
+        if with_guest && pager.listener_uffd().is_none() {
+            abort(&[
+                "cannot manage memory: the program runs a virtual machine by KVM, whose faults only a listener is told of, ",
+                "and there can be none; sysctl vm.unprivileged_userfaultfd=1, or run the machine without KVM",
+            ]);
+        }
+        self.unseen.store(with_rings || with_guest, Ordering::Relaxed);
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
         for lacking in state.said.lacking() {
@@ -261,7 +268,7 @@ impl Adopter {
     fn delivery(&self, pager: &Pager, range: Range) -> Delivery {
         match pager.listener_uffd() {
             None => Delivery::Signal,
-            Some(_) if self.rings.load(Ordering::Relaxed) => Delivery::Listener,
+            Some(_) if self.unseen.load(Ordering::Relaxed) => Delivery::Listener,
             Some(_) => range.delivery,
         }
     }
@@ -564,6 +571,19 @@ impl Adopter {
                 cut(&mut state.locked, start, start.saturating_add(len));
             }
         }
+    }
+
+    /// Whether the kernel's own accesses to `start..start + len` may fail: some of it has signal delivery.
+    pub fn fails_the_kernel(&self, start: usize, len: usize) -> bool {
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let state = self.state();
+        let Some(pager) = self.pager() else { return false };
+        let end = start.saturating_add(len);
+        let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
+        // What is postponed is what calls must hold.
+        state.postponed.meets(start, end)
+            || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
     }
 
     /// What one system call may hold at once, in bytes.

@@ -17,6 +17,7 @@ mod calls;
 mod choice;
 mod descriptors;
 mod forks;
+mod guests;
 mod heap;
 mod kernel;
 mod locale;

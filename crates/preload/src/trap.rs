@@ -22,7 +22,7 @@ use aquifer_sys::signals;
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{descriptors, forks, locks, mappings, masks, threads, unmovable};
+use crate::{descriptors, forks, guests, locks, mappings, masks, threads, unmovable};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -141,6 +141,9 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_munlockall => return Some(locks::unlock_all()),
             libc::SYS_prctl if args[0] == PR_SET_SYSCALL_USER_DISPATCH => return Some(-(libc::EINVAL as isize)),
             libc::SYS_io_uring_setup => return Some(refuse_rings(adopter.copies())),
+            libc::SYS_ioctl if guests::takes_memory(args[1]) && guests::would_fail(adopter, args[2]) => {
+                return Some(refuse_guest_memory());
+            }
             libc::SYS_io_setup if adopter.copies() => return Some(refuse_asynchronous_io()),
             libc::SYS_setsockopt => return unmovable::refuse_zero_copy(&args),
             libc::SYS_vmsplice => return unmovable::splice(adopter, args),
@@ -167,6 +170,12 @@ fn refuse_rings(copies: bool) -> isize {
         return refuse(&SAID, &["io_uring", COPIES]);
     }
     refuse(&SAID, &["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"])
+}
+
+/// A guest's faults under KVM are the kernel's: an access to what is away would be an error, and end the guest.
+fn refuse_guest_memory() -> isize {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    refuse(&SAID, &["KVM is refused (ENOSYS) memory with signal delivery; run with --delivery listener"])
 }
 
 /// io_submit(2) returns while the device goes on writing.

@@ -2,18 +2,19 @@
 // Copyright the Aquifer authors
 
 //! Finds out whether this process has asynchronous I/O, whose transfers no system call shows: an io_uring, or a
-//! context of io_setup(2). See io_uring(7), proc_pid_fd(5) and proc_pid_maps(5).
+//! context of io_setup(2). See io_uring(7) and proc_pid_maps(5).
 //!
 //! Allocates nothing, and calls nothing of libc's that does.
 
+use crate::descriptors;
 use crate::raw::{Errno, syscall};
 
-/// Descriptors that are looked at. A program makes its rings early, when few are open.
-const DESCRIPTORS_MOST: usize = 1024;
+/// How the kernel names the descriptor of an io_uring.
+const RING: &[u8] = b"anon_inode:[io_uring]";
 
 /// Whether one of the first descriptors is an io_uring.
 pub fn are_there() -> bool {
-    (0..DESCRIPTORS_MOST).any(is_ring)
+    descriptors::any_is(RING)
 }
 
 /// How the kernel names the mappings of asynchronous I/O: an io_uring's, and the completion ring of a context.
@@ -53,25 +54,13 @@ fn maps_name_rings(maps: usize) -> Result<bool, Errno> {
     }
 }
 
-fn is_ring(descriptor: usize) -> bool {
-    const RING: &[u8] = b"anon_inode:[io_uring]";
-    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0";
-    let digits = [1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
-    let skip = digits.iter().take(3).take_while(|digit| **digit == b'0').count();
-    path[21..25 - skip].copy_from_slice(&digits[skip..]);
-    let mut target = [0u8; RING.len()];
-    let args = [path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0, 0];
-    // SAFETY: readlink(2) reads a path that ends in NUL, and writes no more than the target has.
-    matches!(unsafe { syscall(libc::SYS_readlink, args) }, Ok(len) if &target[..len] == RING)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_ring_is_found_while_it_is_open() {
-        assert!(!is_ring(0));
+        assert!(!descriptors::is(0, RING));
         let mut parameters = [0u8; 120];
         let args = [1, parameters.as_mut_ptr() as usize, 0, 0, 0, 0];
         // SAFETY: io_uring_setup(2) reads and writes 120 bytes.
@@ -79,10 +68,10 @@ mod tests {
             eprintln!("skipped, because this kernel has no io_uring");
             return;
         };
-        assert!(is_ring(ring) && are_there());
+        assert!(descriptors::is(ring, RING) && are_there());
         // SAFETY: closes what was opened above.
         let _ = unsafe { syscall(libc::SYS_close, [ring, 0, 0, 0, 0, 0]) };
-        assert!(!is_ring(ring));
+        assert!(!descriptors::is(ring, RING));
     }
 
     #[test]

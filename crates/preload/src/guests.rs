@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Memory that the program gives to a guest of KVM: see the kernel's Documentation/virt/kvm/api.rst, 4.35 and 4.140.
+//!
+//! Of a machine that is there when the pager starts, `pager/src/adopt.rs` takes care. This is about later ones. Runs in
+//! the handler of trapped calls.
+
+#![allow(unsafe_code, reason = "reads the structure of the program's call")]
+
+use aquifer_pager::Adopter;
+
+const KVM_SET_USER_MEMORY_REGION: usize = 0x4020_ae46;
+const KVM_SET_USER_MEMORY_REGION2: usize = 0x40a0_ae49;
+
+/// What both requests start with.
+#[repr(C)]
+struct MemoryRegion {
+    slot: u32,
+    flags: u32,
+    guest_address: u64,
+    len: u64,
+    address: u64,
+}
+
+/// Whether a request of ioctl(2) gives memory to a guest. The upper half of the register means nothing.
+pub fn takes_memory(request: usize) -> bool {
+    matches!(request & 0xffff_ffff, KVM_SET_USER_MEMORY_REGION | KVM_SET_USER_MEMORY_REGION2)
+}
+
+/// Whether the guest's accesses to that memory would fail.
+///
+/// # Safety
+/// `region` is the argument of such a request.
+pub unsafe fn would_fail(adopter: &Adopter, region: usize) -> bool {
+    // SAFETY: the caller's promise. When it is away, its fault is resolved as any of the program's.
+    let MemoryRegion { len, address, .. } =
+        unsafe { std::ptr::with_exposed_provenance::<MemoryRegion>(region).read_unaligned() };
+    len > 0 && adopter.fails_the_kernel(address as usize, len as usize)
+}

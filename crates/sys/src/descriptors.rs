@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What this process has open, by the names that the kernel gives: see proc_pid_fd(5).
+//!
+//! Allocates nothing, and calls nothing of libc's that does.
+
+use crate::raw::syscall;
+
+/// Descriptors that are looked at. A program opens early what matters here, when few are open.
+const DESCRIPTORS_MOST: usize = 1024;
+/// The longest name that is looked for.
+const NAME_BYTES_MOST: usize = 32;
+
+/// Whether one of the first descriptors has this name, of [`NAME_BYTES_MOST`] at most.
+pub fn any_is(name: &[u8]) -> bool {
+    (0..DESCRIPTORS_MOST).any(|descriptor| is(descriptor, name))
+}
+
+/// Whether this process has a virtual machine of KVM.
+pub fn has_virtual_machine() -> bool {
+    any_is(b"anon_inode:kvm-vm")
+}
+
+pub(crate) fn is(descriptor: usize, name: &[u8]) -> bool {
+    let mut path = *b"/proc/thread-self/fd/\0\0\0\0\0";
+    let digits = [1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
+    let skip = digits.iter().take(3).take_while(|digit| **digit == b'0').count();
+    path[21..25 - skip].copy_from_slice(&digits[skip..]);
+    // One byte more than is looked for: a longer name is another.
+    let mut target = [0u8; NAME_BYTES_MOST + 1];
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
+    // SAFETY: readlinkat(2) reads a path that ends in NUL, and writes no more than the target has.
+    matches!(unsafe { syscall(libc::SYS_readlinkat, args) }, Ok(len) if &target[..len] == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_is_known_by_its_whole_name() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let descriptor = file.as_raw_fd() as usize;
+        assert!(is(descriptor, b"/dev/null") && any_is(b"/dev/null"));
+        assert!(!is(descriptor, b"/dev/nul") && !is(descriptor, b"/dev/nulls"));
+        assert!(!has_virtual_machine());
+    }
+}
