@@ -194,6 +194,46 @@ fn a_large_message_stays_whole() {
     );
 }
 
+/// io_submit(2) with vectors, as QEMU makes them for its guests' disks: the list was taken for the buffer, and the
+/// request ended with EFAULT.
+#[test]
+fn asynchronous_requests_find_their_memory() {
+    // Where pages are copied they are refused: `pins.rs`.
+    works_with(
+        &SETTINGS[..3],
+        "asynchronous",
+        "#include <linux/aio_abi.h>
+        static aio_context_t context;
+        static long request(int kind, int file, void *start, long count, long at) {
+            struct iocb one = {.aio_lio_opcode = kind, .aio_fildes = file, .aio_buf = (uintptr_t)start,
+                               .aio_nbytes = count, .aio_offset = at}, *list[] = {&one};
+            struct io_event event;
+            must(direct(SYS_io_submit, (long)context, 1, (long)list, 0, 0, 0) == 1, \"io_submit\");
+            must(direct(SYS_io_getevents, (long)context, 1, 1, (long)&event, 0, 0) == 1, \"io_getevents\");
+            return (long)event.res;
+        }",
+        r#"
+        enum { LEN = 1 << 20, PARTS = 4 };
+        char path[] = "/var/tmp/aquifer-e2e-asynchronous-XXXXXX";
+        int file = mkstemp(path);
+        unlink(path);
+        unsigned char *parts[PARTS];
+        for (int part = 0; part < PARTS; part++) parts[part] = away_filled(LEN, part + 1);
+        if (direct(SYS_io_setup, 4, (long)&context, 0, 0, 0, 0)) return 0;
+        struct iovec *vector = (struct iovec *)away(PARTS * sizeof *vector);
+        for (int part = 0; part < PARTS; part++) vector[part] = (struct iovec){parts[part], LEN};
+        press();
+        must(request(IOCB_CMD_PWRITEV, file, vector, PARTS, 0) == PARTS * LEN, "a vector, written");
+        for (int part = 0; part < PARTS; part++) vector[part] = (struct iovec){parts[PARTS - 1 - part], LEN};
+        press();
+        must(request(IOCB_CMD_PREADV, file, vector, PARTS, 0) == PARTS * LEN, "a vector, read");
+        for (int part = 0; part < PARTS; part++) all(parts[part], LEN, PARTS - part, "a vector");
+        press();
+        must(request(IOCB_CMD_PREAD, file, parts[0], LEN, 0) == LEN, "one buffer, read");
+        all(parts[0], LEN, 1, "one buffer");"#,
+    );
+}
+
 /// Larger than the budget, vectored, and without the page cache.
 #[test]
 fn a_large_transfer_with_a_file_stays_whole() {

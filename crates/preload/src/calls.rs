@@ -36,6 +36,10 @@ const TRIES: usize = 16;
 const WIDE_BYTES: usize = 64 << 10;
 /// The most that one call transfers: MAX_RW_COUNT of the kernel.
 pub const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
+/// Requests of io_submit(2) with vectors: linux/aio_abi.h.
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+
 /// Strings and requests that one call may name: beyond, they are left to luck. Above any that was seen.
 const POINTERS_MOST: usize = 4096;
 
@@ -515,9 +519,18 @@ unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usiz
             each(args[2], count * size_of::<usize>());
             for index in 0..count {
                 let request = word(args[2], index);
-                // `struct iocb`: 64 bytes, with the buffer's address and length at 24 and 32.
+                // `struct iocb`: 64 bytes, with the kind of request at 16, and the buffer's address and length at 24
+                // and 32; those of a vector's entries where the kind says so.
                 each(request, 64);
-                each(word(request, 3), word(request, 4));
+                let (start, count) = (word(request, 3), word(request, 4));
+                if !matches!((word(request, 2) & 0xffff) as u16, IOCB_CMD_PREADV | IOCB_CMD_PWRITEV) {
+                    each(start, count);
+                    continue;
+                }
+                // SAFETY: the caller's promise.
+                let entries = unsafe { Entries::read(start, count.min(bounce::ENTRIES_MOST)) };
+                each(start, size_of_val(entries.list()));
+                entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
             }
         }
         Shape::Strings(first) => {
