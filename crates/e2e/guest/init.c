@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// The only program of a guest: its init. Loads the modules that lie beside it, tests most of the guest's memory, says
-// on the console what it found, and turns the guest off. With `stay` on the kernel's command line it gives the memory
+// The only program of a guest: its init. Loads the modules that lie beside it, tests most of the guest's memory, and its
+// disk if it has one, says on the console what it found, and turns the guest off. With `stay` on the kernel's command line it gives the memory
 // back and stays instead, so that the host can watch what becomes of it. Statically linked, since nothing else is there.
 
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, WORDS = PAGE / sizeof(uint64_t), MODULES = 16 };
+enum { PAGE = 4096, WORDS = PAGE / sizeof(uint64_t), MODULES = 16, REQUEST = 1 << 20 };
 
 // Turns the guest off. `-no-reboot` makes a reset the end, where there is no ACPI to power off with.
 static void __attribute__((noreturn)) end(void) {
@@ -83,6 +84,24 @@ static uint64_t test(uint64_t *memory, uint64_t pages) {
     return count;
 }
 
+// Writes to the disk what the first pages hold since the last round, in requests that go past the guest's page cache,
+// overwrites them, and reads them back: the machine's own accesses to the guest's memory.
+static uint64_t test_disk(int disk, uint64_t *memory, uint64_t len) {
+    off_t size = lseek(disk, 0, SEEK_END);
+    if (size > 0 && (uint64_t)size < len) len = (uint64_t)size;
+    len = len / REQUEST * REQUEST;
+    char *bytes = (char *)memory;
+    for (uint64_t at = 0; at < len; at += REQUEST)
+        if (pwrite(disk, bytes + at, REQUEST, (off_t)at) != REQUEST) return perror("guest: pwrite"), 1;
+    for (uint64_t page = 0; page < len / PAGE; page++) fill(memory, page, 3);
+    for (uint64_t at = 0; at < len; at += REQUEST)
+        if (pread(disk, bytes + at, REQUEST, (off_t)at) != REQUEST) return perror("guest: pread"), 1;
+    uint64_t count = 0;
+    for (uint64_t page = 0; page < len / PAGE; page++) count += wrong(memory, page, 2);
+    printf("guest: wrote and read %llu MiB of its disk\n", (unsigned long long)len >> 20);
+    return count;
+}
+
 int main(void) {
     mkdir("/proc", 0755);
     mkdir("/dev", 0755);
@@ -104,6 +123,9 @@ int main(void) {
     printf("guest: tests %llu MiB of %llu MiB\n", (unsigned long long)len >> 20,
            (unsigned long long)info.totalram >> 20);
     uint64_t count = test(memory, len / PAGE);
+    int disk = open("/dev/vda", O_RDWR | O_DIRECT | O_CLOEXEC);
+    if (disk >= 0) count += test_disk(disk, memory, len);
+    else if (errno != ENOENT) perror("guest: /dev/vda");
     printf("guest: %llu wrong words\n", (unsigned long long)count);
     char line[512] = "";
     int commands = open("/proc/cmdline", O_RDONLY);

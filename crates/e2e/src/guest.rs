@@ -21,9 +21,16 @@ pub const QEMU_WORDS: [&str; 9] =
 /// QEMU's exit status when the firmware has found nothing wrong.
 pub const BARE_RIGHT: i32 = 33;
 
-/// Modules for a balloon on the PCI bus, in the order in which they need each other.
-const MODULES: [&str; 6] =
-    ["virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_balloon"];
+/// Modules for a balloon and a disk on the PCI bus, in the order in which they need each other.
+const MODULES: [&str; 7] = [
+    "virtio/virtio_ring",
+    "virtio/virtio",
+    "virtio/virtio_pci_legacy_dev",
+    "virtio/virtio_pci_modern_dev",
+    "virtio/virtio_pci",
+    "virtio/virtio_balloon",
+    "block/virtio_blk",
+];
 
 /// Whether QEMU can be started. Says why not.
 pub fn has_qemu() -> bool {
@@ -67,7 +74,7 @@ pub fn bare() -> Option<PathBuf> {
     compile(compiler, &source("bare.c"), scratch("guest-bare").join("bare"))
 }
 
-/// A kernel, and an initramfs with the memory tester and the balloon's driver. `None`, and says why, where there is
+/// A kernel, and an initramfs with the tester and the drivers that it needs. `None`, and says why, where there is
 /// none.
 pub fn linux() -> Option<(PathBuf, PathBuf)> {
     let root = PathBuf::from(std::env::var_os(KERNEL_VARIABLE).unwrap_or_else(|| "/".into()));
@@ -87,7 +94,7 @@ pub fn linux() -> Option<(PathBuf, PathBuf)> {
     archive.add("init", &fs::read(compile(compiler, &source("init.c"), directory.join("init"))?).expect("just built"));
     let mut count = 0;
     for module in MODULES.iter().filter(|module| !built_in.contains(&format!("/{module}.ko"))) {
-        let path = modules.join(format!("kernel/drivers/virtio/{module}.ko"));
+        let path = modules.join(format!("kernel/drivers/{module}.ko"));
         let Ok(bytes) = fs::read(&path) else {
             skipped(&format!("{} cannot be read", path.display()));
             return None;

@@ -53,3 +53,46 @@ fn freed_room_goes_back_and_what_is_put_there_next_stays() {
         assert!(stored <= 16 * MIB, "{tier}: {stored} bytes of the tier are still in use");
     }
 }
+
+/// A balloon gives back page by page, each page in a call of its own. Blocks that lost their last page so kept their
+/// place in the tier and in DRAM: what a guest's balloon had taken was never the host's.
+const BALLOON: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+enum { LEN = 64 << 20, KEPT = 8 << 20, PAGE = 4096 };
+static int is(const unsigned char *start, size_t at, uint64_t wanted) {
+    uint64_t found = *(const uint64_t *)(start + at);
+    if (found != wanted) fprintf(stderr, "byte %zu holds %llu\n", at, (unsigned long long)found);
+    return found == wanted;
+}
+int main(void) {
+    unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) { perror("mmap"); return 3; }
+    for (size_t at = 0; at < LEN; at += PAGE) *(uint64_t *)(start + at) = at + 1;
+    // All pages behind the first 8 MiB, from the last one down; of those, every other page.
+    for (size_t at = LEN - PAGE; at >= KEPT; at -= PAGE) madvise(start + at, PAGE, MADV_DONTNEED);
+    for (size_t at = 0; at < KEPT; at += 2 * PAGE) madvise(start + at, PAGE, MADV_DONTNEED);
+    sleep(1);
+    for (size_t at = 0; at < LEN; at += PAGE)
+        if (!is(start, at, at < KEPT && at / PAGE % 2 ? at + 1 : 0)) return 1;
+    return 0;
+}
+"#;
+
+#[test]
+fn what_is_given_back_page_by_page_goes_back_too() {
+    let Some(program) = compile_text("balloon", BALLOON) else { return };
+    for delivery in ["signal", "listener"] {
+        let stats = scratch(&format!("balloon-{delivery}")).join("stats.json");
+        let file = stats.display().to_string();
+        // A block that leaves half-way comes back with zeros where pages were given back; without read-ahead few do.
+        let words = ["--dram", "16MiB", "--tier", "dram:", "--delivery", delivery, "--stats-json", &file];
+        let words = [&words[..], &["--prefetch", "off", "--block", "128KiB"]].concat();
+        run(managed(&words, &program, &[]), LIMIT).expect(0);
+        let stats: Value = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
+        let discarded = stats["discarded_bytes"].as_u64().expect("a number");
+        assert!(discarded >= 24 * MIB, "{delivery}: {discarded} bytes went back to the tier");
+    }
+}

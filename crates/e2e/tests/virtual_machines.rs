@@ -92,6 +92,9 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     let mut command = aquifer();
     command.args(["vm", "--dram", "76MiB", "--memory", "256MiB", "--cpus", "2", "--accel", "tcg", "--tier", &tier]);
     command.arg("--stats-json").arg(&file).arg("--").args(QEMU_WORDS).arg("-kernel").arg(kernel);
+    let disk = directory.join("disk");
+    std::fs::File::create(&disk).and_then(|file| file.set_len(48 * MIB)).expect("the scratch directory can be written");
+    command.arg("-drive").arg(format!("file={},if=virtio,format=raw,cache=unsafe", disk.display()));
     command.arg("-initrd").arg(initramfs).args(["-append", "console=ttyS0 quiet panic=-1 stay"]);
     let running = start(command);
     let qemu = running.program();
@@ -110,6 +113,7 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     let ended = running.wait(LIMIT);
     ended.expect(0);
     found_nothing_wrong(&ended, &stats(&file), 76 * MIB);
+    assert!(ended.stdout.contains("guest: wrote and read 48 MiB of its disk"), "{}", ended.stdout);
     assert!(discarded >= 100 * MIB, "{discarded} bytes were discarded; {}", ended.stdout);
     assert!(most - left >= 100 * MIB, "the tier held {most} bytes, and then {left}");
 }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use aquifer_core::block::State as BlockState;
 use aquifer_core::engine::DiscardStep;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
@@ -29,6 +30,7 @@ use aquifer_sys::{descriptors, rings};
 
 use crate::abort::{Number, abort, say};
 use crate::advice::Said;
+use crate::doors::EngineGuard;
 use crate::early::{Postponed, Reach};
 use crate::holds::{Holding, LOCKED_PART};
 use crate::left_alone::LeftAlone;
@@ -430,6 +432,9 @@ impl Adopter {
             match engine.discard(first, last, remove, &mut freed) {
                 DiscardStep::Done => {
                     let result = act();
+                    if !remove {
+                        forget_emptied(&mut engine, first, last, &mut freed);
+                    }
                     pager.publish(&engine);
                     pager.publish_heat(&engine);
                     drop(engine);
@@ -624,6 +629,29 @@ fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
     let mut present = vec![false; len / PAGE_BYTES as usize];
     pagemap::populated(start, present.len(), &mut |page| present[page] = true)?;
     Ok(present)
+}
+
+/// What is given back page by page, as balloons do, cuts through blocks. The first and the last block of `first..last`
+/// are forgotten when none of their pages is left: a resident block's missing pages read as zeros, and nothing can fill
+/// one while the engine is ours.
+fn forget_emptied(engine: &mut EngineGuard<'_>, first: u64, last: u64, freed: &mut dyn FnMut(u64, u64)) {
+    for page in [first, last - 1] {
+        let Some(block) = engine.map().blocks_in(page, page + 1).next() else { continue };
+        let pages = engine.map().pages(block);
+        let end = pages.start + u64::from(pages.count);
+        let is_cut = pages.start < first || end > last;
+        if !is_cut || engine.map().block(block).state != BlockState::Resident {
+            continue;
+        }
+        let (start, len) = (pages.start * PAGE_BYTES, u64::from(pages.count) * PAGE_BYTES);
+        match populated(start as usize, len as usize) {
+            Ok(present) if !present.contains(&true) => {
+                // Done, as the block is resident. Were it not, it would stay, and read as zeros all the same.
+                let _ = engine.discard(pages.start, end, false, freed);
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Cuts `start..end` out of `ranges`; returns how many bytes that were.
