@@ -92,15 +92,14 @@ pub fn linux() -> Option<(PathBuf, PathBuf)> {
     compiler.args(["-O2", "-std=gnu11"]);
     let mut archive = Archive::default();
     archive.add("init", &fs::read(compile(compiler, &source("init.c"), directory.join("init"))?).expect("just built"));
-    let mut count = 0;
-    for module in MODULES.iter().filter(|module| !built_in.contains(&format!("/{module}.ko"))) {
+    let missing = MODULES.iter().filter(|module| !built_in.contains(&format!("/{module}.ko")));
+    for (index, module) in missing.enumerate() {
         let path = modules.join(format!("kernel/drivers/{module}.ko"));
         let Ok(bytes) = fs::read(&path) else {
             skipped(&format!("{} cannot be read", path.display()));
             return None;
         };
-        archive.add(&format!("{count}.ko"), &bytes);
-        count += 1;
+        archive.add(&format!("{index}.ko"), &bytes);
     }
     let initramfs = directory.join("initramfs");
     fs::write(&initramfs, archive.end()).expect("the scratch directory can be written");

@@ -33,12 +33,12 @@ impl Guest {
         };
         // share=off: private memory is what the pager takes into its care. prealloc=off: QEMU would touch all of it
         // before the guest starts. merge=off: pages that the kernel has merged cannot be moved.
-        let backend = format!("memory-backend-ram,id=guest-memory,size={mebibytes}M,share=off,prealloc=off,merge=off");
+        let memory = format!("memory-backend-ram,id=guest-memory,size={mebibytes}M,share=off,prealloc=off,merge=off");
         let mut words = vec![
             "-machine".into(),
             format!("q35,accel={},memory-backend=guest-memory", self.accelerator.word()),
             "-object".into(),
-            backend,
+            memory,
             "-m".into(),
             format!("{mebibytes}M"),
             "-smp".into(),
