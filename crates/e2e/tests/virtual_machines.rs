@@ -95,7 +95,9 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     let disk = directory.join("disk");
     std::fs::File::create(&disk).and_then(|file| file.set_len(48 * MIB)).expect("the scratch directory can be written");
     command.arg("-drive").arg(format!("file={},if=virtio,format=raw,cache=unsafe", disk.display()));
-    command.arg("-initrd").arg(initramfs).args(["-append", "console=ttyS0 quiet panic=-1 stay"]);
+    command.arg("-initrd").arg(initramfs).args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check stay"]);
+    // no_timer_check: Linux counts the timer's interrupts for some milliseconds, and panics where the machine is so busy
+    // that QEMU is late with them.
     let running = start(command);
     let qemu = running.program();
     // The guest tests its memory, then gives it back, and its balloon reports it some seconds later.
@@ -111,7 +113,7 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     });
     let _ = Command::new("kill").arg(qemu.to_string()).status();
     let ended = running.wait(LIMIT);
-    ended.expect(0);
+    assert_eq!(ended.status, Some(0), "{}{}", ended.stdout, ended.stderr);
     found_nothing_wrong(&ended, &stats(&file), 76 * MIB);
     assert!(ended.stdout.contains("guest: wrote and read 48 MiB of its disk"), "{}", ended.stdout);
     assert!(discarded >= 100 * MIB, "{discarded} bytes were discarded; {}", ended.stdout);
