@@ -96,8 +96,8 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     std::fs::File::create(&disk).and_then(|file| file.set_len(48 * MIB)).expect("the scratch directory can be written");
     command.arg("-drive").arg(format!("file={},if=virtio,format=raw,cache=unsafe", disk.display()));
     command.arg("-initrd").arg(initramfs).args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check stay"]);
-    // no_timer_check: Linux counts the timer's interrupts for some milliseconds, and panics where the machine is so busy
-    // that QEMU is late with them.
+    // no_timer_check: Linux counts the timer's interrupts for some milliseconds, and panics where the machine is so
+    // busy that QEMU is late with them.
     let running = start(command);
     let qemu = running.program();
     // The guest tests its memory, then gives it back, and its balloon reports it some seconds later.
