@@ -59,6 +59,14 @@ impl Cuts {
         self.0.iter().find_map(|(start, end, remove)| engine.cut_obstacle(*start, *end, *remove))
     }
 
+    /// Right before fork(2), when all else that is managed is given to the child: these addresses are not.
+    fn withhold(&self) {
+        for &(start, end, _) in self.0.iter().filter(|(_, _, remove)| *remove) {
+            let (start, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
+            let _ = advise(start, len, libc::MADV_DONTFORK);
+        }
+    }
+
     /// In the child. Returns how many bytes are not managed any more.
     fn make(&self, pager: &Pager) -> u64 {
         let mut removed = 0;
@@ -105,6 +113,7 @@ impl Adopter {
         let mut engine = pager.engine();
         engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
         pager.advise_all(&engine, libc::MADV_DOFORK);
+        cuts.withhold();
         let result = clone();
         pager.advise_all(&engine, libc::MADV_DONTFORK);
         if result == 0 {

@@ -168,7 +168,9 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         _ => match (foretold(advice), withheld(advice)) {
             (Some(what), _) => foretell(adopter, start, len, (advice, what), advise),
             (_, Some((what, withheld))) => {
-                let result = advise(advice);
+                // The kernel withholds all that is managed, until fork(2) is made our way.
+                let kept = active && advice == libc::MADV_DOFORK && adopter.manages_all(start, len);
+                let result = advise(if kept { libc::MADV_DONTFORK } else { advice });
                 if result == 0 {
                     adopter.withhold(start, len, what, withheld);
                 }

@@ -65,6 +65,11 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     };
     let (number, args) = (trapped.number(), trapped.args());
     match number {
+        libc::SYS_exit => {
+            threads::hold_robust_mutexes();
+            threads::ends(Some(args[0] as i32));
+            return trapped.call_and_never_return();
+        }
         libc::SYS_rt_sigreturn => return trapped.call_and_never_return(),
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
             if forks::copies_memory(number, &args) {
@@ -77,11 +82,6 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         libc::SYS_rt_sigprocmask => {
             let result = masks::change(trapped.mask(), &args);
             return trapped.set_result(result);
-        }
-        libc::SYS_exit => {
-            threads::hold_robust_mutexes();
-            threads::ends(Some(args[0] as i32));
-            return trapped.call_here();
         }
         // Not from here: the kernel does not change the stack that a handler runs on.
         libc::SYS_sigaltstack => {
