@@ -97,7 +97,7 @@ impl Quarry {
     }
 
     /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False when its pages are to come from
-    /// elsewhere; some may have come.
+    /// elsewhere; then it is still empty.
     pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> bool {
         if !(LEAST_BYTES..=PIECE_BYTES).contains(&len) {
             return false;
@@ -111,6 +111,11 @@ impl Quarry {
         let moved = unsafe { uffd.move_pages(target, source, len, false) };
         if moved.is_err() {
             self.drop_rest(&mut cut);
+            // Some pages may have come, with their marks: while pages migrate, even some that are not reported.
+            // SAFETY: the frame is the caller's, and had no pages.
+            if unsafe { drop_pages(target, len) }.is_err() {
+                crate::abort::abort(&["the kernel refused to take pages back"]);
+            }
             return false;
         }
         cut.used += len;

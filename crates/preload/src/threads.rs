@@ -234,8 +234,13 @@ pub unsafe extern "C" fn pthread_create(
         let _inside = Inside::enter();
         Box::into_raw(Box::new(Job { run: start, argument, held, area }))
     };
-    // SAFETY: as the caller's, with our own function around the program's.
-    let result = unsafe { create(thread, attributes, run, job.cast()) };
+    let result = {
+        // What the C library allocates for a thread is read while every signal is blocked there, and a fault could not
+        // be signalled: so it comes from the kernel's arena, as all does that is allocated inside.
+        let _inside = Inside::enter();
+        // SAFETY: as the caller's, with our own function around the program's.
+        unsafe { create(thread, attributes, run, job.cast()) }
+    };
     dispatch::arm_if_due();
     if result != 0 {
         let _inside = Inside::enter();
