@@ -268,6 +268,26 @@ static void kill_them(void) {
     }
     check("parent");
 }
+/* The first thread has ended, and is a zombie: the process is not. */
+static void *live_on(void *unused) {
+    for (int turn = 0; turn < 3; turn++) {
+        pid_t child = prepared_fork();
+        if (child == 0) {
+            part(), check("child of a process without its first thread");
+            pid_t grandchild = prepared_fork();
+            if (grandchild == 0) { part(), change(1), check("grandchild"); _exit(0); }
+            change(1), expect_end(grandchild, 0), check("child, later"), _exit(0);
+        }
+        change(2), expect_end(child, 0), check("a thread that lives on");
+    }
+    exit(0);
+    return unused;
+}
+static void leave(void) {
+    pthread_t thread;
+    must(!pthread_create(&thread, NULL, live_on, NULL), "pthread_create");
+    pthread_exit(NULL);
+}
 int main(int count, char **words) {
     if (count != 3) return 2;
     kind = words[1], pages = strtoul(words[2], NULL, 10) << 8;
@@ -285,6 +305,7 @@ int main(int count, char **words) {
     else if (is("unseen")) unseen();
     else if (is("fail")) fail();
     else if (is("kill")) kill_them();
+    else if (is("leave")) leave();
     else one(kind);
     return 0;
 }
@@ -319,11 +340,12 @@ fn a_child_that_is_made_past_us_ends_and_reads_no_zeros() {
 
 #[test]
 fn children_have_children_and_all_live_beside_each_other() {
-    for kind in ["nest", "many", "busy", "orphan"] {
+    for kind in ["nest", "many", "busy", "orphan", "leave"] {
         forks(&["--dram", "16MiB", "--tier", "dram:"], kind, "24");
     }
     let flash = format!("flash:{}", scratch("forks").display());
     forks(&["--dram", "16MiB", "--tier", &flash], "nest", "24");
+    forks(&["--dram", "16MiB", "--tier", &flash], "leave", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:", "--exchange", "copy"], "nest", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "4KiB"], "nest", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:", "--block", "1MiB", "--policy", "lru"], "nest", "24");

@@ -274,9 +274,10 @@ fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use aquifer_core::units::Order;
-    use aquifer_sys::memory::map_anonymous;
     use aquifer_sys::raw::syscall;
     use aquifer_sys::uffd::{feature, mode};
 
@@ -291,6 +292,19 @@ mod tests {
         start: usize,
     }
 
+    /// Memory where the kernel does not put any that is asked for without an address: what is unmapped stays so,
+    /// whatever other tests map meanwhile.
+    fn map_where_nobody_looks() -> usize {
+        static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000_0000);
+        let start = NEXT.fetch_add(16 * BLOCK_PAGES * PAGE, Ordering::Relaxed);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let args = [start, BLOCK_PAGES * PAGE, protection as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: a new mapping, in place of none.
+        assert_eq!(unsafe { syscall(libc::SYS_mmap, args) }, Ok(start));
+        start
+    }
+
     impl World {
         /// A block all of whose pages are there. `None`, and says why, where pages cannot be moved.
         fn new() -> Option<Self> {
@@ -299,7 +313,7 @@ mod tests {
                 return None;
             };
             let area = FrameArea::new(1024, &uffd).expect("address space");
-            let start = map_anonymous(BLOCK_PAGES * PAGE).expect("address space");
+            let start = map_where_nobody_looks();
             for page in 0..BLOCK_PAGES {
                 // SAFETY: mapped above.
                 unsafe { std::ptr::with_exposed_provenance_mut::<u64>(start + page * PAGE).write(page as u64 + 1) };

@@ -4,35 +4,42 @@
 //! What a process shares with those that it forks, and they with theirs: the account of the tier's slabs.
 //!
 //! It lies in memory that fork(2) does not copy. Each slab has a count of the processes that use it, and each process a
-//! bitmap of the slabs that it uses, so that what a process used is given back when it has ended, however it ended.
+//! bitmap of the slabs that it uses, so that what a process used is given back when it has ended, however it ended, and
+//! nothing of it is on its way to the tier any more (`sys/src/presence.rs`).
 //! A count is raised before the bit is set, and lowered after the bit was cleared: a process that is killed in between
 //! leaves a slab unused for as long as the family lives, never one that two use unknowingly.
 //!
 //! Threads: any, also in a signal handler, but for [`Family::bury`] and what belongs to fork(2). Locks nothing.
 
 use std::fmt;
-use std::fs;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
-use aquifer_sys::memory::SharedWords;
+use aquifer_sys::memory::{OwnWord, SharedWords};
+use aquifer_sys::presence::{Hold, Presence};
 use aquifer_sys::raw::Errno;
 
 /// Living processes of one family. Beyond, fork(2) fails with EAGAIN.
 pub const PROCESSES_MOST: usize = 1024;
 
-/// Of a process's place: nobody has it.
+/// Of a process's place, in its lowest bits: nobody has it.
 const FREE: u32 = 0;
-/// Of a process's place: fork(2) is under way for it, or it is being buried. Else the place holds the process's number.
-const IN_BETWEEN: u32 = u32::MAX;
-
-/// This process's place among the family's. Not shared.
-static PLACE: AtomicU32 = AtomicU32::new(0);
+/// fork(2) is under way for it, or it is being buried.
+const IN_BETWEEN: u32 = 1;
+/// A process has it, whose [`Presence`] shows whether it has ended.
+const TAKEN: u32 = 2;
+/// A process has it of which nobody can tell: what it uses is not given back.
+const UNSEEN: u32 = 3;
+/// All of these. The bits above count how often the place has changed hands.
+const STATE: u32 = 3;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Family {
     words: SharedWords,
+    presence: Presence,
+    /// This process's place among the family's, and one more. 0: it was forked, and has none yet.
+    own: OwnWord,
     slabs: u32,
 }
 
@@ -40,19 +47,21 @@ pub struct Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-/// A place for a child that is about to be born.
+/// A place for a child that is about to be born. It is present as long as this lives, or what the child has of it.
 #[derive(Debug)]
 pub struct Cradle {
     place: usize,
+    hold: Option<Hold>,
 }
 
 impl Family {
     /// A family of this process alone, with a tier of `slabs` slabs.
     pub fn new(slabs: u32) -> Result<Self, Errno> {
-        let words = 1 + (slabs as usize).div_ceil(2) + PROCESSES_MOST * (2 + bitmap_words(slabs));
-        let family = Self { words: SharedWords::new(words)?, slabs };
-        family.pid(0).store(std::process::id(), Ordering::Relaxed);
-        family.born(0).store(birth("self"), Ordering::Relaxed);
+        let words = 1 + (slabs as usize).div_ceil(2) + PROCESSES_MOST * (1 + bitmap_words(slabs));
+        let (presence, own) = (Presence::new(0)?, OwnWord::new()?);
+        let family = Self { words: SharedWords::new(words)?, presence, own, slabs };
+        family.state(0).store(TAKEN, Ordering::Relaxed);
+        family.own.word().store(1, Ordering::Relaxed);
         Ok(family)
     }
 
@@ -66,23 +75,26 @@ impl Family {
     }
 
     fn place_at(&self, place: usize) -> usize {
-        1 + (self.slabs as usize).div_ceil(2) + place * (2 + bitmap_words(self.slabs))
+        1 + (self.slabs as usize).div_ceil(2) + place * (1 + bitmap_words(self.slabs))
     }
 
-    fn pid(&self, place: usize) -> &AtomicU32 {
+    fn state(&self, place: usize) -> &AtomicU32 {
         &self.words.halves()[self.place_at(place) * 2]
     }
 
-    fn born(&self, place: usize) -> &AtomicU64 {
-        &self.words.words()[self.place_at(place) + 1]
+    /// Changes who has a place, if it is still as it was seen.
+    fn change(&self, place: usize, seen: u32, state: u32) -> bool {
+        let next = (seen & !STATE).wrapping_add(STATE + 1) | state;
+        self.state(place).compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     fn bitmap(&self, place: usize) -> &[AtomicU64] {
-        &self.words.words()[self.place_at(place) + 2..][..bitmap_words(self.slabs)]
+        &self.words.words()[self.place_at(place) + 1..][..bitmap_words(self.slabs)]
     }
 
     fn own(&self) -> &[AtomicU64] {
-        self.bitmap(PLACE.load(Ordering::Relaxed) as usize)
+        let place = self.own.word().load(Ordering::Relaxed).checked_sub(1);
+        self.bitmap(place.expect("a process joins before it uses slabs") as usize)
     }
 
     /// Takes a slab that nobody uses, if it is `slab`.
@@ -107,14 +119,14 @@ impl Family {
 
     /// A place for a child. `None` when the family is as large as can be.
     pub fn prepare(&self) -> Option<Cradle> {
-        self.bury();
-        let free = |place: &usize| {
-            self.pid(*place).compare_exchange(FREE, IN_BETWEEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        (0..PROCESSES_MOST).find(free).map(|place| {
-            self.born(place).store(0, Ordering::Relaxed);
-            Cradle { place }
-        })
+        let hold = self.presence.open().ok();
+        hold.as_ref().inspect(|hold| self.bury(hold));
+        let place = (0..PROCESSES_MOST).find(|place| {
+            let seen = self.state(*place).load(Ordering::Acquire);
+            seen & STATE == FREE && self.change(*place, seen, IN_BETWEEN)
+        })?;
+        let hold = hold.filter(|hold| hold.take(place as u32).is_ok());
+        Some(Cradle { place, hold })
     }
 
     /// The child will use `slab`, which this process uses.
@@ -124,41 +136,51 @@ impl Family {
     }
 
     /// In the parent, after fork(2).
-    pub fn was_born(&self, child: &Cradle, pid: u32) {
-        self.pid(child.place).store(pid, Ordering::Release);
+    pub fn was_born(&self, child: Cradle) {
+        self.occupy(child.place, child.hold.is_some());
+        // The child has a copy of what holds its byte, or has ended.
+        drop(child.hold);
     }
 
     /// In the parent, when fork(2) has failed.
-    pub fn was_not_born(&self, child: &Cradle) {
+    pub fn was_not_born(&self, child: Cradle) {
+        drop(child.hold);
         self.empty(child.place);
     }
 
-    /// In the child, after fork(2).
-    pub fn become_child(&self, child: &Cradle) {
-        PLACE.store(child.place as u32, Ordering::Relaxed);
-        self.pid(child.place).store(std::process::id(), Ordering::Release);
-        self.born(child.place).store(birth("self"), Ordering::Release);
+    /// In the child, after fork(2). EBADF when the program has closed what was made for it.
+    pub fn become_child(&self, child: Cradle) -> Result<(), Errno> {
+        self.own.word().store(child.place as u32 + 1, Ordering::Relaxed);
+        let is_seen = child.hold.is_some();
+        let held = child.hold.map_or(Ok(()), |hold| self.presence.become_holder(hold));
+        self.occupy(child.place, is_seen && held.is_ok());
+        held
+    }
+
+    /// By parent and child, whoever comes first.
+    fn occupy(&self, place: usize, is_seen: bool) {
+        let seen = self.state(place).load(Ordering::Acquire);
+        if seen & STATE == IN_BETWEEN {
+            self.change(place, seen, if is_seen { TAKEN } else { UNSEEN });
+        }
     }
 
     /// Before this process uses slabs: sees to it that it has a place of its own. It has none when it was forked before
-    /// it had any.
+    /// its parent needed us.
     pub(crate) fn join(&self) -> Result<(), TooMany> {
-        let place = PLACE.load(Ordering::Relaxed) as usize;
-        if self.pid(place).load(Ordering::Acquire) != std::process::id() {
-            self.become_child(&self.prepare().ok_or(TooMany)?);
+        if self.own.word().load(Ordering::Relaxed) == 0 {
+            let cradle = self.prepare().ok_or(TooMany)?;
+            // Where nobody can tell whether this process has ended, its place is taken for ever.
+            let _ = self.become_child(cradle);
         }
         Ok(())
     }
 
     /// Gives back what processes used that have ended.
-    pub fn bury(&self) {
+    fn bury(&self, asking: &Hold) {
         for place in 0..PROCESSES_MOST {
-            let pid = self.pid(place).load(Ordering::Acquire);
-            let mine = place == PLACE.load(Ordering::Relaxed) as usize;
-            if pid == FREE || pid == IN_BETWEEN || mine || lives(pid, self.born(place).load(Ordering::Acquire)) {
-                continue;
-            }
-            if self.pid(place).compare_exchange(pid, IN_BETWEEN, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let seen = self.state(place).load(Ordering::Acquire);
+            if seen & STATE == TAKEN && !asking.sees(place as u32) && self.change(place, seen, IN_BETWEEN) {
                 self.empty(place);
             }
         }
@@ -172,7 +194,8 @@ impl Family {
                 self.drop_use(bitmap, (index * 64 + bit) as u32);
             }
         }
-        self.pid(place).store(FREE, Ordering::Release);
+        let seen = self.state(place).load(Ordering::Acquire);
+        self.change(place, seen, FREE);
     }
 }
 
@@ -186,27 +209,6 @@ fn set(bitmap: &[AtomicU64], slab: u32) {
 
 fn clear(bitmap: &[AtomicU64], slab: u32) {
     bitmap[slab as usize / 64].fetch_and(!(1 << (slab % 64)), Ordering::AcqRel);
-}
-
-/// State and start time of a process, as /proc/PID/stat has them (proc_pid_stat(5), fields 3 and 22).
-fn state_and_birth(process: &str) -> Option<(char, u64)> {
-    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let (_, rest) = text.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
-}
-
-fn birth(process: &str) -> u64 {
-    state_and_birth(process).map_or(0, |(_, birth)| birth)
-}
-
-/// Whether a process still has its memory. Where /proc cannot be read at all, all live.
-fn lives(pid: u32, born: u64) -> bool {
-    match state_and_birth(&pid.to_string()) {
-        Some((state, birth)) => !matches!(state, 'Z' | 'X') && (born == 0 || born == birth),
-        None => state_and_birth("self").is_none(),
-    }
 }
 
 /// This process's way to the family's slabs.

@@ -30,7 +30,6 @@ use crate::abort::{abort, say};
 use crate::adopt::{Adopter, Range, cut};
 use crate::advice::Said;
 use crate::ending;
-use crate::family::Cradle;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 use crate::signal;
@@ -105,7 +104,7 @@ impl Adopter {
         let cuts = Cuts::new(&state.said);
         if let Err(errno) = pager.come_to_rest(&cuts) {
             pager.go_on();
-            pager.family.was_not_born(&cradle);
+            pager.family.was_not_born(cradle);
             return -(errno.0 as isize);
         }
         let actions = signal::lock_programs_actions();
@@ -117,9 +116,11 @@ impl Adopter {
         let result = clone();
         pager.advise_all(&engine, libc::MADV_DONTFORK);
         if result == 0 {
+            // First: from here on what is given back is this process's use, not its parent's.
+            let joined = pager.family.become_child(cradle);
             engine.become_child();
             drop((engine, quarry, trims, actions));
-            let removed_bytes = pager.become_child(&cradle, &cuts);
+            let removed_bytes = pager.become_child(joined, &cuts);
             // What calls of other threads touched: no call is under way here.
             let mut postponed = std::mem::take(&mut state.postponed);
             for range in std::mem::take(&mut state.said.not_copied) {
@@ -132,9 +133,10 @@ impl Adopter {
             return 0;
         }
         drop((engine, quarry, trims, actions));
-        match u32::try_from(result) {
-            Ok(pid) if pid > 0 => pager.family.was_born(&cradle, pid),
-            _ => pager.family.was_not_born(&cradle),
+        if result > 0 {
+            pager.family.was_born(cradle);
+        } else {
+            pager.family.was_not_born(cradle);
         }
         pager.go_on();
         result
@@ -216,18 +218,17 @@ impl Pager {
         forking != 0 && forking != thread_slot::token()
     }
 
-    /// Gets everything of its own that a process cannot inherit, and gives up what its parent withholds. Returns how
-    /// many managed bytes that is. Nobody else runs here.
-    fn become_child(&self, cradle: &Cradle, cuts: &Cuts) -> u64 {
+    /// Gets everything of its own that a process cannot inherit, and gives up what its parent withholds. `joined` is
+    /// how its place in the family came to be its own. Returns how many managed bytes it gives up. Nobody else runs here.
+    fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
-        self.family.become_child(cradle);
         let removed_bytes = cuts.make(self);
         self.is_heir.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);
         self.faults_as_child.store(0, Ordering::Relaxed);
         self.holds.keep_only(thread_slot::token());
         self.forking.store(0, Ordering::SeqCst);
-        if let Err(errno) = self.renew() {
+        if let Err(errno) = joined.and_then(|()| self.renew()) {
             abort(&["a forked process cannot manage its memory (", errno.name(), "); raise its limits (ulimit -a)"]);
         }
         removed_bytes

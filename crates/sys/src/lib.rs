@@ -16,6 +16,7 @@ pub mod memory;
 pub mod own_descriptors;
 pub mod pagemap;
 pub mod pagemap_scan;
+pub mod presence;
 pub mod probe;
 pub mod raw;
 pub mod rings;

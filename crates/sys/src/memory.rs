@@ -123,6 +123,31 @@ impl SharedWords {
     }
 }
 
+/// A word that is 0 in every child, however it was made: MADV_WIPEONFORK. Mapped as long as the process lives.
+#[derive(Debug)]
+pub struct OwnWord(NonNull<AtomicU32>);
+
+// SAFETY: only an atomic is reached through it, and it is never unmapped.
+unsafe impl Send for OwnWord {}
+// SAFETY: as above.
+unsafe impl Sync for OwnWord {}
+
+impl OwnWord {
+    /// A word of its own page.
+    pub fn new() -> Result<Self, Errno> {
+        const PAGE: usize = 4096;
+        let start = map_anonymous(PAGE)?;
+        advise(start, PAGE, libc::MADV_WIPEONFORK)?;
+        Ok(Self(NonNull::new(start as *mut AtomicU32).expect("mmap does not return null")))
+    }
+
+    /// The word.
+    pub fn word(&self) -> &AtomicU32 {
+        // SAFETY: the mapping is aligned to a page and never unmapped; a forked child has it, too.
+        unsafe { self.0.as_ref() }
+    }
+}
+
 /// madvise(2) with an advice that does not take contents away.
 pub fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
     assert!(

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::raw::{Errno, syscall};
 
-/// Descriptors of ours at most: a pager has eight, and a tier one or two.
+/// Descriptors of ours at most: a pager has nine, and a tier one or two.
 const NUMBERS_MOST: usize = 32;
 /// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
 /// usual (256). Where the limit is lower still, they stay where they are.
@@ -37,6 +37,13 @@ static NUMBERS: [AtomicI32; NUMBERS_MOST] = [const { AtomicI32::new(NONE) }; NUM
 /// Makes a descriptor one of ours: gives it a number out of the way, and keeps the program from closing it. Returns its
 /// number.
 pub fn keep(descriptor: RawFd) -> RawFd {
+    let number = out_of_the_way(descriptor);
+    protect(number);
+    number
+}
+
+/// Gives a descriptor a number that programs do not choose. Returns it.
+pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
     let args = [descriptor as usize, libc::F_DUPFD_CLOEXEC as usize, FIRST, 0, 0, 0];
     // SAFETY: fcntl(2) takes numbers, and makes a second descriptor of the same file.
     let moved = unsafe { syscall(libc::SYS_fcntl, args) };
@@ -44,9 +51,7 @@ pub fn keep(descriptor: RawFd) -> RawFd {
         // SAFETY: the caller's own, of which the second one takes the place.
         let _ = unsafe { syscall(libc::SYS_close, [descriptor as usize, 0, 0, 0, 0, 0]) };
     }
-    let number = moved.map_or(descriptor, |moved| moved as RawFd);
-    protect(number);
-    number
+    moved.map_or(descriptor, |moved| moved as RawFd)
 }
 
 /// As [`keep`], for a file.

@@ -22,6 +22,7 @@ use std::{fmt, io, mem};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use crate::frame_buffer::FrameBuffer;
+use crate::presence;
 
 /// Most requests in flight on one ring. The kernel allows 32768; a disk is saturated far below this.
 pub const DEPTH_MAX: u32 = 4096;
@@ -33,7 +34,7 @@ const CONTINUATIONS_MAX: u8 = 32;
 /// pause below this is about two seconds.
 const SUBMIT_ATTEMPTS_MAX: u32 = 2000;
 const SUBMIT_PAUSE: Duration = Duration::from_millis(1);
-/// The registered index of the only file.
+/// The registered index of the file. Behind it may come what shows that requests are in flight ([`presence`]).
 const FILE_INDEX: types::Fixed = types::Fixed(0);
 
 /// Which way the bytes go.
@@ -103,7 +104,8 @@ impl Ring {
     pub fn new(file: Arc<File>, depth: u32) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let ring: IoUring = IoUring::builder().dontfork().build(depth)?;
-        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        let files = [Some(file.as_raw_fd()), presence::descriptor()];
+        ring.submitter().register_files(&files.into_iter().flatten().collect::<Vec<RawFd>>())?;
         let capacity = depth as usize;
         Ok(Ring {
             ring,
