@@ -81,3 +81,46 @@ int main(void) {
     let words = ["--dram", "16MiB", "--tier", "dram:", "--delivery", "signal", "--prefetch", "off"];
     run(managed(&words, &program, &[]), LIMIT).expect(0);
 }
+
+/// A child with a function of its own never comes back to where the call was made, and stayed without a pager.
+#[test]
+fn a_child_with_a_stack_of_its_own_keeps_to_the_budget_too() {
+    let source = r#"
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static int grow(void *unused) {
+    (void)unused;
+    size_t len = 200 << 20;
+    char *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) return 3;
+    for (size_t at = 0; at < len; at += 4096) start[at] = (char)(at >> 12 | 1);
+    for (size_t at = 0; at < len; at += 4096) if (start[at] != (char)(at >> 12 | 1)) return 4;
+    char line[128];
+    long peak = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file)) sscanf(line, "VmHWM: %ld", &peak);
+    fprintf(stderr, "at most %ld kB were resident\n", peak);
+    return peak == 0 || peak > 80 << 10;
+}
+static void *idle(void *unused) { pause(); return unused; }
+int main(void) {
+    static char stack[1 << 18];
+    pthread_t thread;
+    alarm(250);
+    if (pthread_create(&thread, NULL, idle, NULL)) return 5;
+    int status;
+    pid_t child = clone(grow, stack + sizeof stack, SIGCHLD, NULL);
+    if (child < 0 || waitpid(child, &status, 0) != child) return 6;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+}
+"#;
+    let Some(program) = compile_text("clone-below", source) else { return };
+    run(managed(&["--dram", "16MiB", "--tier", "dram:"], &program, &[]), LIMIT).expect(0);
+}

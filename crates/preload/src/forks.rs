@@ -23,9 +23,8 @@ use aquifer_sys::dispatch::{self, Trapped};
 use aquifer_sys::{raw, signals};
 
 use crate::calls::HAS_THREADS;
-use crate::next;
-use crate::own_allocator;
 use crate::start::{instance, instance_inside};
+use crate::{next, own_allocator, threads};
 
 /// The structure of clone3(2), as long as it has ever been, and what is read of it by name.
 const CLONE_ARGS_BYTES_MOST: usize = 128;
@@ -101,9 +100,39 @@ pub unsafe extern "C" fn clone(
     words: *mut c_void,
     child: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    let call = || unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) };
-    if flags & libc::CLONE_VM == 0 { with_trap(call) } else { call() }
+    let with = |run, argument| {
+        // SAFETY: the caller's promise.
+        unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) }
+    };
+    if flags & libc::CLONE_VM != 0 {
+        return with(run, argument);
+    }
+    // The child's copy of this frame stays as it is: it has another stack.
+    let begins = Begins { run, argument };
+    with_trap(|| with(child_begins as *const c_void, (&raw const begins).cast_mut().cast()))
+}
+
+/// What a child of clone(2) was to do.
+struct Begins {
+    run: *const c_void,
+    argument: *mut c_void,
+}
+
+/// Where such a child begins. It never comes back to [`with_trap`], and ends by a call that nobody sees where calls do
+/// not trap.
+unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
+    // SAFETY: `clone` passes it, and its caller passed such a function.
+    let (run, argument) = unsafe {
+        let begins = &*begins.cast::<Begins>();
+        (std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(begins.run), begins.argument)
+    };
+    if let Some(instance) = instance() {
+        instance.adopter.fork_ended(true);
+    }
+    // SAFETY: the caller of `clone` wants this.
+    let status = unsafe { run(argument) };
+    threads::ends(Some(status));
+    status
 }
 
 /// Whether a call makes a process with a copy of this memory.
