@@ -219,7 +219,8 @@ impl Pager {
     }
 
     /// Gets everything of its own that a process cannot inherit, and gives up what its parent withholds. `joined` is
-    /// how its place in the family came to be its own. Returns how many managed bytes it gives up. Nobody else runs here.
+    /// how its place in the family came to be its own. Returns how many managed bytes it gives up. Nobody else runs
+    /// here.
     fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
         let removed_bytes = cuts.make(self);

@@ -183,7 +183,7 @@ mod tests {
         let lens = [PIECE_BYTES, LEAST_BYTES, PIECE_BYTES / 2, 3 * LEAST_BYTES];
         let mut served = 0;
         for len in lens.into_iter().cycle().take(4 * PIECES) {
-            // The kernel refuses now and then: a page is being migrated. Then the frame is empty, and zeros all the same.
+            // The kernel refuses now and then, when a page migrates. Then the frame is empty: zeros all the same.
             served += usize::from(quarry.serve(&uffd, frames.address(), len));
             // SAFETY: the only user of the range.
             let mut buffer = unsafe { frames.buffer(0, len) };

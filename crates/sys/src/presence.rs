@@ -72,7 +72,8 @@ impl Presence {
 }
 
 impl Hold {
-    /// Holds a byte until this, and every copy that fork(2) has made of it, is closed. EAGAIN when somebody else has it.
+    /// Holds a byte until this, and every copy that fork(2) has made of it, is closed. EAGAIN when somebody else has
+    /// it.
     pub fn take(&self, byte: u32) -> Result<(), Errno> {
         lock(self.descriptor, libc::F_OFD_SETLK, byte).map(|_| ())
     }
