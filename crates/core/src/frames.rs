@@ -60,7 +60,7 @@ pub struct FramePool {
 }
 
 impl FramePool {
-    /// Frames for a budget of `budget_pages`, none of it spent.
+    /// Frames for a budget of up to `budget_pages`, none of it spent.
     pub fn new(budget_pages: u64) -> Self {
         let frames = |class: usize| Self::frames_in_class(budget_pages, class);
         Self {
@@ -152,6 +152,19 @@ impl FramePool {
         let granted = pages <= self.credit_pages;
         self.credit_pages -= if granted { pages } else { 0 };
         granted
+    }
+
+    /// The budget becomes larger by `pages`, all unspent.
+    pub fn grow(&mut self, pages: u64) {
+        self.budget_pages += pages;
+        self.credit_pages += pages;
+    }
+
+    /// The budget becomes smaller by `pages`; returns how many of them were spent already.
+    pub fn shrink(&mut self, pages: u64) -> u64 {
+        let missing = self.spend(pages);
+        self.budget_pages -= pages;
+        missing
     }
 
     /// Spends what is there of `pages`; returns how much was missing.

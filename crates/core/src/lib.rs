@@ -18,6 +18,7 @@ pub mod policy;
 pub mod prefetch;
 pub mod record;
 pub mod second_chance;
+pub mod shares;
 pub mod slabs;
 pub mod standby;
 pub mod temperature;

@@ -44,6 +44,13 @@ impl SecondChance {
         Self { budget, fetch_cost, target, evicted: 0, rescued: 0, refaulted: 0 }
     }
 
+    /// The budget has changed.
+    pub fn set_budget(&mut self, budget: u64) {
+        self.budget = budget;
+        let shortest = (budget / SHORTEST_PART).max(64);
+        self.target = self.target.clamp(shortest, shortest.max(budget / LONGEST_PART));
+    }
+
     /// How many pages should wait on standby.
     pub fn target(&self) -> u64 {
         self.target

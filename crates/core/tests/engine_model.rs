@@ -72,6 +72,8 @@ struct Start {
     small_tier: bool,
     /// The program forks.
     forks: bool,
+    /// The budget changes.
+    budgets: bool,
     /// Percent of the pages that hold something before they are registered.
     populated: u32,
     trouble: Trouble,
@@ -87,6 +89,7 @@ impl Start {
             elastic: luck.below(2) == 0,
             small_tier: luck.below(7) == 0,
             forks: luck.below(2) == 0,
+            budgets: luck.below(3) == 0,
             populated: if luck.below(4) == 0 { luck.below(100) } else { 0 },
             trouble: if luck.below(3) == 0 { Trouble::default() } else { trouble },
         }
@@ -119,6 +122,7 @@ struct Stage {
     /// Where the thread that walks through memory is.
     walk: u64,
     forks: bool,
+    budgets: bool,
 }
 
 impl Stage {
@@ -130,7 +134,8 @@ impl Stage {
         let budget = (largest * 8).max(1_536);
         let len = budget * 4 / 5 + 13;
         let slabs = if start.small_tier { 2 } else { 512 };
-        let mut world = World::new(start.policy, budget, slabs, start.prefetch, start.elastic);
+        let most = if start.budgets { budget * 2 } else { budget };
+        let mut world = World::new(start.policy, most, slabs, start.prefetch, start.elastic);
         let mut windows = Vec::new();
         for (index, order) in orders.into_iter().enumerate() {
             let from = 1_000 + index as u64 * 20_000;
@@ -140,7 +145,7 @@ impl Stage {
             windows.push((from, from + len, order));
         }
         world.trouble = start.trouble;
-        Stage { world, windows, walk: 1_000, forks: start.forks && !start.small_tier }
+        Stage { world, windows, walk: 1_000, forks: start.forks && !start.small_tier, budgets: start.budgets }
     }
 
     /// A page: near the last one, or anywhere.
@@ -182,6 +187,7 @@ impl Stage {
             251 | 252 if self.forks && luck.is_multiple_of(3) => self.world.bury(),
             251 | 252 if self.forks => self.world.fork(luck.is_multiple_of(2)),
             251 | 252 => {}
+            253 if self.budgets => self.world.change_budget(luck),
             253 => self.world.tick(),
             _ => {
                 let (from, to, order) = self.windows[luck as usize % self.windows.len()];

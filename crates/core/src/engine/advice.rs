@@ -115,7 +115,7 @@ impl Engine {
             Advice::Random => self.map.set_pattern(start, end, Pattern::Random),
             Advice::Sequential => self.map.set_pattern(start, end, Pattern::Sequential),
             // Beyond, what comes would push out what has just come.
-            Advice::WillNeed => self.want(start, end.min(start + self.settings.budget_pages / READY_PART)),
+            Advice::WillNeed => self.want(start, end.min(start + self.budget_pages() / READY_PART)),
         }
     }
 

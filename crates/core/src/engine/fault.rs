@@ -304,7 +304,7 @@ impl Engine {
     /// The standby block whose frame is the first to be wanted: the oldest victim, or what was read ahead longest ago
     /// where that takes too much room.
     fn next_to_leave(&self) -> Option<BlockIndex> {
-        let victim = self.standby.oldest().filter(|_| self.ready.pages() <= self.settings.budget_pages / READY_PART);
+        let victim = self.standby.oldest().filter(|_| self.ready.pages() <= self.budget_pages() / READY_PART);
         victim.or_else(|| self.ready.oldest()).or_else(|| self.standby.oldest())
     }
 
@@ -386,7 +386,7 @@ impl Engine {
     /// standby counts as rescued when it is back soon.
     pub fn refault(&self, block: BlockIndex) -> Arrival {
         let distance = self.distance(block);
-        if self.settings.fetch_cost <= 1 && distance <= self.settings.budget_pages / HOT_PART {
+        if self.settings.fetch_cost <= 1 && distance <= self.budget_pages() / HOT_PART {
             return Arrival::Rescued;
         }
         Arrival::Refault { distance }

@@ -230,6 +230,6 @@ impl Engine {
 
     /// Pages that can stay resident for long.
     pub(super) fn keep_pages(&self) -> u64 {
-        self.settings.budget_pages - self.watermarks.free_high - self.second_chance.target()
+        self.budget_pages().saturating_sub(self.watermarks.free_high + self.second_chance.target())
     }
 }

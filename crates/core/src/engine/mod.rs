@@ -10,6 +10,7 @@
 //! - [`fault`](Engine::fault) and its reports are in `fault.rs`: one fault's way.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - What the program foretells by madvise(2) is in `advice.rs`.
+//! - How much DRAM there is may change: `budget.rs`.
 //! - Which block size suits a region is decided in `elastic.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
@@ -19,6 +20,7 @@
 
 mod advice;
 mod background;
+mod budget;
 mod elastic;
 mod fault;
 mod fork;
@@ -26,6 +28,7 @@ mod mappings;
 
 pub use advice::Advice;
 pub use background::{PLAN_MOST, Plan, Task, Transfers};
+pub use budget::least;
 pub use fault::{CleanVerdict, Exchange, FaultStep};
 pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
@@ -52,7 +55,7 @@ const FAILURES_MOST: u32 = 8;
 /// How the engine is to behave; fixed for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Pages that may be in local DRAM at once, resident and in frames together.
+    /// Pages that may ever be in local DRAM at once, resident and in frames together.
     pub budget_pages: u64,
     /// Regions of 2 MiB for which the tier has room.
     pub tier_slabs: u32,
@@ -105,7 +108,8 @@ pub struct Engine {
     large: Order,
     pub(crate) settings: Settings,
     pub(crate) resident_pages: u64,
-    /// Pages found resident at registration for which no budget was left; paid back by eviction.
+    /// Pages in use for which there is no budget: found resident at registration, or spent before the budget shrank.
+    /// Paid back by eviction.
     pub(crate) debt_pages: u64,
     /// Pages of standby blocks being cleaned: they will be free soon.
     pub(crate) cleaning_pages: u64,
@@ -172,7 +176,7 @@ impl Engine {
         self.frames.free_pages()
     }
 
-    /// Pages over the budget that were resident at registration, and are not paid back yet.
+    /// Pages over the budget that are not paid back yet: they were resident at registration, or the budget shrank.
     pub fn debt_pages(&self) -> u64 {
         self.debt_pages
     }
@@ -217,7 +221,7 @@ impl Engine {
         self.tally.evicted_blocks += 1;
         let stamp = self.tally.evicted_pages as u32;
         self.map.block_mut(block).evicted_at = stamp;
-        self.map.cool(block, self.settings.budget_pages);
+        self.map.cool(block, self.budget_pages());
         if self.second_chance.evicted(weight) {
             self.policy.grow(self.map.blocks_len(), self.keep_pages());
         }
@@ -291,6 +295,6 @@ impl Engine {
         assert_eq!(waiting, self.standby_pages());
         assert_eq!(cleaning, self.cleaning_pages);
         let spent = framed + resident + leaving + self.free_pages();
-        assert!(spent <= self.settings.budget_pages + self.debt_pages, "{spent} pages are in somebody's account");
+        assert!(spent <= self.budget_pages() + self.debt_pages, "{spent} pages are in somebody's account");
     }
 }

@@ -257,13 +257,20 @@ impl World {
         true
     }
 
+    /// Others need a part of the budget, half of it at most, or give it back.
+    pub fn change_budget(&mut self, luck: u32) {
+        let least = self.budget_pages / 2;
+        self.engine.set_budget(least + u64::from(luck / 8) % (self.budget_pages - least + 1));
+        self.check();
+    }
+
     pub fn check(&mut self) {
         // The engine's check looks at every block: in large worlds it is done less often, to save time.
         self.steps += 1;
         if self.steps.is_multiple_of(1 + u64::from(self.engine.map().blocks_len()) / 32) {
             self.engine.check();
         }
-        let most = self.budget_pages + self.engine.debt_pages();
+        let most = self.engine.budget_pages() + self.engine.debt_pages();
         assert!(self.memory.physical <= most, "{} pages in DRAM, allowed are {most}", self.memory.physical);
     }
 

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The budget can change while the engine runs: the processes of a tree divide one (`shares.rs`).
+//!
+//! Pure, but may allocate, as the policy is told: not on the fault path. A larger budget can be spent at once. A
+//! smaller one is reached bit by bit: what is spent beyond it is debt, which eviction pays back before anything else.
+
+use super::{AHEAD_PART, Engine, elastic};
+use crate::units::REGION_PAGES;
+use crate::watermarks::Watermarks;
+
+/// The smallest budget that an engine can do with, in pages, where blocks have up to `largest` pages: so many blocks can
+/// be in somebody's hands at once; and what is left of a region into which a hole is cut becomes resident.
+pub fn least(largest: u64) -> u64 {
+    (largest * 8).max(4 * u64::from(REGION_PAGES))
+}
+
+impl Engine {
+    /// Pages that may be in local DRAM now. At most what the settings say.
+    pub fn budget_pages(&self) -> u64 {
+        self.frames.budget_pages()
+    }
+
+    /// Changes the budget, to no more than the settings say. What is spent beyond it is [debt](Engine::debt_pages).
+    pub fn set_budget(&mut self, pages: u64) {
+        let (before, pages) = (self.budget_pages(), pages.min(self.settings.budget_pages));
+        if pages == before {
+            return;
+        }
+        if pages > before {
+            let paid = self.debt_pages.min(pages - before);
+            self.debt_pages -= paid;
+            self.frames.grow(pages - before);
+            let spent = self.frames.reserve(paid);
+            assert!(spent, "what has just come can be spent");
+        } else {
+            self.debt_pages += self.frames.shrink(before - pages);
+        }
+        self.prefetcher.set_ahead_pages_max(pages / AHEAD_PART);
+        self.watermarks = Watermarks::for_budget(pages);
+        self.second_chance.set_budget(pages);
+        self.large = elastic::large(pages);
+        self.policy.grow(self.map.blocks_len(), self.keep_pages());
+    }
+}
