@@ -9,37 +9,26 @@
 //! A count is raised before the bit is set, and lowered after the bit was cleared: a process that is killed in between
 //! leaves a slab unused for as long as the family lives, never one that two use unknowingly.
 //!
-//! Threads: any, also in a signal handler, but for [`Family::bury`] and what belongs to fork(2). Locks nothing.
+//! Threads: any, also in a signal handler. Locks nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
-use aquifer_sys::memory::{OwnWord, SharedWords};
-use aquifer_sys::presence::{Hold, Presence};
+use aquifer_sys::memory::SharedWords;
+use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::Errno;
 
-/// Living processes of one family. Beyond, fork(2) fails with EAGAIN.
-pub const PROCESSES_MOST: usize = 1024;
+use crate::places::{Cradle, PROCESSES_MOST, Places};
 
-/// Of a process's place, in its lowest bits: nobody has it.
-const FREE: u32 = 0;
-/// fork(2) is under way for it, or it is being buried.
-const IN_BETWEEN: u32 = 1;
-/// A process has it, whose [`Presence`] shows whether it has ended.
-const TAKEN: u32 = 2;
-/// A process has it of which nobody can tell: what it uses is not given back.
-const UNSEEN: u32 = 3;
-/// All of these. The bits above count how often the place has changed hands.
-const STATE: u32 = 3;
+/// Words for the places' states.
+const STATES: usize = PROCESSES_MOST / 2;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Family {
     words: SharedWords,
-    presence: Presence,
-    /// This process's place among the family's, and one more. 0: it was forked, and has none yet.
-    own: OwnWord,
+    places: Places,
     slabs: u32,
 }
 
@@ -47,54 +36,33 @@ pub struct Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-/// A place for a child that is about to be born. It is present as long as this lives, or what the child has of it.
-#[derive(Debug)]
-pub struct Cradle {
-    place: usize,
-    hold: Option<Hold>,
-}
-
 impl Family {
-    /// A family of this process alone, with a tier of `slabs` slabs.
+    /// A family with a tier of `slabs` slabs. Nobody has joined it yet.
     pub fn new(slabs: u32) -> Result<Self, Errno> {
-        let words = 1 + (slabs as usize).div_ceil(2) + PROCESSES_MOST * (1 + bitmap_words(slabs));
-        let (presence, own) = (Presence::new(0)?, OwnWord::new()?);
-        let family = Self { words: SharedWords::new(words)?, presence, own, slabs };
-        family.state(0).store(TAKEN, Ordering::Relaxed);
-        family.own.word().store(1, Ordering::Relaxed);
-        Ok(family)
+        let words = SharedWords::new(Self::bitmaps_at(slabs) + PROCESSES_MOST * bitmap_words(slabs))?;
+        let places = Places::new(words.halves(), Presence::new()?)?;
+        Ok(Self { words, places, slabs })
     }
 
     /// Slabs taken from the untouched end so far.
     fn touched(&self) -> &AtomicU32 {
-        &self.words.halves()[0]
+        &self.words.halves()[STATES * 2]
     }
 
     fn users(&self, slab: u32) -> &AtomicU32 {
-        &self.words.halves()[2 + slab as usize]
+        &self.words.halves()[STATES * 2 + 2 + slab as usize]
     }
 
-    fn place_at(&self, place: usize) -> usize {
-        1 + (self.slabs as usize).div_ceil(2) + place * (1 + bitmap_words(self.slabs))
-    }
-
-    fn state(&self, place: usize) -> &AtomicU32 {
-        &self.words.halves()[self.place_at(place) * 2]
-    }
-
-    /// Changes who has a place, if it is still as it was seen.
-    fn change(&self, place: usize, seen: u32, state: u32) -> bool {
-        let next = (seen & !STATE).wrapping_add(STATE + 1) | state;
-        self.state(place).compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    fn bitmaps_at(slabs: u32) -> usize {
+        STATES + 1 + (slabs as usize).div_ceil(2)
     }
 
     fn bitmap(&self, place: usize) -> &[AtomicU64] {
-        &self.words.words()[self.place_at(place) + 1..][..bitmap_words(self.slabs)]
+        &self.words.words()[Self::bitmaps_at(self.slabs) + place * bitmap_words(self.slabs)..][..bitmap_words(self.slabs)]
     }
 
     fn own(&self) -> &[AtomicU64] {
-        let place = self.own.word().load(Ordering::Relaxed).checked_sub(1);
-        self.bitmap(place.expect("a process joins before it uses slabs") as usize)
+        self.bitmap(self.places.own().expect("a process joins before it uses slabs"))
     }
 
     /// Takes a slab that nobody uses, if it is `slab`.
@@ -119,14 +87,7 @@ impl Family {
 
     /// A place for a child. `None` when the family is as large as can be.
     pub fn prepare(&self) -> Option<Cradle> {
-        let hold = self.presence.open().ok();
-        hold.as_ref().inspect(|hold| self.bury(hold));
-        let place = (0..PROCESSES_MOST).find(|place| {
-            let seen = self.state(*place).load(Ordering::Acquire);
-            seen & STATE == FREE && self.change(*place, seen, IN_BETWEEN)
-        })?;
-        let hold = hold.filter(|hold| hold.take(place as u32).is_ok());
-        Some(Cradle { place, hold })
+        self.places.prepare(|place| self.drop_uses(place))
     }
 
     /// The child will use `slab`, which this process uses.
@@ -137,56 +98,31 @@ impl Family {
 
     /// In the parent, after fork(2).
     pub fn was_born(&self, child: Cradle) {
-        self.occupy(child.place, child.hold.is_some());
-        // The child has a copy of what holds its byte, or has ended.
-        drop(child.hold);
+        self.places.was_born(child);
     }
 
     /// In the parent, when fork(2) has failed.
     pub fn was_not_born(&self, child: Cradle) {
-        drop(child.hold);
-        self.empty(child.place);
+        self.places.was_not_born(child, |place| self.drop_uses(place));
     }
 
     /// In the child, after fork(2). EBADF when the program has closed what was made for it.
     pub fn become_child(&self, child: Cradle) -> Result<(), Errno> {
-        self.own.word().store(child.place as u32 + 1, Ordering::Relaxed);
-        let is_seen = child.hold.is_some();
-        let held = child.hold.map_or(Ok(()), |hold| self.presence.become_holder(hold));
-        self.occupy(child.place, is_seen && held.is_ok());
-        held
+        self.places.occupy_own(child)
     }
 
-    /// By parent and child, whoever comes first.
-    fn occupy(&self, place: usize, is_seen: bool) {
-        let seen = self.state(place).load(Ordering::Acquire);
-        if seen & STATE == IN_BETWEEN {
-            self.change(place, seen, if is_seen { TAKEN } else { UNSEEN });
-        }
-    }
-
-    /// Before this process uses slabs: sees to it that it has a place of its own. It has none when it was forked before
-    /// its parent needed us.
+    /// Before this process uses slabs: sees to it that it has a place of its own.
     pub(crate) fn join(&self) -> Result<(), TooMany> {
-        if self.own.word().load(Ordering::Relaxed) == 0 {
+        if self.places.own().is_none() {
             let cradle = self.prepare().ok_or(TooMany)?;
             // Where nobody can tell whether this process has ended, its place is taken for ever.
-            let _ = self.become_child(cradle);
+            let _ = self.places.occupy_own(cradle);
         }
         Ok(())
     }
 
-    /// Gives back what processes used that have ended.
-    fn bury(&self, asking: &Hold) {
-        for place in 0..PROCESSES_MOST {
-            let seen = self.state(place).load(Ordering::Acquire);
-            if seen & STATE == TAKEN && !asking.sees(place as u32) && self.change(place, seen, IN_BETWEEN) {
-                self.empty(place);
-            }
-        }
-    }
-
-    fn empty(&self, place: usize) {
+    /// Ends all uses of the process that had a place.
+    fn drop_uses(&self, place: usize) {
         let bitmap = self.bitmap(place);
         for (index, word) in bitmap.iter().enumerate() {
             let bits = word.load(Ordering::Acquire);
@@ -194,8 +130,6 @@ impl Family {
                 self.drop_use(bitmap, (index * 64 + bit) as u32);
             }
         }
-        let seen = self.state(place).load(Ordering::Acquire);
-        self.change(place, seen, FREE);
     }
 }
 

@@ -26,6 +26,7 @@ mod left_alone;
 pub mod listener;
 mod own_memory;
 pub mod pager;
+pub mod places;
 #[cfg(feature = "planted-bug")]
 mod planted;
 mod quarry;

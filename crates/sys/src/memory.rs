@@ -111,13 +111,13 @@ impl SharedWords {
     }
 
     /// The words. Relatives change them at any time.
-    pub fn words(&self) -> &[AtomicU64] {
+    pub fn words(&self) -> &'static [AtomicU64] {
         // SAFETY: the mapping has so many words, is aligned to a page and is never unmapped.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
     /// The same memory in halves of words. A word is used either way, not both.
-    pub fn halves(&self) -> &[AtomicU32] {
+    pub fn halves(&self) -> &'static [AtomicU32] {
         // SAFETY: as above; an `AtomicU64` has the room and the alignment of two `AtomicU32`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words * 2) }
     }

@@ -30,10 +30,12 @@ pub(crate) fn descriptor() -> Option<RawFd> {
     (descriptor >= 0).then_some(descriptor)
 }
 
-/// The file that this process and its relatives hold bytes of. One for each family.
+/// A file that processes hold bytes of.
 #[derive(Debug)]
 pub struct Presence {
-    descriptor: RawFd,
+    file: RawFd,
+    /// Of this process's own description, once it has one.
+    own: RawFd,
 }
 
 /// An open file description of its own, that holds one byte or none. Closed when dropped.
@@ -43,18 +45,30 @@ pub struct Hold {
 }
 
 impl Presence {
-    /// The file, of which this process holds `byte`.
-    pub fn new(byte: u32) -> Result<Self, Errno> {
-        let presence = Self { descriptor: new_file(byte)? };
-        DESCRIPTOR.store(presence.descriptor, Ordering::Release);
+    /// A new file for this process and those that it forks, of which nobody holds a byte. What this process holds of it,
+    /// its rings hold, too.
+    pub fn new() -> Result<Self, Errno> {
+        let args = [c"aquifer-presence".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
+        // SAFETY: memfd_create(2) reads the name and makes a new descriptor.
+        let file = keep(unsafe { syscall(libc::SYS_memfd_create, args) }? as RawFd);
+        let presence = Self::of(file)?;
+        DESCRIPTOR.store(presence.own, Ordering::Release);
         Ok(presence)
+    }
+
+    /// The file behind a descriptor that stays open for as long as this process lives.
+    pub fn of(file: RawFd) -> Result<Self, Errno> {
+        // Only so that the number is taken.
+        // SAFETY: fcntl(2) takes numbers, and makes a second descriptor of the same file.
+        let own = unsafe { syscall(libc::SYS_fcntl, [file as usize, libc::F_DUPFD_CLOEXEC as usize, 0, 0, 0, 0]) }?;
+        Ok(Self { file, own: keep(own as RawFd) })
     }
 
     /// A description of its own, which holds nothing yet.
     pub fn open(&self) -> Result<Hold, Errno> {
         let mut path = [0u8; 48];
         // The last byte stays 0: the path is shorter than that for every number there is.
-        let _ = write!(&mut path[..47], "/proc/thread-self/fd/{}", self.descriptor);
+        let _ = write!(&mut path[..47], "/proc/thread-self/fd/{}", self.file);
         let flags = (libc::O_RDWR | libc::O_CLOEXEC) as usize;
         // SAFETY: openat(2) reads the path, which ends with 0.
         let opened =
@@ -62,12 +76,12 @@ impl Presence {
         Ok(Hold { descriptor: out_of_the_way(opened as RawFd) })
     }
 
-    /// In a forked child: `hold`, which was opened before the fork, is what this process is told by from now on, and no
-    /// longer what it has from its parent. EBADF when somebody has closed it.
+    /// `hold` is what this process is told by from now on, and no longer what it has from its parent. EBADF when
+    /// somebody has closed it.
     pub fn become_holder(&self, hold: Hold) -> Result<(), Errno> {
         let descriptor = hold.descriptor;
         std::mem::forget(hold);
-        replace_descriptor(descriptor, self.descriptor)
+        replace_descriptor(descriptor, self.own)
     }
 }
 
@@ -78,7 +92,7 @@ impl Hold {
         lock(self.descriptor, libc::F_OFD_SETLK, byte).map(|_| ())
     }
 
-    /// Whether another description holds the byte, the process's own one counting as another. True when in doubt.
+    /// Whether another description holds the byte; the process's own one counts as another. True when in doubt.
     pub fn sees(&self, byte: u32) -> bool {
         lock(self.descriptor, libc::F_OFD_GETLK, byte) != Ok(libc::F_UNLCK)
     }
@@ -89,15 +103,6 @@ impl Drop for Hold {
         // SAFETY: our own, and nobody uses it any more.
         let _ = unsafe { syscall(libc::SYS_close, [self.descriptor as usize, 0, 0, 0, 0, 0]) };
     }
-}
-
-/// A file in memory, of which one byte is held.
-fn new_file(byte: u32) -> Result<RawFd, Errno> {
-    let args = [c"aquifer-presence".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
-    // SAFETY: memfd_create(2) reads the name and makes a new descriptor.
-    let descriptor = keep(unsafe { syscall(libc::SYS_memfd_create, args) }? as RawFd);
-    lock(descriptor, libc::F_OFD_SETLK, byte)?;
-    Ok(descriptor)
 }
 
 /// Asks for a lock on one byte, or who has it. Returns what the kernel left in `l_type`.
@@ -123,15 +128,19 @@ mod tests {
     use super::*;
     use crate::uring::Ring;
 
+    /// One test, since rings know one presence in a process.
     #[test]
-    fn a_byte_is_held_until_the_last_copy_is_closed() {
-        let presence = Presence { descriptor: new_file(0).expect("a memfd") };
-        let (asking, holding) = (presence.open().expect("/proc"), presence.open().expect("/proc"));
-        assert!(asking.sees(0), "the process's own");
+    fn a_byte_is_held_until_the_last_copy_and_the_last_ring_is_closed() {
+        let presence = Presence::new().expect("a memfd");
+        let hold = |byte| {
+            let hold = presence.open().expect("/proc");
+            hold.take(byte).map(|()| hold)
+        };
+        let asking = presence.open().expect("/proc");
         assert!(!asking.sees(1));
-        holding.take(1).expect("nobody has it");
-        assert!(asking.sees(1));
-        assert_eq!(asking.take(1), Err(Errno(libc::EAGAIN)));
+        let holding = hold(1).expect("nobody has it");
+        assert!(asking.sees(1) && !asking.sees(0) && !asking.sees(2));
+        assert_eq!(hold(1).map(|_| ()), Err(Errno(libc::EAGAIN)));
         // What fork(2) does with every descriptor.
         // SAFETY: dup(2) takes a number.
         let copied = unsafe { syscall(libc::SYS_dup, [holding.descriptor as usize, 0, 0, 0, 0, 0]) };
@@ -140,31 +149,23 @@ mod tests {
         assert!(asking.sees(1));
         drop(copy);
         assert!(!asking.sees(1));
-    }
 
-    /// One test, since there is one presence in a process.
-    #[test]
-    fn a_child_holds_what_was_taken_for_it_and_lets_go_of_its_parents_but_for_its_rings() {
-        let presence = Presence::new(0).expect("a memfd");
-        let (asking, childs) = (presence.open().expect("/proc"), presence.open().expect("/proc"));
-        childs.take(1).expect("nobody has it");
-        presence.become_holder(childs).expect("open");
-        assert!(asking.sees(1) && !asking.sees(0));
+        presence.become_holder(hold(2).expect("nobody has it")).expect("open");
+        presence.become_holder(hold(3).expect("nobody has it")).expect("open");
+        assert!(asking.sees(3) && !asking.sees(2), "a child lets go of what its parent holds");
 
         if let Err(why) = crate::uring::probe() {
             return eprintln!("the second half is skipped: {why}");
         }
         let file = Arc::new(File::open("/proc/self/exe").expect("this test"));
         let ring = Ring::new(file, 1).expect("it was probed");
-        let next = presence.open().expect("/proc");
-        next.take(2).expect("nobody has it");
-        presence.become_holder(next).expect("open");
-        assert!(asking.sees(1), "a ring may have requests in flight");
+        presence.become_holder(hold(4).expect("nobody has it")).expect("open");
+        assert!(asking.sees(3), "a ring may have requests in flight");
         drop(ring);
         // The kernel takes a ring apart on a thread of its own.
         assert!((0..500).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
-            !asking.sees(1)
+            !asking.sees(3)
         }));
     }
 }
