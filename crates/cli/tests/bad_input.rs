@@ -277,7 +277,9 @@ fn limits_that_leave_no_room() {
     for (limit, cause, remedy) in [
         ("-n 4", "the statistics segment cannot be made", "raise the limit on open files (ulimit -n)"),
         ("-n 5", "the statistics segment cannot be shared", "raise the limit on open files (ulimit -n)"),
-        ("-n 6", "cannot be started", "raise the limit on open files (ulimit -n)"),
+        ("-n 6", "the account of the budget cannot be made", "raise the limit on open files (ulimit -n)"),
+        ("-n 7", "the account of the budget cannot be shared", "raise the limit on open files (ulimit -n)"),
+        ("-n 8", "cannot be started", "raise the limit on open files (ulimit -n)"),
         ("-f 10", "the statistics segment cannot be made", "raise the limit on file size (ulimit -f)"),
     ] {
         // What cargo and its callers have left open would count, too.

@@ -122,6 +122,16 @@ words!(
     Copy = "copy",
 );
 
+words!(
+    /// What the budget is of.
+    Budget, "tree, process",
+    /// The program and all that it starts, together.
+    #[default]
+    Tree = "tree",
+    /// Each process.
+    Process = "process",
+);
+
 /// How many bytes move as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockSize {
@@ -195,6 +205,10 @@ mod tests {
         for choice in Delivery::ALL {
             assert_eq!(choice.word().parse(), Ok(*choice));
             assert!(Delivery::CHOICES.split(", ").any(|word| word == choice.word()));
+        }
+        for choice in Budget::ALL {
+            assert_eq!(choice.word().parse(), Ok(*choice));
+            assert!(Budget::CHOICES.split(", ").any(|word| word == choice.word()));
         }
         for choice in Exchange::ALL {
             assert_eq!(choice.word().parse(), Ok(*choice));

@@ -13,7 +13,10 @@ use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
 pub const VARIABLE: &str = "AQUIFER_CONFIG";
 
 /// The version of the object. A change of any field's name or meaning is a new version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+
+/// Words of eight bytes in the account of a tree's budget. `aquifer-pager` says what is in them.
+pub const LEDGER_WORDS: usize = 4096;
 
 /// Everything the pager inside the program is told at its start. Checked by `aquifer run` beforehand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +43,10 @@ pub struct Config {
     /// A program that closed it before an `execve` leaves a number that is closed, or is something else.
     #[serde(deserialize_with = "Option::deserialize")]
     pub stats_fd: Option<i32>,
+    /// The inherited descriptor of the account of the budget, which the processes of the tree share: a segment of
+    /// [`LEDGER_WORDS`] words, zeros at first. `None`: the budget is of each process.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub ledger_fd: Option<i32>,
     /// The file in which the pager records what it was told, for replay. `None`: nowhere.
     #[serde(deserialize_with = "Option::deserialize")]
     pub record: Option<String>,
@@ -62,6 +69,7 @@ impl Default for Config {
             exchange: Exchange::default(),
             prefetch: true,
             stats_fd: None,
+            ledger_fd: None,
             record: None,
             state_dir: String::new(),
             verbose: 0,
@@ -154,6 +162,7 @@ mod tests {
             exchange: Exchange::Copy,
             prefetch: false,
             stats_fd: Some(100),
+            ledger_fd: Some(101),
             record: Some("/tmp/record".into()),
             state_dir: "/var/lib/aquifer".into(),
             verbose: 2,
@@ -170,7 +179,7 @@ mod tests {
     /// Golden: a change there is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
-        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v1.json").trim_end());
+        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v2.json").trim_end());
     }
 
     #[test]
@@ -182,8 +191,8 @@ mod tests {
         let broken_line = text.replacen('{', "{\"a\\r\\nb\":1,", 1);
         assert!(Config::from_json(&broken_line).unwrap_err().to_string().contains("`a??b`"));
 
-        let later = text.replacen("\"version\":1", "\"version\":2,\"colour\":0", 1);
-        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 2 }));
+        let later = text.replacen("\"version\":2", "\"version\":3,\"colour\":0", 1);
+        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 3 }));
 
         let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
         assert!(Config::from_json(&missing).is_err());

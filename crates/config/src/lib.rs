@@ -20,5 +20,5 @@
 mod choice;
 mod config;
 
-pub use choice::{BlockSize, Delivery, Exchange, PolicyName, UnknownWord};
-pub use config::{Config, ConfigError, VARIABLE, VERSION};
+pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
+pub use config::{Config, ConfigError, LEDGER_WORDS, VARIABLE, VERSION};

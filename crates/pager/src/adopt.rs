@@ -11,7 +11,7 @@
 //! so that no handler of the program can come back here on the same thread.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +33,7 @@ use crate::advice::Said;
 use crate::doors::EngineGuard;
 use crate::early::{Postponed, Reach};
 use crate::holds::{Holding, LOCKED_PART};
+use crate::ledger::Ledger;
 use crate::left_alone::LeftAlone;
 use crate::pager::{Pager, Settings};
 use crate::resolve::Outcome;
@@ -59,6 +60,11 @@ pub struct Adopter {
     pager: AtomicPtr<Pager>,
     counters: &'static Counters,
     budget_bytes: u64,
+    /// The account of the budget, where other processes have parts of it.
+    pub(crate) ledger: Option<&'static Ledger>,
+    /// Below the budget: when to look at the account next, as the monotonic clock's nanoseconds. 0: when there is a
+    /// reason.
+    pub(crate) look_at_ns: AtomicU64,
     /// The addresses between which every mapping lies whose memory calls must hold; only ever grows.
     held_low: AtomicUsize,
     held_high: AtomicUsize,
@@ -107,7 +113,7 @@ pub(crate) struct State {
 impl Adopter {
     /// Will start a pager with `settings` when the budget comes near.
     pub fn new(settings: Settings, counters: &'static Counters, reach: Reach) -> Self {
-        let budget_bytes = settings.dram_bytes;
+        let (budget_bytes, ledger) = (settings.dram_bytes, settings.ledger);
         Self {
             state: Mutex::new(State {
                 waiting: Vec::new(),
@@ -122,6 +128,8 @@ impl Adopter {
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
             budget_bytes,
+            ledger,
+            look_at_ns: AtomicU64::new(0),
             held_low: AtomicUsize::new(usize::MAX),
             held_high: AtomicUsize::new(0),
             unseen: AtomicBool::new(false),
@@ -157,7 +165,10 @@ impl Adopter {
         state.managed_bytes += (range.end - range.start) as u64;
         self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
         match self.pager() {
-            Some(pager) => self.register(pager, &[range]),
+            Some(pager) => {
+                self.tell_need(&state);
+                self.register(pager, &[range]);
+            }
             None => {
                 state.waiting.push(range);
                 self.start_if_due(&mut state);
@@ -165,9 +176,26 @@ impl Adopter {
         }
     }
 
-    fn start_if_due(&self, state: &mut State) {
-        if state.managed_bytes > self.budget_bytes && state.forks == 0 && self.pager().is_none() {
+    pub(crate) fn start_if_due(&self, state: &mut State) {
+        if state.forks > 0 || self.pager().is_some() {
+            return;
+        }
+        let fits = match self.ledger {
+            None => state.managed_bytes <= self.budget_bytes,
+            Some(ledger) => ledger.reserve(state.managed_bytes / PAGE_BYTES),
+        };
+        if !fits {
             self.start(state);
+        }
+    }
+
+    /// Says in the account of the budget what this process has under our care, as far as it is in there.
+    pub(crate) fn tell_need(&self, state: &State) {
+        let Some(ledger) = self.ledger else { return };
+        let pages = state.managed_bytes / PAGE_BYTES;
+        ledger.set_need(pages);
+        if !self.is_active() {
+            ledger.keep(pages);
         }
     }
 
@@ -403,6 +431,7 @@ impl Adopter {
                 let cut = cut(&mut state.waiting, start, end);
                 state.managed_bytes -= cut;
                 self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+                self.tell_need(&state);
             }
             return act();
         };
@@ -441,6 +470,7 @@ impl Adopter {
                     if remove {
                         state.managed_bytes -= managed * PAGE_BYTES;
                         self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+                        self.tell_need(&state);
                     }
                     pager.progress.signal();
                     return result;

@@ -51,6 +51,11 @@ impl<'a> EngineGuard<'a> {
         flag
     }
 
+    /// [`Engine::set_budget`]. Not recorded: a process that records has its budget to itself.
+    pub(crate) fn set_budget(&mut self, pages: u64) {
+        self.engine.set_budget(pages);
+    }
+
     /// [`Engine::add`].
     pub(crate) fn add(
         &mut self,

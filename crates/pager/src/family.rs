@@ -58,7 +58,8 @@ impl Family {
     }
 
     fn bitmap(&self, place: usize) -> &[AtomicU64] {
-        &self.words.words()[Self::bitmaps_at(self.slabs) + place * bitmap_words(self.slabs)..][..bitmap_words(self.slabs)]
+        &self.words.words()[Self::bitmaps_at(self.slabs) + place * bitmap_words(self.slabs)..]
+            [..bitmap_words(self.slabs)]
     }
 
     fn own(&self) -> &[AtomicU64] {

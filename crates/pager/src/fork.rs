@@ -30,6 +30,7 @@ use crate::abort::{abort, say};
 use crate::adopt::{Adopter, Range, cut};
 use crate::advice::Said;
 use crate::ending;
+use crate::ledger::Ledger;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 use crate::signal;
@@ -39,8 +40,10 @@ const QUIET_WAIT_ONCE: Duration = Duration::from_millis(1);
 /// Blocks that are made resident for one fork(2), since what a child does not get ends within them. Each takes one, and
 /// one more when it has left for another. A choice.
 const CUT_FETCHES_MOST: u32 = 64 << 10;
-/// Faults of a child before it gets a worker: one that only prepares for execve(2) needs none.
+/// Faults of a child before it gets a worker, and how long it can do without: one that only prepares for execve(2)
+/// needs none.
 const FAULTS_WITHOUT_WORKER: u64 = 64;
+const TIME_WITHOUT_WORKER: Duration = Duration::from_millis(100);
 
 /// What the parent withholds from its child by MADV_DONTFORK and MADV_WIPEONFORK: pages, and whether the addresses go,
 /// too.
@@ -144,14 +147,15 @@ impl Adopter {
 
     /// In a child, where something of the program's is changed anyway: gives it a worker once it has had faults enough.
     pub fn tend(&self) {
-        let Some(pager) = self.pager() else { return };
-        if !pager.lacks_threads.load(Ordering::Relaxed)
-            || pager.faults_as_child.load(Ordering::Relaxed) < FAULTS_WITHOUT_WORKER
-        {
+        let Some(pager) = self.pager() else { return self.tend_below() };
+        if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
         }
         if pager.lacks_threads.swap(false, Ordering::AcqRel) {
             let _inside = Inside::enter();
+            if pager.ledger.is_some_and(Ledger::join) {
+                self.tell_need(&self.state());
+            }
             if let Err(failure) = pager.start_threads() {
                 say(&["this forked process reads ahead and writes back on demand only: ", &failure.to_string()]);
             }
@@ -159,7 +163,36 @@ impl Adopter {
     }
 }
 
+impl Adopter {
+    /// In a child that was forked below the budget: it is to claim its part of the tree's once it has lived for a
+    /// while, since all that it changes is its own from then on.
+    pub fn was_forked(&self) {
+        self.look_at_ns.store(now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Below the budget: such a child's claim; and where others have too little, a look at whether this process has
+    /// more than its share.
+    fn tend_below(&self) {
+        let Some(ledger) = self.ledger else { return };
+        let look_at = self.look_at_ns.load(Ordering::Relaxed);
+        if look_at == 0 && !ledger.is_short() || look_at != 0 && now_ns() < look_at {
+            return;
+        }
+        let _inside = Inside::enter();
+        let _blocked = Blocked::all();
+        let again = if ledger.is_short() { now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64 } else { 0 };
+        self.look_at_ns.store(again, Ordering::Relaxed);
+        self.start_if_due(&mut self.state());
+    }
+}
+
 impl Pager {
+    fn is_due_for_threads(&self) -> bool {
+        let age = || now_ns().saturating_sub(self.forked_at_ns.load(Ordering::Relaxed));
+        self.faults_as_child.load(Ordering::Relaxed) >= FAULTS_WITHOUT_WORKER
+            || age() >= TIME_WITHOUT_WORKER.as_nanos() as u64
+    }
+
     /// Lets nothing new begin, and waits until no block is being worked on and none is in a frame only.
     fn come_to_rest(&self, cuts: &Cuts) -> Result<(), Errno> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
@@ -227,6 +260,7 @@ impl Pager {
         self.is_heir.store(true, Ordering::Relaxed);
         self.lacks_threads.store(true, Ordering::Relaxed);
         self.faults_as_child.store(0, Ordering::Relaxed);
+        self.forked_at_ns.store(now_ns(), Ordering::Relaxed);
         self.holds.keep_only(thread_slot::token());
         self.forking.store(0, Ordering::SeqCst);
         if let Err(errno) = joined.and_then(|()| self.renew()) {

@@ -76,7 +76,7 @@ impl Holding {
         let _blocked = Blocked::all();
         let Some((start, end)) = self.pager.needs_hold(start, len) else { return };
         let weight = self.pager.weight(start, end);
-        let most = self.pager.budget_pages / CALLS_PART;
+        let most = self.pager.budget_now.load(Ordering::Relaxed) / CALLS_PART;
         let spent = self.pager.holds.calls_pages.load(Ordering::SeqCst);
         let small = (end - start) * PAGE_BYTES <= SMALL_BYTES;
         let granted = self.count < HOLDS_OF_CALL_MOST && (small || spent + weight <= most);
@@ -110,7 +110,12 @@ impl Pager {
     /// What one call may hold at once, in bytes.
     pub fn hold_bytes_most(&self) -> usize {
         // Half of what all may hold, so that two calls do not refuse each other.
-        (self.budget_pages / CALLS_PART / 2 * PAGE_BYTES) as usize
+        (self.budget_now.load(Ordering::Relaxed) / CALLS_PART / 2 * PAGE_BYTES) as usize
+    }
+
+    /// What the program has locked, in pages.
+    pub(crate) fn locked_pages(&self) -> u64 {
+        self.holds.locked_pages.load(Ordering::SeqCst)
     }
 
     /// Whether a page is copied when it is taken away.

@@ -33,12 +33,14 @@ use crate::doors::EngineGuard;
 use crate::ending;
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, FamilySlabs, TooMany};
-use crate::places::PROCESSES_MOST;
 use crate::frame_area::FrameArea;
 use crate::holds::Holds;
+use crate::ledger::Ledger;
 use crate::listener::Streak;
+use crate::places::PROCESSES_MOST;
 use crate::quarry::Quarry;
 use crate::recorder::Recorder;
+use crate::share;
 use crate::trims::{self, Trims};
 
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
@@ -108,6 +110,8 @@ pub struct Settings {
     pub tier: Box<dyn Tier>,
     /// What is shared with the processes that this one forks, and was forked by.
     pub family: &'static Family,
+    /// The account of the budget, where this process shares one.
+    pub ledger: Option<&'static Ledger>,
     /// How pages are exchanged; `None` for what the kernel can do.
     pub way: Option<Way>,
     /// Whether to read ahead.
@@ -180,7 +184,12 @@ pub struct Pager {
     pub(crate) order: Order,
     /// The largest block that there can be.
     pub(crate) largest: Order,
+    /// The budget, or its largest value: see `share.rs`.
     pub(crate) budget_pages: u64,
+    /// The budget of this moment.
+    pub(crate) budget_now: AtomicU64,
+    pub(crate) ledger: Option<&'static Ledger>,
+    pub(crate) told_of_many: AtomicBool,
     pub(crate) holds: Holds,
     /// Signalled after every report for which somebody waits.
     pub(crate) progress: EventCount,
@@ -199,6 +208,8 @@ pub struct Pager {
     pub(crate) lacks_threads: AtomicBool,
     /// Faults since then.
     pub(crate) faults_as_child: AtomicU64,
+    /// When that was, as the monotonic clock's nanoseconds.
+    pub(crate) forked_at_ns: AtomicU64,
     /// The features of the userfaultfds.
     features: u64,
     /// How much of the engine's tally the counters have.
@@ -271,6 +282,9 @@ impl Pager {
             engine: Mutex::new(engine),
             recorder,
             budget_pages,
+            budget_now: AtomicU64::new(budget_pages),
+            ledger: settings.ledger,
+            told_of_many: AtomicBool::new(false),
             holds: Holds::new(),
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
@@ -281,12 +295,15 @@ impl Pager {
             is_heir: AtomicBool::new(false),
             lacks_threads: AtomicBool::new(false),
             faults_as_child: AtomicU64::new(0),
+            forked_at_ns: AtomicU64::new(0),
             features: wanted,
             published_hits: AtomicU64::new(0),
             published_wasted: AtomicU64::new(0),
             published_clean: AtomicU64::new(0),
         }));
         counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
+        // Before anything is registered, whose pages are counted against it.
+        pager.follow_share();
         crate::listener::start(pager)?;
         pager.start_threads()?;
         Ok(pager)
@@ -295,6 +312,7 @@ impl Pager {
     /// Starts what works beside the program.
     pub(crate) fn start_threads(&'static self) -> Result<(), StartFailure> {
         crate::worker::start(self)?;
+        share::start(self)?;
         trims::start(self)
     }
 

@@ -53,7 +53,11 @@ fn with_trap<T>(call: impl FnOnce() -> T) -> T {
     if trapped {
         dispatch::disarm_after_fork();
     }
-    forking.inspect(|instance| instance.adopter.fork_ended(std::process::id() != parent));
+    let in_child = std::process::id() != parent;
+    if in_child {
+        instance.inspect(|instance| instance.adopter.was_forked());
+    }
+    forking.inspect(|instance| instance.adopter.fork_ended(in_child));
     signals::set_errno(errno);
     result
 }
@@ -127,6 +131,7 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
         (std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(begins.run), begins.argument)
     };
     if let Some(instance) = instance() {
+        instance.adopter.was_forked();
         instance.adopter.fork_ended(true);
     }
     // SAFETY: the caller of `clone` wants this.

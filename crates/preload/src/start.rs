@@ -12,10 +12,11 @@ use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Config, Exchange};
-use aquifer_core::units::{ByteSize, Order};
+use aquifer_core::units::{ByteSize, Order, PAGE_BYTES};
 use aquifer_pager::abort::{refuse_to_start, say};
 use aquifer_pager::exchange::Way;
 use aquifer_pager::family::Family;
+use aquifer_pager::ledger::{self, Ledger};
 use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
 use aquifer_sys::own_descriptors::protect;
@@ -32,6 +33,8 @@ pub struct Instance {
     /// The user's wish for the delivery.
     pub delivery: aquifer_config::Delivery,
 }
+
+const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the account fits into its segment");
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();
 
@@ -96,7 +99,9 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let program = std::env::current_exe().unwrap_or_default().to_string_lossy().into_owned();
     let record = config.record.clone();
     let family = family(&*tier);
-    let settings = Settings { dram_bytes, order, elastic, policy, tier, family, way, prefetch, record, program };
+    let ledger = ledger(&config);
+    let settings =
+        Settings { dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };
     let adopter = Adopter::new(settings, counters, crate::reach::of);
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         refuse_to_start("the library was started twice");
@@ -158,6 +163,21 @@ fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
         }
         Err(error) => refuse_to_start(&error.to_string()),
     }
+}
+
+/// The account of the budget, where it is the whole tree's. A program that was started by one that had closed the
+/// descriptor has the budget to itself.
+fn ledger(config: &Config) -> Option<&'static Ledger> {
+    let number = config.ledger_fd?;
+    let ledger = Ledger::attach(number, config.dram_bytes / PAGE_BYTES);
+    if ledger.is_err() && config.verbose > 0 {
+        say(&[
+            "the account of the tree's budget was closed by whoever started this program, which has a budget of its own",
+        ]);
+    }
+    // Programs that this one executes find it by its number.
+    protect(number);
+    ledger.ok().map(|ledger| &*Box::leak(Box::new(ledger)))
 }
 
 /// What this process shares with those that it forks.

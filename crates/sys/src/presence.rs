@@ -45,8 +45,8 @@ pub struct Hold {
 }
 
 impl Presence {
-    /// A new file for this process and those that it forks, of which nobody holds a byte. What this process holds of it,
-    /// its rings hold, too.
+    /// A new file for this process and those that it forks, of which nobody holds a byte. What this process holds of
+    /// it, its rings hold, too.
     pub fn new() -> Result<Self, Errno> {
         let args = [c"aquifer-presence".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
         // SAFETY: memfd_create(2) reads the name and makes a new descriptor.

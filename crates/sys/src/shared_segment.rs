@@ -15,7 +15,10 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::raw::syscall;
 
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
@@ -68,10 +71,33 @@ impl SharedSegment {
         self.mapping.words()
     }
 
+    /// The same memory in halves of words. A word is used either way, not both.
+    pub fn halves(&self) -> &[AtomicU32] {
+        let words = self.words();
+        // SAFETY: an `AtomicU64` has the room and the alignment of two `AtomicU32`.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
+    }
+
     /// The descriptor, to be inherited by a child. `None` for an attached segment.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
+}
+
+/// Sleeps while `word` holds `seen`, until woken by any process that shares it, or until `limit` has passed. May return
+/// early. See futex(2).
+pub fn wait_for_change(word: &AtomicU32, seen: u32, limit: Duration) {
+    let timeout = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    let (word, operation) = (std::ptr::from_ref(word) as usize, libc::FUTEX_WAIT as usize);
+    // SAFETY: the kernel reads the word and the timeout, both valid for the call.
+    let _ = unsafe { syscall(libc::SYS_futex, [word, operation, seen as usize, &raw const timeout as usize, 0, 0]) };
+}
+
+/// Wakes everybody who sleeps on `word`, in any process.
+pub fn wake_all(word: &AtomicU32) {
+    let (word, operation) = (std::ptr::from_ref(word) as usize, libc::FUTEX_WAKE as usize);
+    // SAFETY: FUTEX_WAKE only uses the address as a key.
+    let _ = unsafe { syscall(libc::SYS_futex, [word, operation, i32::MAX as usize, 0, 0, 0]) };
 }
 
 /// How long this process may make a file; see getrlimit(2) on RLIMIT_FSIZE.

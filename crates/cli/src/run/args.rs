@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use aquifer_config::{BlockSize, Delivery, Exchange, PolicyName, UnknownWord};
+use aquifer_config::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
 use aquifer_core::units::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -36,6 +36,11 @@ pub struct HowArgs {
     /// Local DRAM that the program's managed memory may take, for example 4GiB
     #[arg(long, value_name = "SIZE")]
     pub dram: ByteSize,
+
+    /// Whether --dram is of the program and all that it starts together (tree), or of each process; with --record
+    /// always of each process
+    #[arg(long, value_name = "WHOSE", default_value = "tree", value_parser = words(Budget::ALL, Budget::word))]
+    pub budget: Budget,
 
     /// Where cold blocks go [default: an unlinked file in the state directory]
     #[arg(long, value_name = "SPEC")]

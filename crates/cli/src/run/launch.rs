@@ -10,9 +10,10 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use aquifer_config::{BlockSize, VARIABLE};
+use aquifer_config::{BlockSize, Budget, LEDGER_WORDS, VARIABLE};
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counters, Gauge, Text};
+use aquifer_sys::shared_segment::SharedSegment;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::Pid;
@@ -69,9 +70,16 @@ pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
 /// Starts the program. Its standard streams, directory, process group and terminal are ours.
 pub fn start(settings: &RunSettings, counters: &Counters, signals: &Signals) -> Result<Pid, Failure> {
     let segment = counters.descriptor().expect("the segment was made here, so its descriptor is too");
-    let stats_fd = inheritable(segment)?;
+    let stats_fd = inheritable(segment, "the statistics segment")?;
     let mut config = settings.config.clone();
     config.stats_fd = Some(stats_fd);
+    // Alive until the program has started, which inherits it.
+    let ledger = (settings.budget == Budget::Tree).then(ledger).transpose()?;
+    config.ledger_fd = ledger
+        .as_ref()
+        .and_then(SharedSegment::descriptor)
+        .map(|segment| inheritable(segment, "the account of the budget"))
+        .transpose()?;
     let program = &settings.program;
     let mut command = Command::new(&program.path);
     command.arg0(&program.name).args(&program.args);
@@ -94,6 +102,14 @@ pub fn start(settings: &RunSettings, counters: &Counters, signals: &Signals) -> 
     Ok(Pid::from_raw(pid))
 }
 
+/// The account of the budget, for the processes of the tree.
+fn ledger() -> Result<SharedSegment, Failure> {
+    SharedSegment::create(c"aquifer-ledger", LEDGER_WORDS).map_err(|error| {
+        let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
+        cannot_start(format!("the account of the budget cannot be made: {error}"), remedy)
+    })
+}
+
 /// Which limit of this process to raise, where one is in the way.
 fn remedy(error: &std::io::Error) -> Option<&'static str> {
     Some(match Errno::from_raw(error.raw_os_error()?) {
@@ -105,12 +121,11 @@ fn remedy(error: &std::io::Error) -> Option<&'static str> {
 }
 
 /// A second descriptor that survives exec. It stays open in this process, which runs no other program.
-fn inheritable(segment: BorrowedFd<'_>) -> Result<i32, Failure> {
+fn inheritable(segment: BorrowedFd<'_>, name: &str) -> Result<i32, Failure> {
     let high = fcntl(segment, FcntlArg::F_DUPFD(STATS_FD_LEAST));
     // A low limit on open files leaves no such number; any will do then.
-    high.or_else(|_| fcntl(segment, FcntlArg::F_DUPFD(segment.as_raw_fd()))).map_err(|errno| {
-        cannot_start(format!("the statistics segment cannot be shared: {}", errno.desc()), REMEDY_OPEN_FILES)
-    })
+    high.or_else(|_| fcntl(segment, FcntlArg::F_DUPFD(segment.as_raw_fd())))
+        .map_err(|errno| cannot_start(format!("{name} cannot be shared: {}", errno.desc()), REMEDY_OPEN_FILES))
 }
 
 fn cannot_start(cause: String, remedy: &str) -> Failure {

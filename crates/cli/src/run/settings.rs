@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use aquifer_config::Config;
+use aquifer_config::{Budget, Config};
 use aquifer_core::units::ByteSize;
 use aquifer_tiers::{OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
@@ -30,6 +30,8 @@ pub struct RunSettings {
     pub config: Config,
     /// What is run.
     pub program: Program,
+    /// What the budget is of.
+    pub budget: Budget,
     /// The value of `LD_PRELOAD` for it.
     pub ld_preload: OsString,
     /// Where the statistics go at the end.
@@ -59,7 +61,9 @@ impl RunSettings {
             ..Config::default()
         };
         let ld_preload = preload::ld_preload(&library, env::var_os("LD_PRELOAD").as_deref());
-        Ok(RunSettings { config, program, ld_preload, stats_json: how.stats_json })
+        // A recording is of one process, with one budget.
+        let budget = if how.record.is_some() { Budget::Process } else { how.budget };
+        Ok(RunSettings { config, program, budget, ld_preload, stats_json: how.stats_json })
     }
 }
 

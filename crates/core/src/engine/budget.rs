@@ -10,8 +10,8 @@ use super::{AHEAD_PART, Engine, elastic};
 use crate::units::REGION_PAGES;
 use crate::watermarks::Watermarks;
 
-/// The smallest budget that an engine can do with, in pages, where blocks have up to `largest` pages: so many blocks can
-/// be in somebody's hands at once; and what is left of a region into which a hole is cut becomes resident.
+/// The smallest budget that an engine can do with, in pages, where blocks have up to `largest` pages: so many blocks
+/// can be in somebody's hands at once; and what is left of a region into which a hole is cut becomes resident.
 pub fn least(largest: u64) -> u64 {
     (largest * 8).max(4 * u64::from(REGION_PAGES))
 }

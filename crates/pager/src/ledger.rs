@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The account of a budget that the processes of a tree share: who has been given how much, and who needs how much.
+//!
+//! It lies in a segment that `aquifer run` makes, and that forked and executed programs inherit
+//! (`Config::ledger_fd`). A process takes from what nobody has, so the sum never exceeds the budget, but for the least
+//! that each can do with. Who should have how much is `core/src/shares.rs`; to get there, a process that has more than
+//! its share gives the rest back (`share.rs`), and one that has less takes what comes.
+//!
+//! The sum is raised before a process's own number, and lowered after it: a process that is killed in between leaves a
+//! part unused for as long as the tree lives, never one that two use.
+//!
+//! Threads: any. Locks nothing; allocates a list of the processes.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_core::shares::{self, Need};
+use aquifer_sys::presence::Presence;
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::shared_segment::{SharedSegment, wait_for_change, wake_all};
+
+use crate::places::{PROCESSES_MOST, Places};
+
+/// Words that are used of the segment.
+pub const WORDS: usize = RECORDS_AT + PROCESSES_MOST * RECORD_WORDS;
+
+/// The sum of what was given, in pages.
+const GIVEN: usize = 0;
+/// A count of events, in the first half of this word, on which processes sleep.
+const EVENTS: usize = 1;
+/// When somebody last found nothing to take, as the monotonic clock's nanoseconds.
+const SHORT_AT: usize = 2;
+const STATES_AT: usize = 3;
+const RECORDS_AT: usize = STATES_AT + PROCESSES_MOST / 2;
+
+/// Of a process's record: what it was given, what it needs, and when it joined, in nanoseconds. The lowest bit of
+/// that: it was forked.
+const RECORD_WORDS: usize = 3;
+const GIVEN_TO: usize = 0;
+const NEEDS: usize = 1;
+const JOINED: usize = 2;
+
+/// How a share compares to others'. A forked child is often one that soon ends, or executes another program.
+const WEIGHT: u32 = 4;
+const WEIGHT_OF_YOUNG_CHILD: u32 = 1;
+/// So long a forked child is young.
+const YOUTH: Duration = Duration::from_secs(10);
+/// So long what somebody lacked is remembered.
+const SHORT_LASTS: Duration = Duration::from_secs(2);
+/// A process says that its need has changed when it has by this part of the budget.
+const TELLING_PART: u64 = 64;
+/// The least for a process that cannot be in the account, in pages: the smallest `--dram`.
+const OUTSIDE_PAGES: u64 = 4096;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ledger {
+    words: &'static [AtomicU64],
+    halves: &'static [AtomicU32],
+    places: Places,
+    budget_pages: u64,
+    /// This process joined, or the one that forked it.
+    joined: AtomicBool,
+    /// The need that others were last told of.
+    told: AtomicU64,
+}
+
+impl Ledger {
+    /// The account behind an inherited descriptor, for a tree with `budget_pages`.
+    pub fn attach(descriptor: i32, budget_pages: u64) -> io::Result<Self> {
+        let segment: &'static SharedSegment = Box::leak(Box::new(SharedSegment::attach_inherited(descriptor)?));
+        if segment.words().len() < WORDS {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        let error = |errno: aquifer_sys::raw::Errno| io::Error::from_raw_os_error(errno.0);
+        let (words, halves) = (segment.words(), segment.halves());
+        let presence = Presence::of(descriptor).map_err(error)?;
+        let places = Places::new(&halves[STATES_AT * 2..], presence).map_err(error)?;
+        let (joined, told) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Self { words, halves, places, budget_pages, joined, told })
+    }
+
+    fn of(&self, place: usize, what: usize) -> &AtomicU64 {
+        &self.words[RECORDS_AT + place * RECORD_WORDS + what]
+    }
+
+    fn own(&self, what: usize) -> Option<&AtomicU64> {
+        self.places.own().map(|place| self.of(place, what))
+    }
+
+    /// Sees to it that this process is in the account. False when there are too many.
+    pub fn join(&self) -> bool {
+        if self.places.own().is_some() {
+            return true;
+        }
+        let Some(cradle) = self.places.prepare(|place| self.clear(place)) else { return false };
+        let forked = self.joined.swap(true, Ordering::Relaxed);
+        self.of(cradle.place, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
+        // Where nobody can tell whether this process has ended, its part is lost to the tree.
+        let _ = self.places.occupy_own(cradle);
+        self.tell();
+        true
+    }
+
+    /// What a process had that has ended is nobody's.
+    fn clear(&self, place: usize) {
+        self.of(place, NEEDS).store(0, Ordering::Relaxed);
+        let given = self.of(place, GIVEN_TO).swap(0, Ordering::AcqRel);
+        self.words[GIVEN].fetch_sub(given, Ordering::AcqRel);
+    }
+
+    /// Takes back what processes had that have ended.
+    pub fn clear_ended(&self) {
+        self.places.clear(|place| self.clear(place));
+    }
+
+    /// What this process was given, in pages.
+    pub fn given(&self) -> u64 {
+        self.own(GIVEN_TO).map_or(0, |given| given.load(Ordering::Relaxed))
+    }
+
+    /// Takes up to `pages` of what nobody has. Returns what this process has now.
+    pub fn take(&self, pages: u64) -> u64 {
+        let Some(own) = self.own(GIVEN_TO) else { return 0 };
+        let mut taken = 0;
+        let _ = self.words[GIVEN].fetch_update(Ordering::AcqRel, Ordering::Relaxed, |given| {
+            taken = self.budget_pages.saturating_sub(given).min(pages);
+            Some(given + taken)
+        });
+        own.fetch_add(taken, Ordering::AcqRel) + taken
+    }
+
+    /// Takes what `pages` lack, whether or not it is there: the least that a process can do with.
+    pub fn take_least(&self, pages: u64) {
+        let Some(own) = self.own(GIVEN_TO) else { return };
+        let lacking = pages.saturating_sub(own.load(Ordering::Relaxed));
+        self.words[GIVEN].fetch_add(lacking, Ordering::AcqRel);
+        own.fetch_add(lacking, Ordering::AcqRel);
+    }
+
+    /// Gives back all but `pages`.
+    pub fn keep(&self, pages: u64) {
+        let Some(own) = self.own(GIVEN_TO) else { return };
+        let given = own.load(Ordering::Relaxed);
+        if given <= pages {
+            return;
+        }
+        own.store(pages, Ordering::Release);
+        self.words[GIVEN].fetch_sub(given - pages, Ordering::AcqRel);
+        if self.is_short() {
+            self.tell();
+        }
+    }
+
+    /// What this process has under our care, in pages.
+    pub fn need(&self) -> u64 {
+        self.own(NEEDS).map_or(0, |needs| needs.load(Ordering::Relaxed))
+    }
+
+    /// Says what this process has under our care.
+    pub fn set_need(&self, pages: u64) {
+        let Some(own) = self.own(NEEDS) else { return };
+        own.store(pages, Ordering::Release);
+        if self.told.load(Ordering::Relaxed).abs_diff(pages) > self.budget_pages / TELLING_PART {
+            self.told.store(pages, Ordering::Relaxed);
+            self.tell();
+        }
+    }
+
+    /// For a process without a pager: takes and gives back so that it has what it needs. False when it cannot have
+    /// that, or should not, since others have too little.
+    pub fn reserve(&self, pages: u64) -> bool {
+        if !self.join() {
+            return pages <= OUTSIDE_PAGES;
+        }
+        self.set_need(pages);
+        self.keep(pages);
+        let lacking = |given: u64| pages.saturating_sub(given);
+        if lacking(self.given()) > 0 && lacking(self.take(lacking(self.given()))) > 0 {
+            self.clear_ended();
+            if lacking(self.take(lacking(self.given()))) > 0 {
+                self.say_short();
+                return false;
+            }
+        }
+        !self.is_short() || pages <= self.share()
+    }
+
+    /// What this process should have, in pages.
+    pub fn share(&self) -> u64 {
+        let own = self.places.own();
+        let now = now_ns();
+        let places: Vec<usize> = self.places.taken().collect();
+        let needs: Vec<Need> = places
+            .iter()
+            .map(|place| {
+                let joined = self.of(*place, JOINED).load(Ordering::Relaxed);
+                let young = joined & 1 != 0 && now.saturating_sub(joined) < YOUTH.as_nanos() as u64;
+                let weight = if young { WEIGHT_OF_YOUNG_CHILD } else { WEIGHT };
+                Need { pages: self.of(*place, NEEDS).load(Ordering::Acquire), weight }
+            })
+            .collect();
+        let index = own.and_then(|own| places.iter().position(|place| *place == own));
+        index.map_or(OUTSIDE_PAGES.min(self.budget_pages), |index| shares::share(&needs, index, self.budget_pages))
+    }
+
+    /// Whether this process needs more than it was given, and others have the rest.
+    pub fn is_contended(&self) -> bool {
+        self.need() > self.given() && self.places.taken().nth(1).is_some()
+    }
+
+    /// Somebody has less than it should.
+    pub fn say_short(&self) {
+        let first = !self.is_short();
+        self.words[SHORT_AT].store(now_ns(), Ordering::Release);
+        if first {
+            self.tell();
+        }
+    }
+
+    /// Whether somebody has less than it should, or had lately.
+    pub fn is_short(&self) -> bool {
+        let at = self.words[SHORT_AT].load(Ordering::Acquire);
+        at != 0 && now_ns().saturating_sub(at) < SHORT_LASTS.as_nanos() as u64
+    }
+
+    fn events(&self) -> &AtomicU32 {
+        &self.halves[EVENTS * 2]
+    }
+
+    fn tell(&self) {
+        self.events().fetch_add(1, Ordering::SeqCst);
+        wake_all(self.events());
+    }
+
+    /// The count of events, to be passed to [`wait`](Self::wait) later.
+    pub fn ticket(&self) -> u32 {
+        self.events().load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until something has changed since `ticket`, at most for `limit`.
+    pub fn wait(&self, ticket: u32, limit: Duration) {
+        wait_for_change(self.events(), ticket, limit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// As two processes see it: each attaches by itself.
+    fn two() -> [Ledger; 2] {
+        let segment = Box::leak(Box::new(SharedSegment::create(c"ledger", WORDS).expect("a memfd")));
+        let number = segment.descriptor().expect("made here").as_raw_fd();
+        std::array::from_fn(|_| Ledger::attach(number, 1000).expect("a segment"))
+    }
+
+    #[test]
+    fn the_sum_is_never_more_than_the_budget_but_for_the_least() {
+        let [one, other] = two();
+        assert!(one.reserve(700) && !other.reserve(400));
+        assert_eq!((one.given(), other.given()), (700, 300));
+        other.take_least(350);
+        assert_eq!((one.take(100), other.given()), (700, 350));
+        other.keep(100);
+        assert_eq!(one.take(1000), 900);
+    }
+
+    #[test]
+    fn who_has_more_than_its_share_hears_of_it_when_somebody_lacks_something() {
+        let [one, other] = two();
+        assert!(one.reserve(900) && one.reserve(900));
+        let ticket = one.ticket();
+        assert!(!other.reserve(400));
+        assert_ne!(one.ticket(), ticket);
+        assert!(!one.reserve(900), "it has more than its share now");
+        assert_eq!((one.share(), other.share()), (600, 400));
+    }
+}

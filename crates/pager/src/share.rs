@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A pager's budget follows its process's share of the tree's (`ledger.rs`).
+//!
+//! What is given up is given back to the account when eviction has paid for it, not before.
+//!
+//! Threads: one of its own, which sleeps until something changes in the account; and once, whoever starts the pager.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::abort::say;
+use crate::pager::{Pager, StartFailure, start_thread};
+
+/// One look at whether eviction has paid back what was given up.
+const DEBT_AGAIN: Duration = Duration::from_millis(5);
+/// One look at whether others have given back what this process should have.
+const SHORT_AGAIN: Duration = Duration::from_millis(20);
+/// One look at whether others have ended, while they and this process need more than there is. Nobody tells.
+const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
+/// Nothing happens when this ends; it only bounds the wait.
+const SLEEP_IDLE: Duration = Duration::from_secs(3600);
+/// Changes of less than this part of a share are not worth making.
+const CHANGE_PART: u64 = 64;
+
+impl Pager {
+    /// Moves the budget towards the share. Returns how long it can stay so, if nothing changes.
+    pub(crate) fn follow_share(&self) -> Duration {
+        let Some(ledger) = self.ledger.filter(|ledger| ledger.join()) else { return SLEEP_IDLE };
+        let is_contended = ledger.is_contended();
+        if is_contended {
+            ledger.clear_ended();
+        }
+        let (least, fair) = (self.least_pages(), ledger.share());
+        if fair < least.min(ledger.need()) {
+            self.say_once_that_there_are_many();
+        }
+        let share = fair.clamp(least, self.budget_pages.max(least));
+        let mut given = ledger.given();
+        let mut is_short = false;
+        if given < share && share - given > given / CHANGE_PART {
+            given = ledger.take(share - given);
+            is_short = given < share;
+            if is_short {
+                ledger.say_short();
+            }
+        }
+        if given < least {
+            ledger.take_least(least);
+            given = least;
+        }
+        let (spent, has_debt) = self.spend(share.min(given));
+        ledger.keep(spent);
+        match (has_debt, is_short) {
+            (true, _) => DEBT_AGAIN,
+            (false, true) => SHORT_AGAIN,
+            (false, false) if is_contended => CONTENDED_AGAIN,
+            (false, false) => SLEEP_IDLE,
+        }
+    }
+
+    /// Makes `pages` the engine's budget. Returns what is in use or may be, debt included, and whether there is some.
+    fn spend(&self, pages: u64) -> (u64, bool) {
+        let mut engine = self.engine();
+        let before = engine.budget_pages();
+        if before.abs_diff(pages) > before / CHANGE_PART {
+            engine.set_budget(pages);
+            self.budget_now.store(pages, Ordering::Relaxed);
+        }
+        let debt = engine.debt_pages();
+        let spent = engine.budget_pages() + debt;
+        drop(engine);
+        if debt > 0 {
+            self.worker_bell.ring();
+        }
+        (spent, debt > 0)
+    }
+
+    /// What this pager cannot do without. What is locked stays half of the budget at most.
+    fn least_pages(&self) -> u64 {
+        let least = aquifer_core::engine::least(u64::from(self.largest.pages()));
+        least.max(2 * self.locked_pages())
+    }
+
+    fn say_once_that_there_are_many(&self) {
+        if !self.told_of_many.swap(true, Ordering::Relaxed) {
+            say(&[
+                "more processes than the budget has room for: each keeps what it cannot do without, and together they ",
+                "exceed it; give a larger --dram",
+            ]);
+        }
+    }
+}
+
+/// Starts the thread that follows the share, where there is one.
+pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
+    let Some(ledger) = pager.ledger else { return Ok(()) };
+    start_thread(c"aquifer-share", move || {
+        loop {
+            let ticket = ledger.ticket();
+            let again = pager.follow_share();
+            ledger.wait(ticket, again);
+        }
+    })
+}
