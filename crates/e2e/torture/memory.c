@@ -17,8 +17,12 @@ static void zeros(const unsigned char *start, size_t len, const char *what) {
             wrong("%s: byte %zu of %zu is 0x%02x, must be zero", what, at, len, start[at]);
 }
 
+static __thread struct area allocated, mapped;
+
+/* A child's models are shared with its parent, which goes on when the child has been killed and a grandchild lives. */
+void leave_models(void) { memset(&allocated, 0, sizeof allocated), memset(&mapped, 0, sizeof mapped); }
+
 void allocations(struct luck *luck, size_t largest) {
-    static __thread struct area area;
     size_t len = LINE + below(luck, below(luck, 4) ? 20000 : largest) / LINE * LINE;
     unsigned char *start;
     int zeroed = 0;
@@ -41,8 +45,8 @@ void allocations(struct luck *luck, size_t largest) {
         broken("malloc");
     if (zeroed)
         zeros(start, len, "calloc");
-    area_model(&area, start, len);
-    write_lines(&area, 0, len / LINE, luck);
+    area_model(&allocated, start, len);
+    write_lines(&allocated, 0, len / LINE, luck);
     for (int turn = 0; turn < 3; turn++) {
         size_t before = len;
         len = below(luck, 2) ? len + below(luck, len) / LINE * LINE : LINE + below(luck, len) / LINE * LINE;
@@ -50,42 +54,41 @@ void allocations(struct luck *luck, size_t largest) {
         if (!start)
             broken("realloc");
         /* The model's lines do not move with the memory: only the start does. */
-        if (len / LINE > area.stamps_most) {
+        if (len / LINE > allocated.stamps_most) {
             uint32_t *stamps = unmanaged(len / LINE * sizeof *stamps);
-            memcpy(stamps, area.stamps, before / LINE * sizeof *stamps);
-            munmap(area.stamps, area.stamps_most * sizeof *stamps);
-            area.stamps = stamps;
-            area.stamps_most = len / LINE;
+            memcpy(stamps, allocated.stamps, before / LINE * sizeof *stamps);
+            munmap(allocated.stamps, allocated.stamps_most * sizeof *stamps);
+            allocated.stamps = stamps;
+            allocated.stamps_most = len / LINE;
         }
-        area.start = start;
-        area.len = len < before ? len : before;
-        check_area(&area, "realloc");
-        area.len = len;
+        allocated.start = start;
+        allocated.len = len < before ? len : before;
+        check_area(&allocated, "realloc");
+        allocated.len = len;
         if (len > before)
-            write_lines(&area, before / LINE, (len - before) / LINE, luck);
+            write_lines(&allocated, before / LINE, (len - before) / LINE, luck);
     }
-    check_area(&area, "before free");
+    check_area(&allocated, "before free");
     free(start);
 }
 
 void mappings(struct luck *luck) {
-    static __thread struct area area;
     const size_t page = 4096;
     size_t pages = 20 + below(luck, below(luck, 3) ? 300 : 3000), len = pages * page;
     unsigned char *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED)
         broken("mmap");
-    area_model(&area, start, len);
+    area_model(&mapped, start, len);
     zeros(start, len, "fresh mapping");
-    write_lines(&area, 0, len / LINE, luck);
+    write_lines(&mapped, 0, len / LINE, luck);
     size_t from = below(luck, pages - 2) * page, to = from + (1 + below(luck, pages - 1 - from / page)) * page;
     switch (below(luck, 5)) {
     case 0: /* Holes at several places, each of which reads as zeros. */
         for (int turn = 0; turn < 3; turn++) {
             if (madvise(start + from, to - from, MADV_DONTNEED) != 0)
                 broken("madvise");
-            area_zero(&area, from, to);
-            check_area(&area, "MADV_DONTNEED");
+            area_zero(&mapped, from, to);
+            check_area(&mapped, "MADV_DONTNEED");
             from = below(luck, pages - 2) * page;
             to = from + (1 + below(luck, 3)) * page;
             to = to > len ? len : to;
@@ -94,10 +97,10 @@ void mappings(struct luck *luck) {
     case 1: /* A hole in the address space. What is around it stays. */
         if (munmap(start + from, to - from) != 0)
             broken("munmap");
-        check_lines(&area, 0, from / LINE, "before a hole");
-        check_lines(&area, to / LINE, (len - to) / LINE, "behind a hole");
-        write_lines(&area, to / LINE, (len - to) / LINE, luck);
-        check_lines(&area, to / LINE, (len - to) / LINE, "behind a hole, written again");
+        check_lines(&mapped, 0, from / LINE, "before a hole");
+        check_lines(&mapped, to / LINE, (len - to) / LINE, "behind a hole");
+        write_lines(&mapped, to / LINE, (len - to) / LINE, luck);
+        check_lines(&mapped, to / LINE, (len - to) / LINE, "behind a hole, written again");
         munmap(start, from);
         munmap(start + to, len - to);
         return;
@@ -108,15 +111,15 @@ void mappings(struct luck *luck) {
             allocations(luck, (size_t)8 << 20);
         if (mprotect(start + from, to - from, PROT_READ | PROT_WRITE) != 0)
             broken("mprotect back");
-        check_area(&area, "after mprotect");
+        check_area(&mapped, "after mprotect");
         break;
     case 3: { /* Grown by moving. */
         size_t longer = len + (1 + below(luck, 200)) * page;
         unsigned char *moved = mremap(start, len, longer, MREMAP_MAYMOVE);
         if (moved == MAP_FAILED)
             wrong("mremap fails: %s", strerror(errno));
-        area.start = start = moved;
-        check_area(&area, "mremap");
+        mapped.start = start = moved;
+        check_area(&mapped, "mremap");
         zeros(start + len, longer - len, "what mremap added");
         len = longer;
         break;
@@ -125,10 +128,10 @@ void mappings(struct luck *luck) {
         if (mmap(start + from, to - from, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
             start + from)
             broken("mmap MAP_FIXED");
-        area_zero(&area, from, to);
-        check_area(&area, "MAP_FIXED");
-        write_lines(&area, 0, area.len / LINE, luck);
-        check_area(&area, "MAP_FIXED, written again");
+        area_zero(&mapped, from, to);
+        check_area(&mapped, "MAP_FIXED");
+        write_lines(&mapped, 0, mapped.len / LINE, luck);
+        check_area(&mapped, "MAP_FIXED, written again");
     }
     if (munmap(start, len) != 0)
         broken("munmap");

@@ -50,6 +50,7 @@ static void wait_for(pid_t child, int killed) {
 /* What a child does with its copy of the area. Other threads' memory is not looked at: they may be in the middle. */
 _Noreturn static void live(struct area *area, struct luck *luck) {
     depth++;
+    leave_models();
     check_lines(area, below(luck, area->len / LINE), 1, "in a child, at first");
     for (uint64_t turns = below(luck, 30); turns > 0; turns--)
         switch (below(luck, 8)) {

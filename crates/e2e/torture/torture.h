@@ -50,6 +50,7 @@ void vectors(struct area *area, struct luck *luck);
 void messages(struct area *area, struct luck *luck);
 void mappings(struct luck *luck);
 void allocations(struct luck *luck, size_t largest);
+void leave_models(void);
 void start_locks(int threads);
 void locks(struct luck *luck);
 void end_locks(void);
