@@ -95,7 +95,7 @@ fn a_tier_beyond_the_limit_on_file_size() {
 #[test]
 fn too_few_descriptors_for_the_pager_end_the_program_with_the_limit_to_raise() {
     let directory = scratch("refused-descriptors");
-    let Some(ended) = under("-n 8", &format!("flash:{}", directory.display())) else { return };
+    let Some(ended) = under("-n 12", &format!("flash:{}", directory.display())) else { return };
     let [line] = ended.expect(113).said()[..] else { panic!("one line, not: {}", ended.stderr) };
     assert!(line.ends_with("; raise the limit of open files (ulimit -n)"), "{line}");
 }
