@@ -21,14 +21,11 @@
 #include <cstring>
 #include <string>
 
+#include "trouble.hpp"
+
 #ifdef WITH_UMAP
 #include <umap/umap.h>
 #endif
-
-[[noreturn]] inline void trouble(const std::string &message) {
-    std::fprintf(stderr, "error: %s\n", message.c_str());
-    std::exit(1);
-}
 
 class Memory {
   public:

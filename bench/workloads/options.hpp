@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Reads the command line of a workload: `--name value` or `--name=value`, plus bare words.
+// Reads the command line of a workload: `--name value` or `--name=value`, plus bare words; behind `--` all are bare.
 //
 // Sizes carry units (64MiB, 1GiB, 4096). A wrong argument ends the program with exit code 2 and one line
 // that says what was wrong. Exit code 1 is kept for a wrong result.
@@ -55,6 +55,10 @@ class Options {
         for (int i = 1; i < argc; ++i) {
             const std::string word = argv[i];
             if (word == "--help" || word == "-h") help(about);
+            if (word == "--") {
+                words_.insert(words_.end(), argv + i + 1, argv + argc);
+                break;
+            }
             if (word.rfind("--", 0) != 0) {
                 words_.push_back(word);
                 continue;

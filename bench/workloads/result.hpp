@@ -9,7 +9,6 @@
 #pragma once
 
 #include <omp.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,8 +16,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -43,13 +44,30 @@ inline uint64_t mix64(uint64_t x) {
 // Order-independent, so that threads may add their parts in any order; position-dependent all the same.
 inline uint64_t checksum_term(uint64_t position, uint64_t value) { return mix64(position ^ mix64(value)); }
 
-// Peak resident set of this process as the kernel counts it (VmHWM), 0 when /proc is not there.
-inline uint64_t peak_resident_bytes() {
-    std::ifstream status("/proc/self/status");
+// What the kernel counts of a process.
+struct Usage {
+    uint64_t resident_bytes = 0, peak_resident_bytes = 0, minor_faults = 0, major_faults = 0;
+};
+
+// Resident set (VmRSS), its peak (VmHWM) and faults of a process; zeros when /proc is not there.
+inline Usage usage_of(const std::string &process) {
+    Usage usage;
     std::string line;
-    while (std::getline(status, line))
-        if (line.rfind("VmHWM:", 0) == 0) return std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
-    return 0;
+    std::ifstream status("/proc/" + process + "/status");
+    while (std::getline(status, line)) {
+        if (line.rfind("VmHWM:", 0) == 0) usage.peak_resident_bytes = std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
+        if (line.rfind("VmRSS:", 0) == 0) usage.resident_bytes = std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
+    }
+    // The name of the program stands in brackets and may hold anything; behind it, minflt is word 8 and majflt word 10.
+    std::ifstream stat("/proc/" + process + "/stat");
+    std::getline(stat, line);
+    std::istringstream words(line.substr(std::min(line.rfind(')') + 1, line.size())));
+    std::string word;
+    for (int at = 1; at <= 10 && words >> word; ++at) {
+        if (at == 8) usage.minor_faults = std::strtoull(word.c_str(), nullptr, 10);
+        if (at == 10) usage.major_faults = std::strtoull(word.c_str(), nullptr, 10);
+    }
+    return usage;
 }
 
 class Result {
@@ -74,14 +92,13 @@ class Result {
                                  "\",\"better\":\"" + (higher_is_better ? "higher" : "lower") + "\"}");
     }
 
-    // Prints the line and returns the exit code of the program.
-    int print(bool verified) {
-        rusage usage{};
-        ::getrusage(RUSAGE_SELF, &usage);
+    // Prints the line and returns the exit code of the program. What was used is this process's own, unless the work was
+    // another's.
+    int print(bool verified, const Usage &usage = usage_of("self")) {
         number("threads", static_cast<uint64_t>(omp_get_max_threads()));
-        number("peak_resident_bytes", peak_resident_bytes());
-        number("minor_faults", static_cast<uint64_t>(usage.ru_minflt));
-        number("major_faults", static_cast<uint64_t>(usage.ru_majflt));
+        number("peak_resident_bytes", usage.peak_resident_bytes);
+        number("minor_faults", usage.minor_faults);
+        number("major_faults", usage.major_faults);
         raw("verified", verified ? "true" : "false");
         std::printf("{%s}\n", line_.c_str());
         std::fflush(stdout);

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+//
+// A Redis of our own: started in a directory of its own, by whatever command it is to run under, reached by a socket
+// there, and ended with us however we end.
+
+#pragma once
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <fcntl.h>
+#include <fstream>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include "resp.hpp"
+#include "result.hpp"
+
+// A dump is loaded before the first answer; the largest take minutes.
+static const double START_SECONDS_MOST = 600;
+// A server that fetches or swaps is slow, and one that has not answered for so long hangs.
+static const double REPLY_SECONDS_MOST = 120;
+// After SHUTDOWN: memory and swap have to be given back.
+static const double END_SECONDS_MOST = 120;
+// After SIGTERM, when all is over anyway.
+static const double GRACE_SECONDS = 3;
+
+// Names in the server's directory. Short and relative, since a socket's path has room for 107 bytes.
+static const char *const SOCKET_NAME = "redis.sock";
+static const char *const DUMP_NAME = "dump.rdb";
+static const char *const LOG_NAME = "redis.log";
+
+inline volatile std::sig_atomic_t stop_signal = 0;
+inline pid_t server_process = 0;
+
+// What ends a wait: a signal, before anything else is said.
+inline void check_signals() {
+    if (stop_signal != 0) trouble("ended by signal " + std::to_string(stop_signal));
+}
+
+inline bool ended_within(double seconds, int &status) {
+    for (const double start = seconds_now();; ::usleep(10000)) {
+        if (::waitpid(server_process, &status, WNOHANG) == server_process) return server_process = 0, true;
+        if (seconds_now() - start > seconds) return false;
+    }
+}
+
+// At exit, of whatever kind.
+inline void end_server() {
+    int status;
+    if (server_process == 0) return;
+    ::kill(server_process, SIGTERM);
+    if (ended_within(GRACE_SECONDS, status)) return;
+    ::kill(server_process, SIGKILL);
+    ended_within(END_SECONDS_MOST, status);
+}
+
+inline int connect_to_server() {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::snprintf(address.sun_path, sizeof address.sun_path, "%s", SOCKET_NAME);
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) trouble(std::string("socket: ") + std::strerror(errno));
+    if (::connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof address) == 0) return fd;
+    ::close(fd);
+    return -1;
+}
+
+class Server {
+  public:
+    // `command`: the words up to and with the server's own program. The working directory is the server's directory.
+    explicit Server(const std::vector<std::string> &command, const std::string &directory) {
+        std::vector<std::string> words = command;
+        for (const char *word : {"--port", "0", "--unixsocket", SOCKET_NAME, "--dir"}) words.push_back(word);
+        words.push_back(directory);
+        for (const char *word : {"--dbfilename", DUMP_NAME, "--save", "", "--appendonly", "no", "--daemonize", "no"}) words.push_back(word);
+        start(words);
+        control_ = greet();
+        process_ = info("server", "process_id");
+    }
+    Server(const Server &) = delete;
+    Server &operator=(const Server &) = delete;
+    ~Server() { ::close(control_); }
+
+    // One command of words, and its reply, on a connection that nothing else uses.
+    std::string ask(const std::vector<std::string> &words) {
+        std::string request;
+        add_command(request, words.size());
+        for (const std::string &word : words) add_word(request, word);
+        if (::send(control_, request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size())) lost();
+        std::string answer;
+        Reply reply;
+        while (read_reply(answer.data(), answer.size(), reply) == 0) {
+            char piece[4096];
+            const ssize_t count = ::recv(control_, piece, sizeof piece, 0);
+            if (count < 0 && errno == EINTR && stop_signal == 0) continue;
+            if (count <= 0) lost();
+            answer.append(piece, static_cast<size_t>(count));
+        }
+        if (reply.kind == Reply::Error) trouble("the server says to " + words[0] + ": " + reply.text());
+        return reply.text();
+    }
+
+    // A value of INFO's.
+    std::string info(const char *section, const std::string &name) {
+        const std::string text = "\r\n" + ask({"INFO", section});
+        const size_t at = text.find("\r\n" + name + ":");
+        if (at == std::string::npos) trouble("INFO has no " + name);
+        const size_t begin = at + name.size() + 3;
+        return text.substr(begin, text.find("\r\n", begin) - begin);
+    }
+    uint64_t number(const char *section, const char *name) { return std::strtoull(info(section, name).c_str(), nullptr, 10); }
+
+    // The server's own process, whatever it was started by.
+    const std::string &process() const { return process_; }
+
+    void end() {
+        std::string request;
+        add_command(request, 2);
+        add_word(request, "SHUTDOWN");
+        add_word(request, "NOSAVE");
+        ::send(control_, request.data(), request.size(), MSG_NOSIGNAL);
+        int status = 0;
+        if (!ended_within(END_SECONDS_MOST, status)) trouble("the server does not end");
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) trouble("the server ended with status " + std::to_string(status) + ": " + last_words());
+    }
+
+    [[noreturn]] static void lost() {
+        check_signals();
+        trouble("the server does not answer any more: " + last_words());
+    }
+
+  private:
+    static std::string last_words() {
+        std::ifstream log(LOG_NAME);
+        std::string line, last = "it said nothing";
+        while (std::getline(log, line))
+            if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
+        return last;
+    }
+
+    static void start(const std::vector<std::string> &words) {
+        std::vector<char *> arguments;
+        for (const std::string &word : words) arguments.push_back(const_cast<char *>(word.c_str()));
+        arguments.push_back(nullptr);
+        const int log = ::open(LOG_NAME, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        if (log < 0) trouble(std::string(LOG_NAME) + ": " + std::strerror(errno));
+        const pid_t parent = ::getpid();
+        server_process = ::fork();
+        if (server_process < 0) trouble(std::string("fork: ") + std::strerror(errno));
+        if (server_process == 0) {
+            // Whoever kills us has no use for the server.
+            ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+            if (::getppid() != parent) ::_exit(127);
+            ::dup2(log, STDOUT_FILENO);
+            ::dup2(log, STDERR_FILENO);
+            ::execvp(arguments[0], arguments.data());
+            std::fprintf(stderr, "%s cannot be started: %s\n", arguments[0], std::strerror(errno));
+            ::_exit(127);
+        }
+        ::close(log);
+    }
+
+    // A connection, once the server answers on it.
+    int greet() {
+        for (const double start = seconds_now(); seconds_now() - start < START_SECONDS_MOST; ::usleep(10000)) {
+            check_signals();
+            int status = 0;
+            if (ended_within(0, status)) trouble("the server does not start: " + last_words());
+            const int fd = connect_to_server();
+            if (fd < 0) continue;
+            const timeval patience{static_cast<time_t>(REPLY_SECONDS_MOST), 0};
+            ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+            char answer[8] = {};
+            if (::send(fd, "PING\r\n", 6, MSG_NOSIGNAL) != 6) lost();
+            if (::recv(fd, answer, sizeof answer - 1, 0) <= 0) lost();
+            if (std::strcmp(answer, "+PONG\r\n") == 0) return fd;
+            ::close(fd);  // It is still loading its dump.
+        }
+        trouble("the server does not answer");
+    }
+
+    int control_ = -1;
+    std::string process_;
+};

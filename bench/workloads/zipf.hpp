@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+//
+// Draws ranks that follow Zipf's law, and the random numbers that it takes.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "result.hpp"
+
+// Draws ranks 1..n with probability proportional to rank^-exponent, by rejection-inversion
+// (Hoermann and Derflinger 1996): no table, no sum over n.
+class Zipf {
+  public:
+    Zipf(uint64_t n, double exponent) : n_(static_cast<double>(n)), s_(exponent) {
+        low_ = integral(1.5) - 1.0;
+        high_ = integral(n_ + 0.5);
+        shortcut_ = 2.0 - inverse(integral(2.5) - std::pow(2.0, -s_));
+    }
+
+    template <typename Uniform> uint64_t draw(Uniform uniform) const {
+        for (;;) {
+            const double u = high_ + uniform() * (low_ - high_);
+            const double x = inverse(u);
+            const double k = std::min(std::max(std::floor(x + 0.5), 1.0), n_);
+            if (k - x <= shortcut_ || u >= integral(k + 0.5) - std::pow(k, -s_)) return static_cast<uint64_t>(k);
+        }
+    }
+
+  private:
+    double integral(double x) const { return s_ == 1.0 ? std::log(x) : (std::pow(x, 1.0 - s_) - 1.0) / (1.0 - s_); }
+    double inverse(double y) const { return s_ == 1.0 ? std::exp(y) : std::pow(std::max(0.0, 1.0 + y * (1.0 - s_)), 1.0 / (1.0 - s_)); }
+    double n_, s_, low_, high_, shortcut_;
+};
+
+struct Random {
+    uint64_t state;
+    uint64_t next() { return mix64(state++); }
+    double uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+};
