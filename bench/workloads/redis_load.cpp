@@ -52,7 +52,7 @@ static void enter_directory(const std::string &wanted) {
     if (real == nullptr) trouble(directory + ": " + std::strerror(errno));
     directory = real;
     std::free(real);
-    // Words behind `--` may be paths that are relative to where we are. Only ours are, since they are resolved before.
+    start_directory = ::open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (::chdir(directory.c_str()) != 0) trouble(directory + ": " + std::strerror(errno));
     if (!directory_is_new && ::access(DUMP_NAME, F_OK) == 0) trouble(directory + " holds a dump already; name another --dir");
     std::atexit(remove_traces);

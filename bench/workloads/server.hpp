@@ -38,6 +38,8 @@ static const char *const LOG_NAME = "redis.log";
 
 inline volatile std::sig_atomic_t stop_signal = 0;
 inline pid_t server_process = 0;
+// Where we were started, which is where relative paths in the server's command begin.
+inline int start_directory = AT_FDCWD;
 
 // What ends a wait: a signal, before anything else is said.
 inline void check_signals() {
@@ -157,7 +159,7 @@ class Server {
         if (server_process == 0) {
             // Whoever kills us has no use for the server.
             ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-            if (::getppid() != parent) ::_exit(127);
+            if (::getppid() != parent || ::fchdir(start_directory) != 0) ::_exit(127);
             ::dup2(log, STDOUT_FILENO);
             ::dup2(log, STDERR_FILENO);
             ::execvp(arguments[0], arguments.data());

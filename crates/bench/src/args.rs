@@ -25,11 +25,14 @@ Examples:
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
   aquifer bench --overhead all                            what a fault, a run below budget, rest cost
+  aquifer bench --local 75,50 --workload redis,redis-save \
+      --contender dram,aquifer-flash,swap-disk            a server: throughput, p99, its dump
   aquifer bench --plan --workload all                     what would run, and what cannot and why
 
 Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
   over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
   budget kept                 any run of aquifer-flash
+  throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 15
   fault, below budget, rest   --overhead all
@@ -56,7 +59,7 @@ pub struct BenchArgs {
     /// How often every contender has its turn [default: 3]
     #[arg(short, long)]
     pub rounds: Option<u32>,
-    /// Bytes of the arrays of the array workloads, such as 1GiB
+    /// Bytes of the arrays of the array workloads, or of Redis' values, such as 1GiB
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     pub bytes: Option<u64>,
     /// Graph workloads: log2 of the number of vertices
@@ -71,7 +74,7 @@ pub struct BenchArgs {
     /// Graph workloads and matmul: trials in one run
     #[arg(long)]
     pub trials: Option<u32>,
-    /// Random access and pointer chase: how long one run measures [default: 5s]
+    /// Random access, pointer chase: how long one run measures [default: 5s]; Redis, too, and as long before [10s]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub seconds: Option<Duration>,
     /// Threads of every program [default: one per CPU]

@@ -9,7 +9,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::failure::BenchFailure;
 use crate::undo::{self, Undo, UndoList};
@@ -124,11 +123,10 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// A command that joins the cgroup and then becomes `program`.
-    pub fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.arg("-c").arg("echo $$ > \"$0\" && exec \"$@\"").arg(self.path.join("cgroup.procs")).arg(program);
-        command
+    /// Words that join the cgroup and then become the command that stands behind them.
+    pub fn words(&self) -> Vec<String> {
+        let members = self.path.join("cgroup.procs").display().to_string();
+        vec!["/bin/sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), members]
     }
 
     pub fn account(&self) -> Account {

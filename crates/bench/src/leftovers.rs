@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::machine;
 use crate::swap::LABEL_PREFIXES;
-use crate::undo::{Undo, is_alive, token_in};
+use crate::undo::{SERVER_KIND, Undo, is_alive, token_in};
 
 /// Where a swap area's label is: mkswap writes it 1052 bytes into the first page, 16 bytes long.
 const LABEL_AT: u64 = 1052;
@@ -53,6 +53,7 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
         let known = found.iter().any(|undo| *undo == Undo::RemoveDirectory(path.clone()));
         match path.is_dir() {
             true if known => {}
+            true if path.extension().is_some_and(|kind| kind == SERVER_KIND) => found.push(Undo::RemoveTree(path)),
             true => found.push(Undo::RemoveDirectory(path)),
             false => found.push(Undo::RemoveFile(path)),
         }
@@ -127,9 +128,13 @@ mod tests {
         for path in [&dead, &alive, &directory.join("swapfile")] {
             fs::write(path, "x").unwrap();
         }
-        let found: Vec<_> =
-            find(&directory, None).into_iter().filter(|undo| matches!(undo, Undo::RemoveFile(_))).collect();
-        assert_eq!(found, [Undo::RemoveFile(dead)]);
+        let server = directory.join(name("1-zzzzzz", SERVER_KIND));
+        fs::create_dir(&server).unwrap();
+        fs::create_dir(directory.join(name(&own_token(), SERVER_KIND))).unwrap();
+        let is_here = |undo: &Undo| matches!(undo, Undo::RemoveFile(_) | Undo::RemoveTree(_));
+        let mut found: Vec<_> = find(&directory, None).into_iter().filter(is_here).collect();
+        found.sort_by_key(|undo| matches!(undo, Undo::RemoveTree(_)));
+        assert_eq!(found, [Undo::RemoveFile(dead), Undo::RemoveTree(server)]);
         fs::remove_dir_all(directory).unwrap();
     }
 

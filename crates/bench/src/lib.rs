@@ -22,6 +22,7 @@ mod contender;
 mod failure;
 mod fio;
 mod interrupt;
+mod latency;
 mod leftovers;
 mod machine;
 mod measure;

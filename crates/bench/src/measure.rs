@@ -15,13 +15,13 @@ use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::plan::Step;
-use crate::process::{self, Finished};
+use crate::process::{self, Finished, find_program};
 use crate::record::Run;
 use crate::result::{figure_of, parse_output};
 use crate::settle::settle;
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
-use crate::undo::{self, Undo, UndoList};
+use crate::undo::{self, SERVER_KIND, Undo, UndoList};
 
 /// In a small limit the kernel now and then kills a program whose pages are all under way to swap, although swap has
 /// room. A baseline must not lose its figure to that.
@@ -82,6 +82,8 @@ impl Bench<'_> {
         let flash = self.file(&mut files, "flash");
         let stats = self.file(&mut files, "stats");
         let arrays = self.file(&mut files, "arrays");
+        let server = self.settings.dir.join(undo::name(self.token, SERVER_KIND));
+        files.push(Undo::RemoveTree(server.clone()));
         let _swap = match &step.contender {
             Contender::Swap(kind) => {
                 let area = self.areas.iter().find(|area| area.kind == *kind);
@@ -97,12 +99,7 @@ impl Bench<'_> {
         if step.workload.is_graph() {
             forget_cached(self.graph)?;
         }
-        let words = self.command_words(step, &flash, &stats, &arrays)?;
-        let mut command = match &cgroup {
-            Some(cgroup) => cgroup.command(&words.program),
-            None => Command::new(&words.program),
-        };
-        command.args(&words.arguments).envs(words.environment);
+        let mut command = self.command(step, &flash, &stats, &arrays, &server, cgroup.as_ref())?;
         if let Some(threads) = self.settings.threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }
@@ -128,50 +125,65 @@ impl Bench<'_> {
         path
     }
 
-    fn command_words(&self, step: &Step, flash: &Path, stats: &Path, arrays: &Path) -> Result<Words, BenchFailure> {
+    /// The command of a step: the program in its cgroup and under whatever it runs under, or, when that is its server's
+    /// place, the program with the words for its server.
+    fn command(
+        &self,
+        step: &Step,
+        flash: &Path,
+        stats: &Path,
+        arrays: &Path,
+        server: &Path,
+        cgroup: Option<&Cgroup>,
+    ) -> Result<Command, BenchFailure> {
         let workload = step.workload;
-        let program = fs::canonicalize(self.settings.programs.join(workload.program))
-            .map_err(|error| BenchFailure::io(format!("cannot find {}", workload.program), &error))?;
-        let mut arguments = workload.command_line(&self.settings.sizing, self.graph);
-        let mut environment = Vec::new();
-        // Room for every block and for the pager's own needs in the tier.
-        let tier_bytes = (step.footprint_bytes + step.footprint_bytes / 4 + 64 * MIB).next_multiple_of(MIB);
-        if let Some(tier) = step.contender.tier(&flash.to_string_lossy(), tier_bytes) {
-            let aquifer = self
-                .aquifer
-                .ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))?;
-            let mut words: Vec<String> = ["run", "--dram"].map(String::from).into();
-            words.extend([
-                step.local_bytes.to_string(),
-                "--tier".into(),
-                tier,
-                "--stats-json".into(),
-                stats.display().to_string(),
-            ]);
-            words.extend(self.settings.aquifer_args.iter().cloned());
-            words.extend(["--".into(), program.display().to_string()]);
-            words.append(&mut arguments);
-            return Ok(Words { program: aquifer.to_path_buf(), arguments: words, environment });
+        let mut name = workload.program.to_string();
+        if step.contender == Contender::Umap {
+            name.push_str("_umap");
         }
+        let program = fs::canonicalize(self.settings.programs.join(&name))
+            .map_err(|error| BenchFailure::io(format!("cannot find {name}"), &error))?;
+        let mut around = cgroup.map_or_else(Vec::new, Cgroup::words);
+        around.append(&mut self.pager_words(step, flash, stats)?);
+        let mut words = vec![program.display().to_string()];
+        words.extend(workload.command_line(&self.settings.sizing, self.graph));
         if matches!(step.contender, Contender::MmapFile | Contender::Umap) {
-            arguments.extend(["--file".into(), arrays.display().to_string()]);
+            words.extend(["--file".into(), arrays.display().to_string()]);
         }
-        if step.contender != Contender::Umap {
-            return Ok(Words { program, arguments, environment });
+        if let Some(name) = workload.server() {
+            let installed = find_program(name).ok_or_else(|| {
+                BenchFailure::trouble(format!("{name} is not installed any more"), "install it again")
+            })?;
+            words.extend(["--server".into(), installed.display().to_string()]);
+            words.extend(["--dir".into(), server.display().to_string(), "--".into()]);
+            words.append(&mut around);
         }
-        let page = self.settings.umap_page_bytes.unwrap_or_else(|| workload.umap_page_bytes());
-        environment.push(("UMAP_PAGESIZE".to_string(), page.to_string()));
-        environment.push(("UMAP_BUFSIZE".to_string(), (step.local_bytes / page).max(1).to_string()));
-        let program = program.with_file_name(format!("{}_umap", workload.program));
-        Ok(Words { program, arguments, environment })
+        around.append(&mut words);
+        let mut command = Command::new(&around[0]);
+        command.args(&around[1..]);
+        if step.contender == Contender::Umap {
+            let page = self.settings.umap_page_bytes.unwrap_or_else(|| workload.umap_page_bytes());
+            command.env("UMAP_PAGESIZE", page.to_string());
+            command.env("UMAP_BUFSIZE", (step.local_bytes / page).max(1).to_string());
+        }
+        Ok(command)
     }
-}
 
-/// A command before it joins its cgroup.
-struct Words {
-    program: PathBuf,
-    arguments: Vec<String>,
-    environment: Vec<(String, String)>,
+    /// What stands before a program that is to run under the pager; nothing for the others.
+    fn pager_words(&self, step: &Step, flash: &Path, stats: &Path) -> Result<Vec<String>, BenchFailure> {
+        // Room for every block and for the pager's own needs in the tier. A forked process writes to slabs of its own.
+        let data_bytes = step.footprint_bytes * step.workload.processes;
+        let tier_bytes = (data_bytes + data_bytes / 4 + 64 * MIB).next_multiple_of(MIB);
+        let Some(tier) = step.contender.tier(&flash.to_string_lossy(), tier_bytes) else { return Ok(Vec::new()) };
+        let aquifer =
+            self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))?;
+        let mut words =
+            vec![aquifer.display().to_string(), "run".into(), "--dram".into(), step.local_bytes.to_string()];
+        words.extend(["--tier".into(), tier, "--stats-json".into(), stats.display().to_string()]);
+        words.extend(self.settings.aquifer_args.iter().cloned());
+        words.push("--".into());
+        Ok(words)
+    }
 }
 
 /// Drops the page cache of a file, so that every contender reads it from the disk.

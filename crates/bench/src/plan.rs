@@ -33,6 +33,8 @@ pub struct Obstacles {
     pub aquifer: Option<String>,
     pub fio: Option<String>,
     pub limit: Option<String>,
+    /// Servers of workloads that are not here, by their programs.
+    pub missing_servers: Vec<&'static str>,
     /// Any swap at all.
     pub swap: Option<String>,
     pub swap_ram: Option<String>,
@@ -67,14 +69,18 @@ pub fn local_bytes(footprint: u64, percent: u32) -> u64 {
     footprint * u64::from(percent) / 100 / 4096 * 4096
 }
 
-/// The limit that the kernel enforces, the same for every limited contender.
-pub fn limit_bytes(footprint: u64, local: u64) -> u64 {
-    (local + SLACK_BYTES + CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE).next_multiple_of(4096)
+/// The limit that the kernel enforces, the same for every limited contender: for one process, and for those beside it.
+pub fn limit_bytes(footprint: u64, local: u64, processes: u64) -> u64 {
+    let one = local + SLACK_BYTES + CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE;
+    (one * processes).next_multiple_of(4096)
 }
 
 impl Obstacles {
     fn to(&self, contender: &Contender, workload: &Workload) -> Option<String> {
-        let static_arrays = workload.static_arrays.then(|| "its static arrays cannot be put into a file".to_string());
+        if let Some(server) = workload.server().filter(|server| self.missing_servers.contains(server)) {
+            return Some(format!("{server} is not installed; install Redis, 6 or newer"));
+        }
+        let no_file = workload.no_file.map(str::to_string);
         match contender {
             Contender::Dram => None,
             Contender::AquiferFlash | Contender::AquiferDram | Contender::AquiferEmulated(_) => self.aquifer.clone(),
@@ -86,8 +92,8 @@ impl Obstacles {
                 };
                 self.limit.clone().or_else(|| self.swap.clone()).or(own)
             }
-            Contender::MmapFile => self.limit.clone().or(static_arrays),
-            Contender::Umap => self.limit.clone().or_else(|| self.umap.clone()).or(static_arrays),
+            Contender::MmapFile => self.limit.clone().or(no_file),
+            Contender::Umap => self.limit.clone().or_else(|| self.umap.clone()).or(no_file),
             Contender::Fio => self.fio.clone(),
         }
     }
@@ -128,7 +134,7 @@ pub fn plan(
                         contender: (*contender).clone(),
                         round,
                         limit_bytes: (contender.is_limited() && obstacles.limit.is_none())
-                            .then(|| limit_bytes(*footprint_bytes, local)),
+                            .then(|| limit_bytes(*footprint_bytes, local, workload.processes)),
                     }
                 }));
             }
@@ -203,6 +209,25 @@ mod tests {
         assert_eq!(plan.steps[1].limit_bytes, None);
         assert_eq!(plan.skipped.len(), 3);
         assert!(plan.skipped.iter().all(|skipped| skipped.reason == "not root"));
+    }
+
+    #[test]
+    fn a_server_that_is_not_installed_is_skipped_for_every_contender() {
+        let obstacles = Obstacles { missing_servers: vec!["redis-server"], ..Obstacles::default() };
+        let both = [measured("redis"), measured("stream")];
+        let plan = plan(&both, &[50], &contenders("dram,aquifer-flash,fio"), 1, &obstacles);
+        assert_eq!(plan.steps.iter().map(|step| step.workload.name).collect::<Vec<_>>(), ["stream", "stream"]);
+        assert_eq!(plan.skipped.iter().filter(|skipped| skipped.workload == "redis").count(), 3);
+        assert!(plan.skipped.iter().all(|skipped| skipped.reason.contains("redis-server is not installed; install")));
+    }
+
+    #[test]
+    fn a_process_beside_the_first_has_room_in_the_limit() {
+        let limit = |name| {
+            let plan = plan(&[measured(name)], &[50], &contenders("swap-disk"), 1, &Obstacles::default());
+            plan.steps[0].limit_bytes.unwrap()
+        };
+        assert_eq!(limit("redis-save"), 2 * limit("redis"));
     }
 
     #[test]

@@ -15,14 +15,16 @@ use crate::contender::{Contender, SwapKind};
 use crate::failure::BenchFailure;
 use crate::fio;
 use crate::interrupt::Interrupt;
-use crate::plan::{Measured, Obstacles, Plan};
+use crate::plan::{Measured, Obstacles, Plan, Step};
 use crate::process::{self, find_program};
 use crate::progress::Progress;
 use crate::record::Skipped;
 use crate::swap::{self, SwapArea};
-use crate::undo::{self, Undo, UndoList};
-use crate::workload::Workload;
+use crate::undo::{self, SERVER_KIND, Undo, UndoList};
+use crate::workload::{Input, Workload};
 
+/// A server is filled to know what it takes; 16 GiB of values take some minutes.
+const FILL_TIMEOUT: Duration = Duration::from_secs(1200);
 /// Making a graph of scale 22 takes half a minute on two CPUs; of scale 26, some ten.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 const FOOTPRINT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -111,21 +113,51 @@ pub fn graph_file(
     Ok((path, undo))
 }
 
-/// Each program says how much it will need.
-pub fn footprints(settings: &Settings, graph: &Path, interrupt: &Interrupt) -> Result<Vec<Measured>, BenchFailure> {
-    let footprint = |workload: &'static Workload| {
+/// Each program says how much it will need. One that starts a server says what that has resident when it is full.
+pub fn footprints(
+    settings: &Settings,
+    token: &str,
+    graph: &Path,
+    interrupt: &Interrupt,
+) -> Result<Vec<Measured>, BenchFailure> {
+    // The same server with the same values is filled once.
+    let mut filled: Option<(Input, u64)> = None;
+    let mut footprint = |workload: &'static Workload| {
+        let server = workload.server().map(|program| (program, find_program(program)));
+        if let (Input::Server { bytes, .. }, true) = (workload.input, settings.plan_only) {
+            // Keys and tables take a third and more of what values of 1 KiB do: nothing runs on it.
+            return Ok(settings.sizing.bytes.unwrap_or(bytes) / 2 * 3);
+        }
+        if let Some((_, bytes)) = filled.filter(|(input, _)| *input == workload.input) {
+            return Ok(bytes);
+        }
+        if let Some((_, None)) = server {
+            return Ok(0); // Nothing runs on it: the plan skips what is not installed.
+        }
         if workload.is_graph() && settings.plan_only && !graph.exists() {
             // 32 neighbours of 4 bytes and an offset of 8 per vertex, roughly: nothing runs on it.
             return Ok((32 * 4 + 8) << settings.scale);
         }
         let mut command = Command::new(settings.programs.join(workload.program));
         command.args(workload.command_line(&settings.sizing, graph)).arg("--footprint");
-        let finished = process::run(command, FOOTPRINT_TIMEOUT, interrupt)?;
-        finished.stdout.trim().parse().map_err(|_| {
+        let mut undo = UndoList::default();
+        if let Some((_, Some(program))) = &server {
+            let directory = settings.dir.join(undo::name(token, SERVER_KIND));
+            undo.push(Undo::RemoveTree(directory.clone()));
+            command.arg("--server").arg(program).arg("--dir").arg(directory);
+        }
+        let timeout = if server.is_some() { FILL_TIMEOUT } else { FOOTPRINT_TIMEOUT };
+        let finished = process::run(command, timeout, interrupt)?;
+        let bytes = finished.stdout.trim().parse().map_err(|_| {
             BenchFailure::usage(format!("{} refused its arguments: {}", workload.name, finished.complaint()), "")
-        })
+        })?;
+        if server.is_some() {
+            filled = Some((workload.input, bytes));
+        }
+        Ok(bytes)
     };
-    settings.workloads.iter().map(|workload| Ok(Measured { workload, footprint_bytes: footprint(workload)? })).collect()
+    let known = |workload: &&'static Workload| Ok(Measured { workload, footprint_bytes: footprint(workload)? });
+    settings.workloads.iter().map(known).collect()
 }
 
 /// The binary that was named, or this one, or the one beside it, or the one in PATH.
@@ -148,15 +180,17 @@ pub fn obstacles(
     measured: &[Measured],
 ) -> Obstacles {
     let asked = |contender: &Contender| settings.contenders.contains(contender);
-    let largest = measured.iter().map(|one| one.footprint_bytes).max().unwrap_or(0);
+    let largest = measured.iter().map(|one| one.footprint_bytes * one.workload.processes).max().unwrap_or(0);
+    let servers = measured.iter().filter_map(|one| one.workload.server());
     // Where arrays cannot be put into a file, there is no such program, and the plan says why.
     let umap_missing = measured.iter().find(|one| {
-        !one.workload.static_arrays && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
+        one.workload.no_file.is_none() && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
     });
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
         fio: asked(&Contender::Fio).then(fio::obstacle).flatten(),
         limit: hierarchy.as_ref().err().map(ToString::to_string),
+        missing_servers: servers.filter(|server| find_program(server).is_none()).collect(),
         swap: swap::obstacle(),
         swap_ram: swap::obstacle_ram(largest),
         swap_zram: asked(&Contender::Swap(SwapKind::Zram)).then(swap::obstacle_zram).flatten(),
@@ -174,11 +208,9 @@ pub fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &
     let mut areas = Vec::new();
     for kind in [SwapKind::Disk, SwapKind::Ram, SwapKind::Zram] {
         let contender = Contender::Swap(kind);
-        let Some(largest) =
-            plan.steps.iter().filter(|step| step.contender == contender).map(|step| step.footprint_bytes).max()
-        else {
-            continue;
-        };
+        let needs =
+            |step: &Step| (step.contender == contender).then_some(step.footprint_bytes * step.workload.processes);
+        let Some(largest) = plan.steps.iter().filter_map(needs).max() else { continue };
         progress.begin(&format!("preparing {contender}"));
         let prepared =
             SwapArea::prepare(kind, &settings.dir, token, largest).and_then(|area| area.on().map(drop).map(|()| area));

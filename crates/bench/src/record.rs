@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::fio::FioPoint;
+use crate::latency::Latency;
 use crate::machine::Machine;
 use crate::overhead::OverheadRun;
 use crate::ratios::{Better, Ratio, Spread};
@@ -110,6 +111,7 @@ pub struct Record {
     pub runs: Vec<Run>,
     pub summaries: Vec<Summary>,
     pub comparisons: Vec<Comparison>,
+    pub latencies: Vec<Latency>,
     pub fio: Vec<FioPoint>,
     pub overheads: Vec<OverheadRun>,
     pub verdicts: Vec<Verdict>,

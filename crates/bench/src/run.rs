@@ -13,6 +13,7 @@ use crate::cgroup::Hierarchy;
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
+use crate::latency::latencies;
 use crate::machine::Machine;
 use crate::measure::Bench;
 use crate::overhead::{self, CASES, OverheadRun};
@@ -73,7 +74,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     );
     let progress = Progress::new();
     let (graph, _graph_undo) = graph_file(settings, &token, interrupt, &progress)?;
-    let measured = footprints(settings, &graph, interrupt)?;
+    let measured = footprints(settings, &token, &graph, interrupt)?;
     let aquifer = find_aquifer(settings.aquifer.as_deref());
     let obstacles = obstacles(settings, &hierarchy, aquifer.is_some(), &measured);
     let mut plan = plan::plan(&measured, &settings.locals, &settings.contenders, settings.rounds, &obstacles);
@@ -117,6 +118,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         swap_areas: made,
         skipped: plan.skipped,
         comparisons: compare_all(&runs, &summaries),
+        latencies: latencies(&runs, &summaries),
         summaries,
         verdicts: [verdict::judge(&runs, &points), overhead::judge(&settings.overheads, &overheads)].concat(),
         overheads,

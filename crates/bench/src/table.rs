@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use crate::latency::Latency;
 use crate::record::{Record, Summary};
 use crate::size::format_size;
 use crate::verdict::Verdict;
@@ -118,7 +119,27 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
         let _ = writeln!(text, "  {}", bar(*speed, &speeds));
     }
     text.push_str("  (bars: speed, each sign a fifth of a doubling)\n");
+    let told: Vec<&Latency> =
+        record.latencies.iter().filter(|told| told.workload == workload && told.local_percent == local).collect();
+    latency_lines(&mut text, &told);
     text
+}
+
+fn latency_lines(text: &mut String, told: &[&Latency]) {
+    if told.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "  {:<18} {:>10} {:>10} {:>10}", "requests in us", "p50", "p99", "p99.9");
+    for latency in told {
+        let _ = writeln!(
+            text,
+            "  {:<18} {:>10} {:>10} {:>10}",
+            latency.contender,
+            short(latency.p50_us),
+            short(latency.p99_us),
+            short(latency.p999_us)
+        );
+    }
 }
 
 /// Larger is faster.
@@ -233,6 +254,23 @@ mod tests {
     fn bars_grow_with_doublings() {
         let all = [1.0, 2.0, 4.0];
         assert_eq!(all.map(|speed| bar(speed, &all).len()), [1, 6, 11]);
+    }
+
+    #[test]
+    fn the_times_of_requests_stand_below_the_figures() {
+        let latency = Latency {
+            workload: "redis".into(),
+            local_percent: 50,
+            contender: "swap-disk".into(),
+            p50_us: 480.0,
+            p99_us: 12345.0,
+            p999_us: 2e6,
+        };
+        let mut text = String::new();
+        latency_lines(&mut text, &[]);
+        assert_eq!(text, "", "workloads without requests have no such lines");
+        latency_lines(&mut text, &[&latency]);
+        assert!(text.ends_with("  swap-disk                 480      12.3k      2.00M\n"), "{text}");
     }
 
     #[test]

@@ -57,6 +57,9 @@ fn base36(mut number: u64) -> String {
 /// The start of every name of a file, directory or cgroup of ours.
 pub const NAME_PREFIX: &str = "aquifer-bench-";
 
+/// The kind of directory in which a server keeps files under names of its own.
+pub const SERVER_KIND: &str = "server";
+
 /// `aquifer-bench-TOKEN.KIND`
 pub fn name(token: &str, kind: &str) -> String {
     format!("{NAME_PREFIX}{token}.{kind}")
@@ -80,6 +83,8 @@ pub enum Undo {
     RemoveCgroup(PathBuf),
     RemoveDirectory(PathBuf),
     RemoveFile(PathBuf),
+    /// With what a server has left in it.
+    RemoveTree(PathBuf),
     /// Empties a zram device; `remove` when the bench had it added.
     ResetZram {
         index: u32,
@@ -97,6 +102,7 @@ impl Undo {
             Self::RemoveCgroup(path) => remove_cgroup(path),
             Self::RemoveDirectory(path) => unless_gone(path, fs::remove_dir(path)),
             Self::RemoveFile(path) => unless_gone(path, fs::remove_file(path)),
+            Self::RemoveTree(path) => unless_gone(path, fs::remove_dir_all(path)),
             Self::ResetZram { index, remove } => {
                 write_sys(&format!("/sys/block/zram{index}/reset"), "1")?;
                 if *remove { write_sys("/sys/class/zram-control/hot_remove", &index.to_string()) } else { Ok(()) }
@@ -206,6 +212,11 @@ mod tests {
         list.push(Undo::RemoveFile(directory.join("file")));
         fs::write(directory.join("file"), "x").unwrap();
         drop(list);
+        assert!(!directory.exists());
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("temp-1.rdb"), "x").unwrap();
+        assert_eq!(Undo::RemoveTree(directory.clone()).perform(), Ok(()));
+        assert_eq!(Undo::RemoveTree(directory.clone()).perform(), Ok(()));
         assert!(!directory.exists());
         assert_eq!(Undo::RemoveDirectory(directory.clone()).perform(), Ok(()));
         assert_eq!(Undo::SwapOff(directory).perform(), Ok(()));

@@ -15,6 +15,9 @@ pub enum Input {
     Arrays { bytes: u64 },
     /// A Kronecker graph; this many trials, unless `--trials` says otherwise.
     Graph { trials: u32 },
+    /// Values of this many bytes together, unless `--bytes` says otherwise, in a server that the program starts. The
+    /// program is outside the limit, and what it starts is inside.
+    Server { bytes: u64, program: &'static str },
 }
 
 /// One line of the list.
@@ -25,24 +28,28 @@ pub struct Workload {
     pub program: &'static str,
     pub arguments: &'static [&'static str],
     pub input: Input,
-    /// True when the arrays are in the program's own image, where `--file` cannot move them.
-    pub static_arrays: bool,
+    /// Why its memory cannot be put into a file; None: `--file` does it.
+    pub no_file: Option<&'static str>,
+    /// Processes that hold the data at once: each has a budget of its own, and the limit has room for all of them.
+    pub processes: u64,
     /// Reads and writes on the device per unit of work when nothing is kept; what `fio` is asked for.
     pub device_mix: Option<(u32, u32)>,
     pub about: &'static str,
 }
 
 const GIB: u64 = 1 << 30;
+const REDIS: Input = Input::Server { bytes: 512 << 20, program: "redis-server" };
 
 /// In the order in which they run.
-pub const WORKLOADS: [Workload; 12] = [
+pub const WORKLOADS: [Workload; 14] = [
     // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
     Workload {
         name: "stream",
         program: "stream",
         arguments: &[],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: Some((3, 1)),
         about: "STREAM, arrays on the heap",
     },
@@ -51,7 +58,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "stream_static",
         arguments: &[],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: true,
+        no_file: Some("its static arrays cannot be put into a file"),
+        processes: 1,
         device_mix: Some((3, 1)),
         about: "STREAM, static arrays as in the original",
     },
@@ -60,7 +68,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "random_access",
         arguments: &["--updates", "0"],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "reads of uniformly random records",
     },
@@ -69,7 +78,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "random_access",
         arguments: &["--updates", "50"],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "reads and updates of uniformly random records, half each",
     },
@@ -78,7 +88,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "random_access",
         arguments: &["--updates", "0", "--distribution", "zipf"],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "reads of Zipf-distributed records",
     },
@@ -87,7 +98,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "random_access",
         arguments: &["--updates", "50", "--distribution", "zipf"],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "reads and updates of Zipf-distributed records, half each",
     },
@@ -96,7 +108,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "pointer_chase",
         arguments: &[],
         input: Input::Arrays { bytes: GIB },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "dependent loads along a random cycle",
     },
@@ -105,7 +118,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "matmul",
         arguments: &[],
         input: Input::Arrays { bytes: 384 << 20 },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "blocked matrix product",
     },
@@ -114,7 +128,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "graph",
         arguments: &["bfs"],
         input: Input::Graph { trials: 3 },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "breadth-first search",
     },
@@ -123,7 +138,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "graph",
         arguments: &["pr"],
         input: Input::Graph { trials: 2 },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "PageRank",
     },
@@ -132,7 +148,8 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "graph",
         arguments: &["bc"],
         input: Input::Graph { trials: 1 },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "betweenness centrality",
     },
@@ -141,9 +158,31 @@ pub const WORKLOADS: [Workload; 12] = [
         program: "graph",
         arguments: &["load"],
         input: Input::Graph { trials: 1 },
-        static_arrays: false,
+        no_file: None,
+        processes: 1,
         device_mix: None,
         about: "loading the serialised graph",
+    },
+    Workload {
+        name: "redis",
+        program: "redis_load",
+        arguments: &[],
+        input: REDIS,
+        no_file: Some("a server's memory cannot be put into a file"),
+        processes: 1,
+        device_mix: None,
+        about: "Redis under Zipf requests for values of 1 KiB",
+    },
+    Workload {
+        name: "redis-save",
+        program: "redis_load",
+        arguments: &["--save"],
+        input: REDIS,
+        no_file: Some("a server's memory cannot be put into a file"),
+        // The one that serves, and the one that it forked for BGSAVE.
+        processes: 2,
+        device_mix: None,
+        about: "the same requests while Redis saves, and every value in the dump",
     },
 ];
 
@@ -166,6 +205,14 @@ impl Workload {
         matches!(self.input, Input::Graph { .. })
     }
 
+    /// The server that the program starts.
+    pub fn server(&self) -> Option<&'static str> {
+        match self.input {
+            Input::Server { program, .. } => Some(program),
+            Input::Arrays { .. } | Input::Graph { .. } => None,
+        }
+    }
+
     /// UMap's page at which this workload was fastest of those tried, on the disk of a virtual machine: 4 KiB,
     /// 16 KiB and 64 KiB for random records, 4 KiB, 64 KiB and 1 MiB for graphs, 128 KiB to 2 MiB for the others.
     pub fn umap_page_bytes(&self) -> u64 {
@@ -181,7 +228,9 @@ impl Workload {
         let mut words: Vec<String> = self.arguments.iter().map(ToString::to_string).collect();
         let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
         match self.input {
-            Input::Arrays { bytes } => add("--bytes", sizing.bytes.unwrap_or(bytes).to_string()),
+            Input::Arrays { bytes } | Input::Server { bytes, .. } => {
+                add("--bytes", sizing.bytes.unwrap_or(bytes).to_string())
+            }
             Input::Graph { trials } => {
                 add("--graph", graph.display().to_string());
                 add("--trials", sizing.trials.unwrap_or(trials).to_string());
@@ -192,6 +241,12 @@ impl Workload {
             "stream" | "stream_static" => add("--iterations", sizing.iterations.unwrap_or(3).to_string()),
             "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
+            "redis_load" => {
+                // What is hot has to come first, by the same requests.
+                let seconds = sizing.seconds.unwrap_or(10.0).to_string();
+                add("--seconds", seconds.clone());
+                add("--warmup", seconds);
+            }
             _ => {}
         }
         words
@@ -219,5 +274,9 @@ mod tests {
             ["--bytes", "4096", "--iterations", "7"]
         );
         assert_eq!(find("bc").unwrap().command_line(&sizing, Path::new("g")), ["bc", "--graph", "g", "--trials", "1"]);
+        assert_eq!(
+            find("redis-save").unwrap().command_line(&sizing, Path::new("g")),
+            ["--save", "--bytes", "4096", "--seconds", "10", "--warmup", "10"]
+        );
     }
 }
