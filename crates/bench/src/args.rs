@@ -25,8 +25,7 @@ Examples:
   aquifer bench --workload stream,bfs --local 30 --rounds 5 --json out.json --plots plots
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
   aquifer bench --overhead all                            what a fault, a run below budget, rest cost
-  aquifer bench --local 75,50 --workload redis,redis-save \
-      --contender dram,aquifer-flash,swap-disk            a server: throughput, p99, its dump
+  aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
   aquifer bench --plan --workload all                     what would run, and what cannot and why
 
 Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
