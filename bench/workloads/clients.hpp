@@ -34,7 +34,8 @@ struct Tally {
 
 class Clients {
   public:
-    Clients(uint64_t count, Versions &versions, Values &values) : versions_(versions), values_(values), clients_(count) {
+    Clients(uint64_t count, Versions &versions, Values &values)
+        : versions_(versions), values_(values), clients_(count) {
         epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
         if (epoll_ < 0) trouble(std::string("epoll: ") + std::strerror(errno));
         for (Client &client : clients_) {
@@ -42,10 +43,7 @@ class Clients {
             if (client.fd < 0) trouble(std::string("the server takes no more connections: ") + std::strerror(errno));
             ::fcntl(client.fd, F_SETFL, O_NONBLOCK);
             client.in.resize(READ_BYTES);
-            epoll_event event{};
-            event.events = EPOLLIN;
-            event.data.ptr = &client;
-            if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, client.fd, &event) != 0) trouble(std::string("epoll: ") + std::strerror(errno));
+            watch(client, EPOLL_CTL_ADD, EPOLLIN);
         }
     }
     Clients(const Clients &) = delete;
@@ -55,9 +53,10 @@ class Clients {
         ::close(epoll_);
     }
 
-    // Sends what `next(request)` gives, `depth` requests at a time on each connection, until it gives no more, and waits
-    // for the last answer. Calls `now_and_then()` between the answers. Windows of reads are as they were when they were
-    // sent, up to what has been written when they are answered; with `windows_fixed` they are as `next` gave them.
+    // Sends what `next(request)` gives, `depth` requests at a time on each connection, until it gives no more, and
+    // waits for the last answer. Calls `now_and_then()` between the answers. Windows of reads are as they were when
+    // they were sent, up to what has been written when they are answered; with `windows_fixed` they are as `next` gave
+    // them.
     template <typename Next, typename Meanwhile>
     void drive(uint64_t depth, bool windows_fixed, Tally &tally, Next next, Meanwhile now_and_then) {
         const double start = seconds_now();
@@ -65,7 +64,8 @@ class Clients {
         for (Client &client : clients_) busy += refill(client, depth, next);
         std::vector<epoll_event> events(clients_.size());
         while (busy > 0) {
-            const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), static_cast<int>(REPLY_SECONDS_MOST * 1e3));
+            const int patience = static_cast<int>(REPLY_SECONDS_MOST * 1e3);
+            const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), patience);
             check_signals();
             // A machine that was stopped as a whole has let time pass in which nobody could answer.
             if (ready > 0) silent = 0;
@@ -94,7 +94,8 @@ class Clients {
     };
 
     static uint64_t nanoseconds_now() {
-        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+        const auto time = std::chrono::steady_clock::now().time_since_epoch();
+        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
     }
 
     // Returns false when there is nothing more to send.
@@ -106,10 +107,11 @@ class Clients {
         while (client.sent.size() < depth && next(request)) {
             char name[24];
             const int length = std::snprintf(name, sizeof name, "key:%012u", request.key);
-            add_command(client.out, request.kind == Request::Get ? 2 : 3);
-            add_word(client.out, request.kind == Request::Get ? "GET" : "SET", 3);
+            const bool is_get = request.kind == Request::Get;
+            add_command(client.out, is_get ? 2 : 3);
+            add_word(client.out, is_get ? "GET" : "SET", 3);
             add_word(client.out, name, static_cast<uint64_t>(length));
-            if (request.kind == Request::Set) add_word(client.out, values_.of(request.key, versions_.begin(request.key)), values_.bytes());
+            if (!is_get) add_word(client.out, values_.of(request.key, versions_.begin(request.key)), values_.bytes());
             client.sent.push_back(request);
         }
         if (client.sent.empty()) return false;
@@ -120,7 +122,8 @@ class Clients {
 
     void flush(Client &client) {
         while (client.out_done < client.out.size()) {
-            const ssize_t count = ::send(client.fd, client.out.data() + client.out_done, client.out.size() - client.out_done, MSG_NOSIGNAL);
+            const uint64_t left = client.out.size() - client.out_done;
+            const ssize_t count = ::send(client.fd, client.out.data() + client.out_done, left, MSG_NOSIGNAL);
             if (count < 0 && (errno == EAGAIN || errno == EINTR)) break;
             if (count <= 0) Server::lost();
             client.out_done += static_cast<uint64_t>(count);
@@ -128,10 +131,14 @@ class Clients {
         const bool waits = client.out_done < client.out.size();
         if (waits == client.waits_to_write) return;
         client.waits_to_write = waits;
+        watch(client, EPOLL_CTL_MOD, EPOLLIN | (waits ? EPOLLOUT : 0u));
+    }
+
+    void watch(Client &client, int how, uint32_t events) {
         epoll_event event{};
-        event.events = EPOLLIN | (waits ? EPOLLOUT : 0u);
+        event.events = events;
         event.data.ptr = &client;
-        ::epoll_ctl(epoll_, EPOLL_CTL_MOD, client.fd, &event);
+        if (::epoll_ctl(epoll_, how, client.fd, &event) != 0) trouble(std::string("epoll: ") + std::strerror(errno));
     }
 
     // Returns true when all that was sent is answered.
@@ -144,7 +151,8 @@ class Clients {
         const uint64_t now = nanoseconds_now();
         Reply reply;
         while (client.answered < client.sent.size()) {
-            const uint64_t taken = read_reply(client.in.data() + client.in_begin, client.in_end - client.in_begin, reply);
+            const uint64_t there = client.in_end - client.in_begin;
+            const uint64_t taken = read_reply(client.in.data() + client.in_begin, there, reply);
             if (taken == 0) return false;
             take(client.sent[client.answered], reply, windows_fixed, tally);
             tally.times.add(now - client.sent_at);
@@ -157,7 +165,7 @@ class Clients {
     }
 
     static void make_room(Client &client) {
-        std::copy(client.in.begin() + static_cast<ptrdiff_t>(client.in_begin), client.in.begin() + static_cast<ptrdiff_t>(client.in_end), client.in.begin());
+        std::memmove(client.in.data(), client.in.data() + client.in_begin, client.in_end - client.in_begin);
         client.in_end -= client.in_begin;
         client.in_begin = 0;
         if (client.in_end > client.in.size() / 2) client.in.resize(client.in.size() * 2);
@@ -174,9 +182,9 @@ class Clients {
         ++tally.gets;
         Window window = request.window;
         if (!windows_fixed) window.high = versions_.window(request.key).high;
-        const std::string what = reply.kind == Reply::Bytes ? values_.wrong(request.key, window, reply.data, reply.size) : "is missing";
-        if (what.empty()) return;
-        if (++tally.wrong <= TOLD_MOST) std::fprintf(stderr, "key %u %s\n", request.key, what.c_str());
+        std::string what = "is missing";
+        if (reply.kind == Reply::Bytes) what = values_.wrong(request.key, window, reply.data, reply.size);
+        if (!what.empty() && ++tally.wrong <= TOLD_MOST) std::fprintf(stderr, "key %u %s\n", request.key, what.c_str());
     }
 
     Versions &versions_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Counts times in buckets that are narrow enough: any percentile is right to one part in 64, whatever the times are, and
-// however many of them there are.
+// Counts times in narrow buckets: any percentile is right to one part in 64, whatever the times are, and however many
+// of them there are.
 
 #pragma once
 
@@ -26,7 +26,8 @@ class Histogram {
 
     // The least time that this part of all is not above, in microseconds. Never below the true one.
     double percentile_us(double part) const {
-        const uint64_t wanted = std::max<uint64_t>(1, static_cast<uint64_t>(std::ceil(part * static_cast<double>(count_))));
+        const double share = std::ceil(part * static_cast<double>(count_));
+        const uint64_t wanted = std::max<uint64_t>(1, static_cast<uint64_t>(share));
         uint64_t seen = 0;
         for (size_t at = 0; at < counts_.size(); ++at)
             if ((seen += counts_[at]) >= wanted) return static_cast<double>(std::min(end_of(at) - 1, max_)) / 1e3;

@@ -3,10 +3,11 @@
 //
 // Loads a Redis of its own with values, asks for them by Zipf's law, and looks at every byte that comes back.
 //
-// The server is started by the words behind `--`, and natively without any: `redis_load -- aquifer run --dram 300MiB --`.
-// What counts is how many requests were answered in a second after all keys were there and a while of the same requests
-// had passed. At the end every key is read. With --save, BGSAVE is called while the requests go on; they are what counts
-// then, and the dump is loaded by a native server, where each key must have a value that it had at the call.
+// The server is started by the words behind `--`, such as `redis_load -- aquifer run --dram 300MiB --`, and natively
+// without any. What counts is how many requests were answered in a second after all keys were there and a while of the
+// same requests had passed. At the end every key is read. With --save, BGSAVE is called while the requests go on; they
+// are what counts then, and the dump is loaded by a native server, where each key must have a value that it had at the
+// call.
 
 #include <dirent.h>
 #include <sys/stat.h>
@@ -54,7 +55,8 @@ static void enter_directory(const std::string &wanted) {
     std::free(real);
     start_directory = ::open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (::chdir(directory.c_str()) != 0) trouble(directory + ": " + std::strerror(errno));
-    if (!directory_is_new && ::access(DUMP_NAME, F_OK) == 0) trouble(directory + " holds a dump already; name another --dir");
+    if (!directory_is_new && ::access(DUMP_NAME, F_OK) == 0)
+        trouble(directory + " holds a dump already; name another --dir");
     std::atexit(remove_traces);
 }
 
@@ -62,7 +64,11 @@ static void enter_directory(const std::string &wanted) {
 class Load {
   public:
     Load(uint64_t keys, double exponent, uint64_t sets_percent, uint64_t seed, Versions &versions)
-        : versions_(versions), ranks_(keys, exponent), scatter_(keys, 7), random_{mix64(seed)}, sets_percent_(sets_percent) {}
+        : versions_(versions),
+          ranks_(keys, exponent),
+          scatter_(keys, 7),
+          random_{mix64(seed)},
+          sets_percent_(sets_percent) {}
 
     // Ranks are scattered over the keys, so that neighbours in memory are not alike in how often they are asked for.
     bool draw(Request &request) {
@@ -101,7 +107,8 @@ struct Snapshot {
 };
 
 // Calls BGSAVE and sends requests until it is over.
-static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server &server, const Versions &versions, Tally &tally) {
+static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server &server, const Versions &versions,
+                           Tally &tally) {
     Snapshot snapshot;
     const double start = seconds_now();
     double looked = 0;
@@ -115,7 +122,7 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
             server.ask({"BGSAVE"});
             snapshot.highs = versions.highs();
         }
-        saving = server.number("persistence", "rdb_bgsave_in_progress") != 0;
+        saving = server.info("persistence", "rdb_bgsave_in_progress") != "0";
         if (now - start > SAVING_SECONDS_MOST) trouble("BGSAVE does not end");
     };
     clients.drive(depth, false, tally, [&](Request &request) { return saving && load.draw(request); }, look);
@@ -126,7 +133,8 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
 }
 
 // The dump, as a native server has it.
-static Tally read_dump(const std::string &program, uint64_t connections, Versions &versions, Values &values, const Snapshot &snapshot) {
+static Tally read_dump(const std::string &program, uint64_t connections, Versions &versions, Values &values,
+                       const Snapshot &snapshot) {
     Tally tally;
     Server server({program}, directory);
     const std::string keys = server.ask({"DBSIZE"});
@@ -135,7 +143,8 @@ static Tally read_dump(const std::string &program, uint64_t connections, Version
         ++tally.wrong;
     }
     Clients clients(connections, versions, values);
-    each_key(clients, versions.keys(), Request::Get, tally, [&](uint32_t key) { return Window{snapshot.lows[key], snapshot.highs[key]}; });
+    const auto then = [&](uint32_t key) { return Window{snapshot.lows[key], snapshot.highs[key]}; };
+    each_key(clients, versions.keys(), Request::Get, tally, then);
     server.end();
     return tally;
 }
@@ -148,7 +157,7 @@ static void tell(Result &result, const Tally &tally) {
 }
 
 int main(int argc, char **argv) {
-    const Options options(argc, argv, "redis_load: Zipf requests to a Redis of its own. Behind --: what to start it under.",
+    const Options options(argc, argv, "redis_load: Zipf requests to a Redis of its own, under what is behind --.",
                           {{"bytes", "512MiB", "bytes of all values"},
                            {"value", "1KiB", "bytes of one value"},
                            {"exponent", "0.99", "skew of zipf"},
@@ -162,9 +171,10 @@ int main(int argc, char **argv) {
                            {"dir", "", "directory for socket, dump and log [a new one]"},
                            {"save", nullptr, "measure while BGSAVE is under way, and look at the dump"},
                            {"planted", nullptr, "zero a few bytes of one value behind our back: that must be found"},
-                           {"footprint", nullptr, "start it natively, print its resident bytes with all values, and exit"}});
+                           {"footprint", nullptr, "print what it has resident natively with all values, and exit"}});
     const uint64_t value_bytes = options.size("value");
-    if (value_bytes < Values::BYTES_LEAST || value_bytes % 8 != 0) usage_error("--value must be a multiple of 8 bytes, and 16 at least");
+    if (value_bytes < Values::BYTES_LEAST || value_bytes % 8 != 0)
+        usage_error("--value must be a multiple of 8 bytes, and 16 at least");
     const uint64_t keys = options.size("bytes") / value_bytes;
     if (keys < 2 || keys > UINT32_MAX) usage_error("--bytes holds fewer than two values, or more than 2^32");
     const double exponent = options.real("exponent", 0.01, 5), warmup = options.real("warmup", 0, 86400);
@@ -196,7 +206,9 @@ int main(int argc, char **argv) {
         resident_bytes = usage_of(server.process()).resident_bytes;
         if (!options.has("footprint")) {
             if (options.has("planted")) server.ask({"SETRANGE", "key:000000000001", "8", std::string(8, '\0')});
-            const auto until = [&](double end) { return [&, end](Request &request) { return seconds_now() < end && load.draw(request); }; };
+            const auto until = [&](double end) {
+                return [&, end](Request &request) { return seconds_now() < end && load.draw(request); };
+            };
             clients.drive(depth, false, warm, until(seconds_now() + warmup), nothing);
             if (options.has("save")) snapshot = save_under(clients, depth, load, server, versions, saving);
             else clients.drive(depth, false, measured, until(seconds_now() + seconds), nothing);
@@ -209,11 +221,13 @@ int main(int argc, char **argv) {
     if (options.has("save")) dump = read_dump(program, connections, versions, values, snapshot);
 
     const uint64_t wrong = warm.wrong + measured.wrong + saving.wrong + read.wrong + dump.wrong;
-    if (wrong != 0) std::fprintf(stderr, "%" PRIu64 " values are wrong, %" PRIu64 " of them in the dump\n", wrong, dump.wrong);
+    if (wrong != 0) std::fprintf(stderr, "%" PRIu64 " values are wrong, %" PRIu64 " in the dump\n", wrong, dump.wrong);
     Result result("redis_load");
-    result.number("keys", keys).number("value_bytes", value_bytes).real("exponent", exponent).number("sets_percent", sets_percent);
-    result.number("connections", connections).number("pipeline", depth).real("load_seconds", loaded.seconds);
-    result.number("loaded_resident_bytes", resident_bytes).number("values_checked", warm.gets + measured.gets + saving.gets + read.gets + dump.gets);
+    const uint64_t checked = warm.gets + measured.gets + saving.gets + read.gets + dump.gets;
+    result.number("keys", keys).number("value_bytes", value_bytes).real("exponent", exponent);
+    result.number("sets_percent", sets_percent).number("connections", connections).number("pipeline", depth);
+    result.real("load_seconds", loaded.seconds).number("loaded_resident_bytes", resident_bytes);
+    result.number("values_checked", checked);
     if (options.has("save")) result.real("save_seconds", snapshot.seconds).number("dump_keys", dump.gets);
     tell(result, options.has("save") ? saving : measured);
     return result.print(wrong == 0, usage);

@@ -79,9 +79,11 @@ class Server {
     // `command`: the words up to and with the server's own program. The working directory is the server's directory.
     explicit Server(const std::vector<std::string> &command, const std::string &directory) {
         std::vector<std::string> words = command;
-        for (const char *word : {"--port", "0", "--unixsocket", SOCKET_NAME, "--dir"}) words.push_back(word);
-        words.push_back(directory);
-        for (const char *word : {"--dbfilename", DUMP_NAME, "--save", "", "--appendonly", "no", "--daemonize", "no"}) words.push_back(word);
+        const auto add = [&](std::initializer_list<const char *> more) {
+            words.insert(words.end(), more.begin(), more.end());
+        };
+        add({"--port", "0", "--unixsocket", SOCKET_NAME, "--dir", directory.c_str()});
+        add({"--dbfilename", DUMP_NAME, "--save", "", "--appendonly", "no", "--daemonize", "no"});
         start(words);
         control_ = greet();
         process_ = info("server", "process_id");
@@ -95,7 +97,8 @@ class Server {
         std::string request;
         add_command(request, words.size());
         for (const std::string &word : words) add_word(request, word);
-        if (::send(control_, request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size())) lost();
+        const ssize_t sent = ::send(control_, request.data(), request.size(), MSG_NOSIGNAL);
+        if (sent != static_cast<ssize_t>(request.size())) lost();
         std::string answer;
         Reply reply;
         while (read_reply(answer.data(), answer.size(), reply) == 0) {
@@ -117,7 +120,6 @@ class Server {
         const size_t begin = at + name.size() + 3;
         return text.substr(begin, text.find("\r\n", begin) - begin);
     }
-    uint64_t number(const char *section, const char *name) { return std::strtoull(info(section, name).c_str(), nullptr, 10); }
 
     // The server's own process, whatever it was started by.
     const std::string &process() const { return process_; }
@@ -130,7 +132,8 @@ class Server {
         ::send(control_, request.data(), request.size(), MSG_NOSIGNAL);
         int status = 0;
         if (!ended_within(END_SECONDS_MOST, status)) trouble("the server does not end");
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) trouble("the server ended with status " + std::to_string(status) + ": " + last_words());
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return;
+        trouble("the server ended with status " + std::to_string(status) + ": " + last_words());
     }
 
     [[noreturn]] static void lost() {

@@ -28,7 +28,8 @@ class Values {
 
     uint64_t bytes() const { return words_ * sizeof(uint64_t); }
 
-    // Key and version as they are, then words that no compressor makes smaller. No word is zero but by a chance of 2^-64.
+    // Key and version as they are, then words that no compressor makes smaller. No word is zero, but by a chance of
+    // 2^-64.
     const char *of(uint32_t key, uint32_t version) {
         const uint64_t seed = mix64(static_cast<uint64_t>(key) << 32 | version);
         expected_[0] = key + 1ull;
@@ -44,11 +45,12 @@ class Values {
         std::memcpy(head, data, sizeof head);
         const bool in_window = head[0] == key + 1ull && head[1] >= window.low && head[1] <= window.high;
         if (in_window && std::memcmp(data, of(key, static_cast<uint32_t>(head[1])), size) == 0) return "";
-        if (const uint64_t zeros = zero_words(data)) return "has " + std::to_string(zeros * sizeof(uint64_t)) + " bytes of zeros";
+        const uint64_t zeros = zero_words(data) * sizeof(uint64_t);
+        if (zeros != 0) return "has " + std::to_string(zeros) + " bytes of zeros";
         if (head[0] != key + 1ull) return "does not begin with its key";
         if (in_window) return "has wrong bytes in version " + std::to_string(head[1]);
-        return "has version " + std::to_string(head[1]) + ", where " + std::to_string(window.low) + " to " + std::to_string(window.high) +
-               " may be";
+        const std::string allowed = std::to_string(window.low) + " to " + std::to_string(window.high);
+        return "has version " + std::to_string(head[1]) + ", where " + allowed + " may be";
     }
 
   private:

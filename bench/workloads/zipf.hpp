@@ -32,7 +32,9 @@ class Zipf {
 
   private:
     double integral(double x) const { return s_ == 1.0 ? std::log(x) : (std::pow(x, 1.0 - s_) - 1.0) / (1.0 - s_); }
-    double inverse(double y) const { return s_ == 1.0 ? std::exp(y) : std::pow(std::max(0.0, 1.0 + y * (1.0 - s_)), 1.0 / (1.0 - s_)); }
+    double inverse(double y) const {
+        return s_ == 1.0 ? std::exp(y) : std::pow(std::max(0.0, 1.0 + y * (1.0 - s_)), 1.0 / (1.0 - s_));
+    }
     double n_, s_, low_, high_, shortcut_;
 };
 

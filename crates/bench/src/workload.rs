@@ -242,10 +242,11 @@ impl Workload {
             "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
             "redis_load" => {
-                // What is hot has to come first, by the same requests.
-                let seconds = sizing.seconds.unwrap_or(10.0).to_string();
-                add("--seconds", seconds.clone());
-                add("--warmup", seconds);
+                // What is hot has to come first, by the same requests: at three quarters of the memory, most of it has
+                // after half a minute.
+                let seconds = sizing.seconds.unwrap_or(10.0);
+                add("--seconds", seconds.to_string());
+                add("--warmup", (3.0 * seconds).to_string());
             }
             _ => {}
         }
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(find("bc").unwrap().command_line(&sizing, Path::new("g")), ["bc", "--graph", "g", "--trials", "1"]);
         assert_eq!(
             find("redis-save").unwrap().command_line(&sizing, Path::new("g")),
-            ["--save", "--bytes", "4096", "--seconds", "10", "--warmup", "10"]
+            ["--save", "--bytes", "4096", "--seconds", "10", "--warmup", "30"]
         );
     }
 }

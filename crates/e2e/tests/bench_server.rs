@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer bench` with a server: Redis native and under the pager, each at a small size, with a dump that is looked at.
+//! `aquifer bench` with a server: Redis, native and under the pager, at a small size, and the dump that it makes.
 //!
-//! The load itself says whether each value was right, in the server and in the dump; that it would say so, `make -C
+//! The load itself says whether each value was right, in the server and in the dump. That it would say so, `make -C
 //! bench/workloads check` shows with a planted value. Figures are not looked at.
 
 use std::path::{Path, PathBuf};
