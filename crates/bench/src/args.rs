@@ -73,7 +73,7 @@ pub struct BenchArgs {
     /// Graph workloads and matmul: trials in one run
     #[arg(long)]
     pub trials: Option<u32>,
-    /// Random access, pointer chase: how long one run measures [default: 5s]; Redis, too, after three times as long [10s]
+    /// Random access, pointer chase: how long one run measures [default: 5s]; Redis, after three times as long [10s]
     #[arg(long, value_parser = parse_duration, value_name = "TIME")]
     pub seconds: Option<Duration>,
     /// Threads of every program [default: one per CPU]
