@@ -69,10 +69,11 @@ pub fn local_bytes(footprint: u64, percent: u32) -> u64 {
     footprint * u64::from(percent) / 100 / 4096 * 4096
 }
 
-/// The limit that the kernel enforces, the same for every limited contender: for one process, and for those beside it.
+/// The limit that the kernel enforces, the same for every limited contender. Processes divide the local memory, and
+/// each has a pager, code and page tables of its own.
 pub fn limit_bytes(footprint: u64, local: u64, processes: u64) -> u64 {
-    let one = local + SLACK_BYTES + CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE;
-    (one * processes).next_multiple_of(4096)
+    let beside = SLACK_BYTES + CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE;
+    (local + beside * processes).next_multiple_of(4096)
 }
 
 impl Obstacles {
@@ -222,12 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn a_process_beside_the_first_has_room_in_the_limit() {
+    fn a_forked_process_has_room_for_its_pager_and_shares_the_local_memory() {
         let limit = |name| {
             let plan = plan(&[measured(name)], &[50], &contenders("swap-disk"), 1, &Obstacles::default());
             plan.steps[0].limit_bytes.unwrap()
         };
-        assert_eq!(limit("redis-save"), 2 * limit("redis"));
+        let more = limit("redis-save") - limit("redis");
+        assert!(more >= SLACK_BYTES + CODE_AND_STACKS_BYTES && more < 64 * MIB, "{more}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub struct Workload {
     pub input: Input,
     /// Why its memory cannot be put into a file; None: `--file` does it.
     pub no_file: Option<&'static str>,
-    /// Processes that hold the data at once: each has a budget of its own, and the limit has room for all of them.
+    /// Processes that hold the data at once. They divide the local memory; the limit has room for each one's pager.
     pub processes: u64,
     /// Reads and writes on the device per unit of work when nothing is kept; what `fio` is asked for.
     pub device_mix: Option<(u32, u32)>,
