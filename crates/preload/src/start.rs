@@ -169,15 +169,20 @@ fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
 /// descriptor has the budget to itself.
 fn ledger(config: &Config) -> Option<&'static Ledger> {
     let number = config.ledger_fd?;
-    let ledger = Ledger::attach(number, config.dram_bytes / PAGE_BYTES);
-    if ledger.is_err() && config.verbose > 0 {
-        say(&[
-            "the account of the tree's budget was closed by whoever started this program, which has a budget of its own",
-        ]);
+    match Ledger::attach(number, config.dram_bytes / PAGE_BYTES) {
+        Ok(ledger) => {
+            // Programs that this one executes find it by its number.
+            protect(number);
+            Some(Box::leak(Box::new(ledger)))
+        }
+        Err(_) => {
+            // The number may be somebody else's by now.
+            if config.verbose > 0 {
+                say(&["whoever started this program had closed the account of the budget: it has one of its own"]);
+            }
+            None
+        }
     }
-    // Programs that this one executes find it by its number.
-    protect(number);
-    ledger.ok().map(|ledger| &*Box::leak(Box::new(ledger)))
 }
 
 /// What this process shares with those that it forks.
