@@ -128,7 +128,7 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
     clients.drive(depth, false, tally, [&](Request &request) { return saving && load.draw(request); }, look);
     snapshot.seconds = seconds_now() - start;
     const std::string status = server.info("persistence", "rdb_last_bgsave_status");
-    if (status != "ok") trouble("BGSAVE ends with: " + status);
+    if (status != "ok") trouble("BGSAVE ends with " + status + ": " + Server::last_words());
     return snapshot;
 }
 

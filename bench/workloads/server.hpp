@@ -136,12 +136,7 @@ class Server {
         trouble("the server ended with status " + std::to_string(status) + ": " + last_words());
     }
 
-    [[noreturn]] static void lost() {
-        check_signals();
-        trouble("the server does not answer any more: " + last_words());
-    }
-
-  private:
+    // What it, or what it runs under, said last.
     static std::string last_words() {
         std::ifstream log(LOG_NAME);
         std::string line, last = "it said nothing";
@@ -150,6 +145,12 @@ class Server {
         return last;
     }
 
+    [[noreturn]] static void lost() {
+        check_signals();
+        trouble("the server does not answer any more: " + last_words());
+    }
+
+  private:
     static void start(const std::vector<std::string> &words) {
         std::vector<char *> arguments;
         for (const std::string &word : words) arguments.push_back(const_cast<char *>(word.c_str()));
