@@ -27,6 +27,10 @@ use crate::undo::{self, SERVER_KIND, Undo, UndoList};
 /// room. A baseline must not lose its figure to that.
 const SWAP_ATTEMPTS_MAX: u32 = 3;
 
+/// Memory that is forked takes up to so many times its room in a tier: each process writes to slabs of its own, and
+/// shares up to four more (docs/decisions/0012). With two and a half times, BGSAVE filled it within a second.
+const FORKED_ROOM: u64 = 5;
+
 /// What every step needs.
 pub struct Bench<'a> {
     pub settings: &'a Settings,
@@ -171,8 +175,8 @@ impl Bench<'_> {
 
     /// What stands before a program that is to run under the pager; nothing for the others.
     fn pager_words(&self, step: &Step, flash: &Path, stats: &Path) -> Result<Vec<String>, BenchFailure> {
-        // Room for every block and for the pager's own needs in the tier. A forked process writes to slabs of its own.
-        let data_bytes = step.footprint_bytes * step.workload.processes;
+        // Room for every block and for the pager's own needs in the tier.
+        let data_bytes = step.footprint_bytes * if step.workload.processes > 1 { FORKED_ROOM } else { 1 };
         let tier_bytes = (data_bytes + data_bytes / 4 + 64 * MIB).next_multiple_of(MIB);
         let Some(tier) = step.contender.tier(&flash.to_string_lossy(), tier_bytes) else { return Ok(Vec::new()) };
         let aquifer =
