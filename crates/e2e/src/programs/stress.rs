@@ -8,14 +8,13 @@ use std::path::Path;
 use super::trial::{Trial, Verdict, installed, succeeded};
 use crate::run::start;
 
-/// The stressors. Left out: userfaultfd, which wants to register memory that is registered already (docs/programs.md),
-/// and bigheap, which grows until nothing is left.
-const STRESSORS: [&[&str]; 11] = [
+/// The stressors. Left out: userfaultfd, which wants to register memory that is registered already, and vm-rw, which
+/// now and then ends with SIGSEGV (both: docs/programs.md); and bigheap, which grows until nothing is left.
+const STRESSORS: [&[&str]; 10] = [
     &["--vm", "2", "--vm-bytes", "BYTES", "--vm-method", "all"],
     &["--mmap", "1", "--mmap-bytes", "BYTES"],
     &["--mremap", "1", "--mremap-bytes", "BYTES"],
     &["--memrate", "1", "--memrate-bytes", "BYTES"],
-    &["--vm-rw", "1", "--vm-rw-bytes", "BYTES"],
     &["--malloc", "1", "--malloc-bytes", "BYTES", "--malloc-max", "1000"],
     &["--stream", "1", "--stream-l3-size", "16M"],
     &["--remap", "1"],
