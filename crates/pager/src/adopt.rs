@@ -103,7 +103,7 @@ pub(crate) struct State {
     pub(crate) postponed: Postponed,
     /// Threads that are in fork(3). They have the locks of the program's heap, without which no thread of the pager
     /// comes to be, and will want ours: so the pager does not start meanwhile.
-    forks: u32,
+    pub(crate) forks: u32,
     /// What the program says of its memory.
     pub(crate) said: Said,
     /// What is the kernel's.

@@ -130,6 +130,9 @@ impl Adopter {
                 state.managed_bytes -= cut(&mut postponed.ranges, range.start, range.end);
             }
             state.managed_bytes -= removed_bytes;
+            // Made past the C library: another thread of the parent's may have had those locks, and nobody opens them.
+            let by_library = state.forks > 0;
+            pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.said.become_child();
             self.register(pager, &postponed.ranges);
             self.become_child(pager);
@@ -151,8 +154,17 @@ impl Adopter {
         if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
         }
+        let _inside = Inside::enter();
+        // The C library's fork(3) has not come to its end: the locks of the program's heap are still held, and a thread
+        // that is started takes memory from there. Nor may signals be blocked then: it may touch what is managed.
+        let is_forking = {
+            let _blocked = Blocked::all();
+            self.state().forks > 0
+        };
+        if is_forking {
+            return;
+        }
         if pager.lacks_threads.swap(false, Ordering::AcqRel) {
-            let _inside = Inside::enter();
             if pager.ledger.is_some_and(Ledger::join) {
                 self.tell_need(&self.state());
             }
