@@ -212,6 +212,12 @@ impl Ledger {
         self.need() > self.given() && self.places.taken().nth(1).is_some()
     }
 
+    /// Whether the budget is enough for every process to have `least` pages, or what it needs if that is less.
+    pub fn has_room_for(&self, least: u64) -> bool {
+        let needs = self.places.taken().map(|place| self.of(place, NEEDS).load(Ordering::Acquire));
+        needs.map(|pages| pages.min(least)).sum::<u64>() <= self.budget_pages
+    }
+
     /// Somebody has less than it should.
     pub fn say_short(&self) {
         let first = !self.is_short();

@@ -33,7 +33,7 @@ impl Pager {
             ledger.clear_ended();
         }
         let (least, fair) = (self.least_pages(), ledger.share());
-        if fair < least.min(ledger.need()) {
+        if !ledger.has_room_for(least) {
             self.say_once_that_there_are_many();
         }
         let share = fair.clamp(least, self.budget_pages.max(least));
