@@ -46,7 +46,7 @@ pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
-    /// What Aquifer itself costs: fault, below-budget, idle, or `all`; without --workload, nothing else
+    /// What Aquifer itself costs: fault, listener, below-budget, idle, or `all`; without --workload, nothing else
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!((alone.workloads.len(), alone.overheads.as_slice()), (0, &[Overhead::Idle, Overhead::Fault][..]));
         assert_eq!((alone.overhead_rounds(Overhead::BelowBudget), alone.overhead_rounds(Overhead::Idle)), (15, 3));
         let both = settings(&["--overhead", "all", "--workload", "bfs", "--rounds", "2"]).unwrap();
-        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 3));
+        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 4));
         assert_eq!(both.overhead_rounds(Overhead::BelowBudget), 2);
     }
 

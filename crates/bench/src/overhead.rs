@@ -3,7 +3,8 @@
 
 //! What the pager itself costs: which programs show it, how their numbers are read, and the bars. Pure.
 //!
-//! Three costs, each against a bar: a fault beyond the time of its medium, a run below the budget, and rest.
+//! Four costs, each against a bar: a fault beyond the time of its medium, how much more it is under listener delivery,
+//! a run below the budget, and rest.
 //! `overhead_run.rs` makes the runs.
 
 use std::fmt;
@@ -26,17 +27,20 @@ pub enum Overhead {
     Fault,
     /// What a program costs that rests, with memory in the tier.
     Idle,
+    /// What a fault costs by a listener over what it costs by signal, beyond the tier's time, on one CPU.
+    Listener,
 }
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 3] = [Overhead::Fault, Overhead::BelowBudget, Overhead::Idle];
+    pub const ALL: [Overhead; 4] = [Overhead::Fault, Overhead::Listener, Overhead::BelowBudget, Overhead::Idle];
 
     fn name(self) -> &'static str {
         match self {
             Self::BelowBudget => "below-budget",
             Self::Fault => "fault",
             Self::Idle => "idle",
+            Self::Listener => "listener",
         }
     }
 }
@@ -72,13 +76,14 @@ pub struct Case {
     pub tier_bytes: u64,
     /// What `--block` gets, in bytes; 0: nothing, so that it is learnt.
     pub block_bytes: u64,
-    /// Fault: at most so many microseconds. Below the budget: native over ours, at least. Idle: at most so many ticks.
+    /// Fault: at most so many microseconds. Listener: at most so many times the other. Below the budget: native over
+    /// ours, at least. Idle: at most so many ticks.
     pub bar: f64,
 }
 
 /// Each fault case has eight times as much memory as budget, so that seven touches of eight miss. A program below
 /// its budget takes more than a second, so that starting two processes more does not decide.
-pub const CASES: [Case; 5] = [
+pub const CASES: [Case; 7] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -98,6 +103,26 @@ pub const CASES: [Case; 5] = [
         tier_bytes: 1024 * MIB,
         block_bytes: 128 << 10,
         bar: 13.0,
+    },
+    Case {
+        overhead: Overhead::Listener,
+        name: "4KiB",
+        program: "touch",
+        arguments: &["--bytes", "128MiB", "--block", "4KiB", "--warm", "1", "--rounds", "2"],
+        budget_bytes: 16 * MIB,
+        tier_bytes: 256 * MIB,
+        block_bytes: 4 << 10,
+        bar: 1.5,
+    },
+    Case {
+        overhead: Overhead::Listener,
+        name: "128KiB",
+        program: "touch",
+        arguments: &["--bytes", "512MiB", "--block", "128KiB", "--warm", "1", "--rounds", "4"],
+        budget_bytes: 64 * MIB,
+        tier_bytes: 1024 * MIB,
+        block_bytes: 128 << 10,
+        bar: 1.5,
     },
     Case {
         overhead: Overhead::BelowBudget,
@@ -169,6 +194,19 @@ pub fn fault_cost(printed: &Value, stats: &Value, read_us: f64) -> Result<(f64, 
     Ok((mean - media, note))
 }
 
+/// What a fault costs beyond the tier's read by a listener, over what it costs by signal; each as [`fault_cost`] has
+/// it.
+pub fn listener_cost(signal: &(f64, String), listener: &(f64, String)) -> Result<(f64, String), String> {
+    if signal.0 <= 0.0 {
+        return Err("a fault by signal took no longer than the tier's read: the machine was not quiet".into());
+    }
+    let note = format!(
+        "{:.1} us by a listener, {:.1} by signal, beyond the tier's read; by signal {}",
+        listener.0, signal.0, signal.1
+    );
+    Ok((listener.0 / signal.0, note))
+}
+
 /// Run time without us over run time with us.
 pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Result<(f64, String), String> {
     if number(stats, "active")? != 0.0 {
@@ -201,6 +239,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
             let budget = format_size(case.budget_bytes);
             (format!("a fault beyond the tier's read, {} blocks, {budget} of DRAM", case.name), " us")
         }
+        Overhead::Listener => (format!("the same by a listener over by signal, {} blocks, one CPU", case.name), "x"),
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
     let at_least = case.overhead == Overhead::BelowBudget;
@@ -264,6 +303,15 @@ mod tests {
         let printed = json!({"touches": 100, "missed": 90, "missed_mean_us": 20.0, "missed_p50_us": 19.0});
         let stats = json!({"faults": 200, "faults_fresh": 100, "fetched_blocks": 50});
         assert_eq!(fault_cost(&printed, &stats, 10.0).unwrap().0, 15.0);
+    }
+
+    #[test]
+    fn a_listener_is_compared_beyond_the_read() {
+        let cost = |us: f64| (us, String::new());
+        assert_eq!(listener_cost(&cost(8.0), &cost(12.0)).unwrap().0, 1.5);
+        assert!(listener_cost(&cost(0.0), &cost(12.0)).is_err());
+        assert_eq!(met(Overhead::Listener, "128KiB", &[1.6, 1.4, 1.5]), Some(true));
+        assert_eq!(met(Overhead::Listener, "4KiB", &[1.6, 1.4, 1.6]), Some(false));
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl OverheadBench<'_> {
                 // The one that goes first changes, since it finds the machine as the other left it.
                 let native_first = run.round.is_multiple_of(2);
                 let mut native = if native_first { Some(self.native(case)?) } else { None };
-                let (_, stats, ours) = self.managed(case, run)?;
+                let (_, stats, ours) = self.managed(case, run, &[])?;
                 if native.is_none() {
                     native = Some(self.native(case)?);
                 }
@@ -81,11 +81,20 @@ impl OverheadBench<'_> {
             }
             Overhead::Fault => {
                 let read_us = self.tier_read_us(case)?;
-                let (printed, stats, _) = self.managed(case, run)?;
+                let (printed, stats, _) = self.managed(case, run, &[])?;
                 overhead::fault_cost(&printed, &stats, read_us).map_err(nonsense)
             }
+            Overhead::Listener => {
+                let read_us = self.tier_read_us(case)?;
+                let mut cost = |delivery| {
+                    let (printed, stats, _) = self.managed(case, run, &["--delivery", delivery])?;
+                    overhead::fault_cost(&printed, &stats, read_us).map_err(nonsense)
+                };
+                let (signal, listener) = (cost("signal")?, cost("listener")?);
+                overhead::listener_cost(&signal, &listener).map_err(nonsense)
+            }
             Overhead::Idle => {
-                let (printed, stats, _) = self.managed(case, run)?;
+                let (printed, stats, _) = self.managed(case, run, &[])?;
                 overhead::idle(&printed, &stats).map_err(nonsense)
             }
         }
@@ -105,17 +114,25 @@ impl OverheadBench<'_> {
     }
 
     /// Runs the program under the pager. Returns its result, the statistics, and its run time in seconds.
-    fn managed(&self, case: &Case, run: &mut OverheadRun) -> Result<(Value, Value, f64), BenchFailure> {
+    fn managed(
+        &self,
+        case: &Case,
+        run: &mut OverheadRun,
+        words: &[&str],
+    ) -> Result<(Value, Value, f64), BenchFailure> {
         let path = self.settings.dir.join(undo::name(self.token, "stats"));
         let mut files = UndoList::default();
         files.push(Undo::RemoveFile(path.clone()));
-        let mut command = Command::new(self.aquifer);
+        let mut command = match case.overhead {
+            Overhead::Listener => on_one_cpu(self.aquifer)?,
+            _ => Command::new(self.aquifer),
+        };
         command.args(["run", "--dram", &case.budget_bytes.to_string(), "--tier"]);
         command.arg(format!("dram:size={}", case.tier_bytes)).arg("--stats-json").arg(&path);
         if case.block_bytes > 0 {
             command.args(["--block", &case.block_bytes.to_string()]);
         }
-        command.args(&self.settings.aquifer_args).arg("--").arg(self.program(case)?).args(case.arguments);
+        command.args(words).args(&self.settings.aquifer_args).arg("--").arg(self.program(case)?).args(case.arguments);
         let (printed, seconds) = self.run(command)?;
         run.program = Some(printed.clone());
         let text = fs::read_to_string(&path)
@@ -154,6 +171,23 @@ impl OverheadBench<'_> {
     }
 }
 
+/// A command that stays on the first CPU that this process may use, by taskset(1).
+fn on_one_cpu(program: &Path) -> Result<Command, BenchFailure> {
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|error| BenchFailure::io("cannot tell which CPUs may be used", &error))?;
+    let cpu = first_cpu(&status)
+        .ok_or_else(|| BenchFailure::trouble("the kernel does not tell which CPUs may be used", "mount /proc"))?;
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", &cpu.to_string()]).arg(program);
+    Ok(command)
+}
+
+/// The first CPU of the list in proc_pid_status(5).
+fn first_cpu(status: &str) -> Option<u32> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    list.trim().split(['-', ',']).next()?.parse().ok()
+}
+
 /// The line about reads of this size.
 fn read_us_of(lines: &str, bytes: u64) -> Option<f64> {
     lines
@@ -167,6 +201,13 @@ fn read_us_of(lines: &str, bytes: u64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_cpu_is_found() {
+        assert_eq!(first_cpu("Name:\ttouch\nCpus_allowed_list:\t2-3,7\n"), Some(2));
+        assert_eq!(first_cpu("Cpus_allowed_list:\t0\n"), Some(0));
+        assert_eq!(first_cpu("Name:\ttouch\n"), None);
+    }
 
     #[test]
     fn the_line_of_the_size_is_found() {

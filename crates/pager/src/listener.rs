@@ -18,9 +18,10 @@ use std::time::Duration;
 use aquifer_core::units::ThreadIndex;
 use aquifer_stats::Counter;
 use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::readiness::Readiness;
 use aquifer_sys::thread_state::{self, Waits};
 use aquifer_sys::uffd::{FaultMessage, Uffd};
-use aquifer_sys::{signals, wakeup};
+use aquifer_sys::signals;
 
 use crate::abort::{abort, say};
 use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
@@ -62,17 +63,15 @@ impl Streak {
 
 /// Starts the listeners, where this process may have them.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    if pager.listener_uffd().is_none() {
-        return Ok(());
-    }
+    let Some(uffd) = pager.listener_uffd() else { return Ok(()) };
+    let readiness: &Readiness = Box::leak(Box::new(Readiness::of(uffd.descriptor()).map_err(StartFailure::Uffd)?));
     for name in LISTENERS {
-        start_thread(name, move || listen(pager))?;
+        start_thread(name, move || listen(pager, uffd, readiness))?;
     }
     Ok(())
 }
 
-fn listen(pager: &'static Pager) -> ! {
-    let uffd = pager.listener_uffd().expect("listeners run only where there is a descriptor");
+fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) -> ! {
     loop {
         match uffd.read_fault() {
             Ok(Some(fault)) => {
@@ -98,9 +97,7 @@ fn listen(pager: &'static Pager) -> ! {
                     }
                 }
             }
-            Ok(None) => {
-                wakeup::readable(uffd.descriptor(), WAIT_ONCE);
-            }
+            Ok(None) => readiness.wait(WAIT_ONCE),
             Err(Errno(_)) => abort(&["the userfaultfd cannot be read"]),
         }
     }

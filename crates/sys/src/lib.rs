@@ -19,6 +19,7 @@ pub mod pagemap_scan;
 pub mod presence;
 pub mod probe;
 pub mod raw;
+pub mod readiness;
 pub mod rings;
 pub mod shared_segment;
 pub mod shown_calls;

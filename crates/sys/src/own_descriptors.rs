@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::raw::{Errno, syscall};
 
-/// Descriptors of ours at most: a pager has nine, and a tier one or two.
+/// Descriptors of ours at most: a pager has ten, and a tier one or two.
 const NUMBERS_MOST: usize = 32;
 /// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
 /// usual (256). Where the limit is lower still, they stay where they are.

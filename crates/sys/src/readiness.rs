@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Several threads wait until one descriptor is readable, and each event wakes one of them: epoll(7), edge-triggered.
+//!
+//! With poll(2), every one of them wakes for every event, and all but one find nothing.
+
+use std::time::Duration;
+
+use crate::own_descriptors::keep;
+use crate::raw::{Errno, syscall};
+
+/// What threads wait at.
+#[derive(Debug)]
+pub struct Readiness {
+    descriptor: i32,
+}
+
+impl Readiness {
+    /// For `watched`, which must stay open. The program cannot close what is made.
+    pub fn of(watched: i32) -> Result<Self, Errno> {
+        // SAFETY: epoll_create1(2) takes a flag.
+        let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
+        let this = Self { descriptor: keep(descriptor as i32) };
+        let event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
+        let add = libc::EPOLL_CTL_ADD as usize;
+        let args = [this.descriptor as usize, add, watched as usize, &raw const event as usize, 0, 0];
+        // SAFETY: epoll_ctl(2) reads one event.
+        unsafe { syscall(libc::SYS_epoll_ctl, args) }?;
+        Ok(this)
+    }
+
+    /// Waits, at most `limit`. Whoever returns reads the descriptor until there is nothing more: an event that comes
+    /// meanwhile wakes another, or makes the next wait return at once.
+    pub fn wait(&self, limit: Duration) {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        let timeout = limit.as_millis().min(i32::MAX as u128) as usize;
+        // SAFETY: epoll_wait(2) writes one event.
+        let _ = unsafe {
+            syscall(libc::SYS_epoll_wait, [self.descriptor as usize, &raw mut event as usize, 1, timeout, 0, 0])
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
+
+    use super::*;
+
+    const WAITERS: u32 = 4;
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Waits until `so` holds, with a bound.
+    fn until(mut so: impl FnMut() -> bool, what: &str) {
+        let started = Instant::now();
+        while !so() {
+            assert!(started.elapsed() < PATIENCE, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Each event is for one waiter: a second one comes only when a second event does.
+    #[test]
+    fn one_event_wakes_one_waiter() {
+        let (mut here, there) = UnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        let readiness = Arc::new(Readiness::of(here.as_raw_fd()).unwrap());
+        let woken = Arc::new(AtomicU32::new(0));
+        for _ in 0..WAITERS {
+            let (readiness, woken) = (readiness.clone(), woken.clone());
+            std::thread::spawn(move || {
+                readiness.wait(PATIENCE);
+                woken.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        // All are asleep, as far as one can see.
+        std::thread::sleep(Duration::from_millis(200));
+        for event in 1..=WAITERS {
+            (&there).write_all(&[1]).unwrap();
+            until(|| woken.load(Ordering::SeqCst) >= event, "an event wakes somebody");
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(woken.load(Ordering::SeqCst), event, "and nobody else");
+        }
+        let mut bytes = [0; 8];
+        assert_eq!(here.read(&mut bytes).unwrap(), WAITERS as usize);
+    }
+
+    /// An event that comes while nobody waits is not lost.
+    #[test]
+    fn an_event_before_the_wait_ends_it() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let readiness = Readiness::of(here.as_raw_fd()).unwrap();
+        (&there).write_all(&[1]).unwrap();
+        let started = Instant::now();
+        readiness.wait(PATIENCE);
+        assert!(started.elapsed() < PATIENCE);
+    }
+}
