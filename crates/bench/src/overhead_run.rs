@@ -114,12 +114,7 @@ impl OverheadBench<'_> {
     }
 
     /// Runs the program under the pager. Returns its result, the statistics, and its run time in seconds.
-    fn managed(
-        &self,
-        case: &Case,
-        run: &mut OverheadRun,
-        words: &[&str],
-    ) -> Result<(Value, Value, f64), BenchFailure> {
+    fn managed(&self, case: &Case, run: &mut OverheadRun, words: &[&str]) -> Result<(Value, Value, f64), BenchFailure> {
         let path = self.settings.dir.join(undo::name(self.token, "stats"));
         let mut files = UndoList::default();
         files.push(Undo::RemoveFile(path.clone()));

@@ -19,9 +19,9 @@ use aquifer_core::units::ThreadIndex;
 use aquifer_stats::Counter;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::readiness::Readiness;
+use aquifer_sys::signals;
 use aquifer_sys::thread_state::{self, Waits};
 use aquifer_sys::uffd::{FaultMessage, Uffd};
-use aquifer_sys::signals;
 
 use crate::abort::{abort, say};
 use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};

@@ -158,12 +158,13 @@ impl Worker {
     fn sleep(&mut self) {
         if self.queue.in_flight() == 0 {
             let holds_back = self.pager.engine().holds_back();
-            self.pager.worker_bell.sleep(None, if holds_back { SLEEP_FAILING } else { SLEEP_IDLE });
+            let limit = if holds_back { SLEEP_FAILING } else { SLEEP_IDLE };
+            self.pager.worker_bell.sleep(None, ending::sleep_most(limit));
             if holds_back {
                 self.pager.engine().try_again();
             }
         } else if let Some(descriptor) = self.queue.descriptor() {
-            self.pager.worker_bell.sleep(Some(descriptor), SLEEP_BUSY);
+            self.pager.worker_bell.sleep(Some(descriptor), ending::sleep_most(SLEEP_BUSY));
         } else {
             self.complete(Wait::ForOne);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where the threads of this process are: /proc/self/task/TID/syscall, see proc_pid_syscall(5).
+//! Which threads this process has, and where they are: /proc/self/task, proc_pid_syscall(5), proc_pid_stat(5).
 //!
 //! Allocates nothing, and calls nothing of libc's that does.
 
@@ -62,14 +62,28 @@ impl Drop for Opened {
 
 /// Looks at one thread.
 pub fn of(thread: u32) -> Result<Waits, Errno> {
-    let file = Opened::new(&path(thread), 0)?;
     let mut text = [0u8; TEXT_BYTES];
-    let len = file.read(libc::SYS_read, &mut text)?;
-    Ok(parse(&text[..len]))
+    Ok(parse(says(thread, b"/syscall\0", &mut text)?))
+}
+
+/// Whether a thread is gone, or is about to be.
+pub fn has_ended(thread: u32) -> bool {
+    let mut text = [0u8; TEXT_BYTES];
+    says(thread, b"/stat\0", &mut text).map_or(true, is_state_of_the_ended)
 }
 
 /// Calls `each` with every thread that waits in a system call now, its number and its arguments.
 pub fn each_in_kernel(each: &mut dyn FnMut(u32, i64, [usize; 6])) -> Result<(), Errno> {
+    // A thread that is gone is in no call.
+    self::each(&mut |thread| {
+        if let Ok(Waits::InKernel { number, args }) = of(thread) {
+            each(thread, number, args);
+        }
+    })
+}
+
+/// Calls `each` with every thread of this process.
+pub fn each(each: &mut dyn FnMut(u32)) -> Result<(), Errno> {
     // As in `struct linux_dirent64`: where an entry says how long it is, and where its name begins.
     const LEN_AT: usize = 16;
     const NAME_AT: usize = 19;
@@ -85,11 +99,9 @@ pub fn each_in_kernel(each: &mut dyn FnMut(u32, i64, [usize; 6])) -> Result<(), 
             let entry_len = usize::from(u16::from_ne_bytes([rest[LEN_AT], rest[LEN_AT + 1]]));
             let (entry, others) = rest.split_at(entry_len.clamp(NAME_AT, rest.len()));
             let name = entry[NAME_AT..].split(|byte| *byte == 0).next().unwrap_or_default();
-            // What is no number is "." or ".."; a thread that is gone is in no call.
-            if let Some(thread) = number(name)
-                && let Ok(Waits::InKernel { number, args }) = of(thread as u32)
-            {
-                each(thread as u32, number, args);
+            // What is no number is "." or "..".
+            if let Some(thread) = number(name) {
+                each(thread as u32);
             }
             rest = others;
         }
@@ -105,9 +117,14 @@ fn number(text: &[u8]) -> Option<u64> {
     }
 }
 
-fn path(thread: u32) -> [u8; 48] {
+/// What one of a thread's files says, as far as there is room for it. `file` ends in NUL.
+fn says<'a>(thread: u32, file: &[u8], text: &'a mut [u8; TEXT_BYTES]) -> Result<&'a [u8], Errno> {
+    let len = Opened::new(&path(thread, file), 0)?.read(libc::SYS_read, text)?;
+    Ok(&text[..len])
+}
+
+fn path(thread: u32, file: &[u8]) -> [u8; 48] {
     const BEFORE: &[u8] = b"/proc/self/task/";
-    const AFTER: &[u8] = b"/syscall\0";
     let mut path = [0u8; 48];
     path[..BEFORE.len()].copy_from_slice(BEFORE);
     let count = thread.checked_ilog10().unwrap_or(0) as usize + 1;
@@ -116,8 +133,14 @@ fn path(thread: u32) -> [u8; 48] {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    path[BEFORE.len() + count..][..AFTER.len()].copy_from_slice(AFTER);
+    path[BEFORE.len() + count..][..file.len()].copy_from_slice(file);
     path
+}
+
+/// The third word of proc_pid_stat(5), behind the name, which may hold anything: a zombie, or dead.
+fn is_state_of_the_ended(stat: &[u8]) -> bool {
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    name_end.is_none_or(|end| matches!(stat[end + 1..].trim_ascii_start().first(), None | Some(b'Z' | b'X')))
 }
 
 fn parse(text: &[u8]) -> Waits {
@@ -148,6 +171,14 @@ mod tests {
         assert_eq!(parse(b"-1 0x7ffc 0x55d0\n"), Waits::InProgram);
         let read = Waits::InKernel { number: 0, args: [3, 0x7f00, 0x80, 0, 0, 0] };
         assert_eq!(parse(b"0 0x3 0x7f00 0x80 0x0 0x0 0x0 0x7ffc 0x7f10\n"), read);
+    }
+
+    #[test]
+    fn a_thread_has_ended_by_its_state_and_not_by_its_name() {
+        assert!(!is_state_of_the_ended(b"7 (a) Z b) S 1 7"));
+        assert!(is_state_of_the_ended(b"7 (forks) Z 1 7") && is_state_of_the_ended(b"7 (forks) X 1 7"));
+        assert!(is_state_of_the_ended(b"") && is_state_of_the_ended(b"7 (forks)"));
+        assert!(has_ended(u32::MAX) && !has_ended(std::process::id()));
     }
 
     #[test]
