@@ -206,6 +206,7 @@ impl Engine {
             return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued, exchange };
         }
         let mut count = 1;
+        let first = pages;
         self.start_ready(block);
         let mut last = block;
         while let Some(next) = self.follower(last, frame.0 + count, pages) {
@@ -215,7 +216,9 @@ impl Engine {
             last = next;
         }
         self.tally.prefetch_hits += u64::from(count);
-        self.prefetcher.used(pages.count);
+        let waits_before = first.start.checked_sub(1).is_some_and(|page| self.is_ready(page));
+        let waits_behind = self.is_ready(first.start + u64::from(first.count));
+        self.prefetcher.used(first.start, pages.count, waits_before, waits_behind);
         let exchange = self.exchange(block, count, write);
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
     }
@@ -239,6 +242,14 @@ impl Engine {
             (entry.copied, entry.sealed, entry.protected) = (true, seal, seal);
         }
         Exchange::Copy { seal }
+    }
+
+    /// Whether the block with `page` was read ahead and not touched yet.
+    fn is_ready(&self, page: u64) -> bool {
+        self.map.find(page).is_some_and(|block| {
+            let entry = self.map.block(block);
+            entry.state == State::Standby && entry.prefetched
+        })
     }
 
     fn start_ready(&mut self, block: BlockIndex) {

@@ -43,9 +43,9 @@ const SILENT_MAX: u64 = 512;
 const TRUST_FULL: u32 = 1024;
 const TRUST_PART: u32 = 1024;
 const TRUST_PAGES_MOST: u32 = 32;
-/// Below this, streams prove themselves first: three quarters. Betweenness centrality used 60 %, at a loss even on a
-/// disk; breadth-first search 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
-const TRUST_LEAST: u32 = TRUST_FULL * 3 / 4;
+/// Below this, streams prove themselves first. Betweenness centrality used 60 %, at a loss even on a disk;
+/// breadth-first search 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
+const TRUST_LEAST: u32 = TRUST_FULL * 7 / 8;
 /// Pages that a stream must have passed before anything is read ahead of it, while trust is low or where a fetch costs
 /// little: 256 KiB. Two blocks of the default size, 64 of the smallest.
 const PROOF_PAGES: u32 = (256 << 10) / PAGE_BYTES as u32;
@@ -184,9 +184,21 @@ impl Prefetcher {
         advice
     }
 
-    /// `pages` that were read ahead were asked for.
-    pub fn used(&mut self, pages: u32) {
-        self.trust += (TRUST_FULL - self.trust) * pages.min(TRUST_PAGES_MOST) / TRUST_PART;
+    /// `pages` that were read ahead, the first of them at `page`, were asked for. `waits_before` and `waits_behind`:
+    /// whether their neighbour was read ahead, too, and was not asked for yet.
+    ///
+    /// A stream takes what is read ahead of it in order. Among random accesses, too, nearly all of it is asked for
+    /// sooner or later, but from the middle, and no more than the blocks that it has displaced: that counts as wasted.
+    pub fn used(&mut self, page: u64, pages: u32, waits_before: bool, waits_behind: bool) {
+        let mut streams = self.threads.iter().flat_map(|thread| &thread.streams);
+        let Some(stream) = streams.find(|stream| stream.covers(page)) else { return };
+        let pages = pages.min(TRUST_PAGES_MOST);
+        let in_order = if stream.ascends() { !waits_before } else { !waits_behind };
+        if in_order {
+            self.trust += (TRUST_FULL - self.trust) * pages / TRUST_PART;
+        } else {
+            self.trust -= (self.trust * pages).div_ceil(TRUST_PART).min(self.trust);
+        }
     }
 
     /// A block of `pages` that was read ahead at `page` left memory unused.

@@ -78,6 +78,11 @@ impl Stream {
         self.step != 0 && (low..=high).contains(&page)
     }
 
+    /// Whether it goes to higher pages.
+    pub(super) fn ascends(&self) -> bool {
+        self.step > 0
+    }
+
     /// Takes a fault of a stream without step; returns whether it has one now. `block` is in pages.
     pub(super) fn learn(&mut self, page: u64, block: u32, heard: u64) -> bool {
         let delta = page.wrapping_sub(self.latest) as i64;

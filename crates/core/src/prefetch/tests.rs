@@ -108,6 +108,33 @@ fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
     }
 }
 
+/// What a program asks for in order was foretold. What it asks for from the middle of what is read ahead, it would have
+/// asked for anyway, at some time: a stream must prove itself then.
+#[test]
+fn what_is_used_out_of_order_is_no_evidence_of_a_stream() {
+    let (up, down) = (1i64, -1i64);
+    for (step, waits_before, waits_behind, trusts) in [
+        (up, false, false, true),
+        (up, false, true, true),
+        (up, true, false, false),
+        (up, true, true, false),
+        (down, true, false, true),
+        (down, false, true, false),
+    ] {
+        let mut prefetcher = Prefetcher::new(CAP, false);
+        let fault = |prefetcher: &mut Prefetcher, turn: i64, start: u64| {
+            prefetcher.fault(ThreadIndex(0), start.wrapping_add_signed(turn * step), 1, false)
+        };
+        fault(&mut prefetcher, 0, 1 << 20);
+        let advice = fault(&mut prefetcher, 1, 1 << 20);
+        let page = advice.runs().first().expect("two neighbours are a stream").start;
+        (0..400).for_each(|_| prefetcher.used(page, 1, waits_before, waits_behind));
+        fault(&mut prefetcher, 0, 1 << 30);
+        let trusted = fault(&mut prefetcher, 1, 1 << 30).pages() > 0;
+        assert_eq!(trusted, trusts, "step {step}, before {waits_before}, behind {waits_behind}");
+    }
+}
+
 #[test]
 fn all_streams_together_respect_the_cap() {
     let mut prefetcher = Prefetcher::new(2048, false);
