@@ -25,7 +25,7 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that somebody else has written.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "elf", body: targets::elf, seeds: seeds::elf },
@@ -34,4 +34,5 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "size", body: targets::size, seeds: seeds::size },
     Target { name: "stats_segment", body: targets::stats_segment, seeds: seeds::stats_segment },
     Target { name: "tier_spec", body: targets::tier_spec, seeds: seeds::tier_spec },
+    Target { name: "wire", body: targets::wire, seeds: seeds::wire },
 ];

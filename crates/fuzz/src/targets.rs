@@ -15,6 +15,7 @@ use aquifer_stats::FaultKind;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
+use aquifer_wire::{BODY_BYTES_MOST, HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
 
 /// The product's file; the command is a program, so it cannot be used as a library.
 #[path = "../../cli/src/run/elf.rs"]
@@ -152,5 +153,33 @@ pub fn tier_spec(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Err(failure) = text.parse::<TierSpec>() {
         one_line(&failure.to_string());
+    }
+}
+
+/// What donor and borrower read from each other: as it comes, and with checksums that are right.
+pub fn wire(bytes: &[u8]) {
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return };
+    read_frame(header, body);
+    let mut forged = *header;
+    forged[..6].copy_from_slice(b"AQWR\x01\0");
+    forged[56..64].copy_from_slice(&body_crc(body).to_le_bytes());
+    let sum = body_crc(&forged[..64]);
+    forged[64..].copy_from_slice(&sum.to_le_bytes());
+    read_frame(&forged, body);
+}
+
+fn read_frame(bytes: &[u8; HEADER_BYTES], body: &[u8]) {
+    match Header::decode(bytes) {
+        Ok(header) => {
+            assert_eq!(header.encode(), *bytes, "one message has two forms: {header:?}");
+            assert!(header.body_bytes <= BODY_BYTES_MOST, "{header:?}");
+            if header.check_body(body).is_ok() {
+                assert_eq!(Header::new(header.request, header.message, body), header);
+            }
+        }
+        Err(refusal) => one_line(refusal.meaning()),
+    }
+    if let Some(standing) = body.first_chunk::<STANDING_BYTES>() {
+        assert_eq!(Standing::decode(standing).encode(), *standing);
     }
 }

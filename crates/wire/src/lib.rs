@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The protocol between a donor, which lends memory, and its borrowers: messages and their bytes.
+//!
+//! Pure: no sockets, no clock, no memory of connections. A frame is a [`Header`] of [`HEADER_BYTES`] and a body that
+//! only few messages have. The two are apart, so that a payload goes from a socket to where it belongs, and back,
+//! without a copy in between. Every byte is in `docs/formats.md`.
+//!
+//! ```
+//! use aquifer_wire::{Header, Message};
+//!
+//! let message = Message::Read { lease: 7, token: 3, offset: 0, bytes: 4096 };
+//! let bytes = Header::new(41, message, &[]).encode();
+//! let header = Header::decode(&bytes)?;
+//! assert_eq!((header.request, header.message, header.body_bytes), (41, message, 0));
+//! # Ok::<(), aquifer_wire::Refusal>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod header;
+mod message;
+mod refusal;
+mod standing;
+
+pub use header::{HEADER_BYTES, Header, VERSION_NEWEST, VERSION_OLDEST, body_crc, choose_version};
+pub use message::{BODY_BYTES_MOST, BorrowerId, EVERY_LEASE, Message, PAGE_BYTES, SLAB_BYTES};
+pub use refusal::Refusal;
+pub use standing::{FIGURES, Figure, STANDING_BYTES, Standing};

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What donor and borrower say to each other, and which four numbers of the header say it.
+//!
+//! Every message has its numbers at fixed places, and zeros where it has none, so that each has one form only. The
+//! table is in `docs/formats.md`. Next: `header.rs`, which puts it into bytes.
+
+use crate::header::{VERSION_NEWEST, VERSION_OLDEST};
+use crate::refusal::Refusal;
+use crate::standing::STANDING_BYTES;
+
+/// The unit of offsets and lengths.
+pub const PAGE_BYTES: u64 = 4096;
+/// What a donor lends at once: the room of one region, see the glossary.
+pub const SLAB_BYTES: u64 = 2 << 20;
+/// Longest body: a block of the largest size.
+pub const BODY_BYTES_MOST: u32 = SLAB_BYTES as u32;
+/// Stands for all leases of a borrower.
+pub const EVERY_LEASE: u64 = u64::MAX;
+
+/// Who borrows: a number that nobody guesses, made anew for each tier that is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BorrowerId(pub u128);
+
+/// One message, without its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Message {
+    /// The first message of a connection. Its own form is the same in all versions.
+    Hello {
+        /// The oldest version that the borrower speaks.
+        oldest: u16,
+        /// The newest one.
+        newest: u16,
+        /// Who it is.
+        borrower: BorrowerId,
+    },
+    /// Asks for a slab for the borrower's range `range`, or for a new token of the one that it has.
+    Grant {
+        /// Which part of the borrower's tier it is for, in slabs.
+        range: u64,
+    },
+    /// All leases of the borrower shall last from now on as long as they did at first.
+    Renew,
+    /// Gives a slab back, or all of them.
+    Release {
+        /// The lease, or [`EVERY_LEASE`].
+        lease: u64,
+        /// Its fencing token; 0 for all leases.
+        token: u64,
+    },
+    /// Asks for bytes.
+    Read {
+        /// Of which lease.
+        lease: u64,
+        /// Its fencing token.
+        token: u64,
+        /// From where on in the borrower's tier.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// Stores the body.
+    Write {
+        /// In which lease.
+        lease: u64,
+        /// Its fencing token.
+        token: u64,
+        /// From where on in the borrower's tier.
+        offset: u64,
+    },
+    /// Bytes that are not needed any more, and read as zeros afterwards.
+    Discard {
+        /// Of which lease.
+        lease: u64,
+        /// Its fencing token.
+        token: u64,
+        /// From where on in the borrower's tier.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// Asks how the donor stands.
+    Status,
+    /// Answers `Hello`.
+    Welcome {
+        /// The version that both will speak.
+        version: u16,
+        /// How long leases last after each sign of life.
+        lease_ms: u32,
+        /// Which run of the donor this is. Another one knows nothing of the leases of this one.
+        instance: u64,
+        /// The number of the first request; each further one is greater by one.
+        first_request: u64,
+        /// What this borrower may have at most.
+        lendable_bytes: u64,
+    },
+    /// Answers `Grant`.
+    Granted {
+        /// The lease.
+        lease: u64,
+        /// Its fencing token: greater than every one before.
+        token: u64,
+        /// How much memory it is.
+        bytes: u64,
+        /// It ends then, unless there is a sign of life before.
+        expires_in_ms: u64,
+    },
+    /// Answers `Renew`.
+    Renewed {
+        /// How many leases the borrower has.
+        leases: u64,
+        /// They end then, unless there is a sign of life before.
+        expires_in_ms: u64,
+    },
+    /// Answers `Release`.
+    Released {
+        /// How many slabs came back.
+        slabs: u64,
+    },
+    /// Answers `Read`; the bytes are the body.
+    Found,
+    /// Answers `Write`: what was sent is what a read returns from now on.
+    Written,
+    /// Answers `Discard`.
+    Discarded,
+    /// Answers `Status`; a [`Standing`](crate::Standing) is the body.
+    Standing,
+    /// Unasked: the donor wants its memory back.
+    Revoke {
+        /// Which lease, or [`EVERY_LEASE`].
+        lease: u64,
+        /// It ends then, whatever the borrower does.
+        within_ms: u64,
+    },
+    /// Answers anything: it was not done.
+    Error {
+        /// Why.
+        refusal: Refusal,
+    },
+}
+
+const HELLO: u16 = 1;
+const GRANT: u16 = 2;
+const RENEW: u16 = 3;
+const RELEASE: u16 = 4;
+const READ: u16 = 5;
+const WRITE: u16 = 6;
+const DISCARD: u16 = 7;
+const STATUS: u16 = 8;
+/// Added to the kind of a request, it is the kind of its answer.
+const ANSWER: u16 = 0x8000;
+const REVOKE: u16 = 0x8100;
+const ERROR: u16 = 0x81ff;
+
+impl Message {
+    /// The number of its kind.
+    pub(crate) fn kind(&self) -> u16 {
+        match self {
+            Message::Hello { .. } => HELLO,
+            Message::Grant { .. } => GRANT,
+            Message::Renew => RENEW,
+            Message::Release { .. } => RELEASE,
+            Message::Read { .. } => READ,
+            Message::Write { .. } => WRITE,
+            Message::Discard { .. } => DISCARD,
+            Message::Status => STATUS,
+            Message::Welcome { .. } => ANSWER | HELLO,
+            Message::Granted { .. } => ANSWER | GRANT,
+            Message::Renewed { .. } => ANSWER | RENEW,
+            Message::Released { .. } => ANSWER | RELEASE,
+            Message::Found => ANSWER | READ,
+            Message::Written => ANSWER | WRITE,
+            Message::Discarded => ANSWER | DISCARD,
+            Message::Standing => ANSWER | STATUS,
+            Message::Revoke { .. } => REVOKE,
+            Message::Error { .. } => ERROR,
+        }
+    }
+
+    /// Its four numbers.
+    pub(crate) fn numbers(&self) -> [u64; 4] {
+        match *self {
+            Message::Hello { oldest, newest, borrower } => {
+                [u64::from(oldest) | u64::from(newest) << 16, borrower.0 as u64, (borrower.0 >> 64) as u64, 0]
+            }
+            Message::Grant { range } => [range, 0, 0, 0],
+            Message::Release { lease, token } => [lease, token, 0, 0],
+            Message::Read { lease, token, offset, bytes } | Message::Discard { lease, token, offset, bytes } => {
+                [lease, token, offset, bytes]
+            }
+            Message::Write { lease, token, offset } => [lease, token, offset, 0],
+            Message::Welcome { version, lease_ms, instance, first_request, lendable_bytes } => {
+                [u64::from(version) | u64::from(lease_ms) << 32, instance, first_request, lendable_bytes]
+            }
+            Message::Granted { lease, token, bytes, expires_in_ms } => [lease, token, bytes, expires_in_ms],
+            Message::Renewed { leases, expires_in_ms } => [leases, expires_in_ms, 0, 0],
+            Message::Released { slabs } => [slabs, 0, 0, 0],
+            Message::Revoke { lease, within_ms } => [lease, within_ms, 0, 0],
+            Message::Error { refusal } => [u64::from(refusal.code()), 0, 0, 0],
+            Message::Renew
+            | Message::Status
+            | Message::Found
+            | Message::Written
+            | Message::Discarded
+            | Message::Standing => [0; 4],
+        }
+    }
+
+    /// The message of a kind with these numbers.
+    pub(crate) fn read(kind: u16, numbers: [u64; 4]) -> Result<Message, Refusal> {
+        let [a, b, c, d] = numbers;
+        let message = match kind {
+            HELLO => Message::Hello {
+                oldest: a as u16,
+                newest: (a >> 16) as u16,
+                borrower: BorrowerId(u128::from(b) | u128::from(c) << 64),
+            },
+            GRANT => Message::Grant { range: a },
+            RENEW => Message::Renew,
+            RELEASE => Message::Release { lease: a, token: b },
+            READ => Message::Read { lease: a, token: b, offset: c, bytes: d },
+            WRITE => Message::Write { lease: a, token: b, offset: c },
+            DISCARD => Message::Discard { lease: a, token: b, offset: c, bytes: d },
+            STATUS => Message::Status,
+            0x8001 => Message::Welcome {
+                version: a as u16,
+                lease_ms: (a >> 32) as u32,
+                instance: b,
+                first_request: c,
+                lendable_bytes: d,
+            },
+            0x8002 => Message::Granted { lease: a, token: b, bytes: c, expires_in_ms: d },
+            0x8003 => Message::Renewed { leases: a, expires_in_ms: b },
+            0x8004 => Message::Released { slabs: a },
+            0x8005 => Message::Found,
+            0x8006 => Message::Written,
+            0x8007 => Message::Discarded,
+            0x8008 => Message::Standing,
+            REVOKE => Message::Revoke { lease: a, within_ms: b },
+            ERROR => Message::Error { refusal: Refusal::from_code(a).ok_or(Refusal::BadField)? },
+            _ => return Err(Refusal::UnknownKind),
+        };
+        // Also what the casts above have cut off, and places that this message does not use.
+        if message.numbers() != numbers || !message.is_sound() {
+            return Err(Refusal::BadField);
+        }
+        Ok(message)
+    }
+
+    fn is_sound(&self) -> bool {
+        let whole = |offset: u64, bytes: u64| {
+            offset.is_multiple_of(PAGE_BYTES)
+                && bytes.is_multiple_of(PAGE_BYTES)
+                && (1..=u64::from(BODY_BYTES_MOST)).contains(&bytes)
+                && offset.checked_add(bytes).is_some()
+        };
+        match *self {
+            Message::Hello { oldest, newest, .. } => oldest <= newest,
+            Message::Read { offset, bytes, .. } | Message::Discard { offset, bytes, .. } => whole(offset, bytes),
+            Message::Write { offset, .. } => whole(offset, PAGE_BYTES),
+            Message::Welcome { version, .. } => (VERSION_OLDEST..=VERSION_NEWEST).contains(&version),
+            _ => true,
+        }
+    }
+
+    /// Whether it may have a body of so many bytes.
+    pub(crate) fn takes_body(&self, bytes: u32) -> bool {
+        match self {
+            Message::Write { .. } | Message::Found => {
+                (1..=BODY_BYTES_MOST).contains(&bytes) && u64::from(bytes).is_multiple_of(PAGE_BYTES)
+            }
+            Message::Standing => bytes as usize == STANDING_BYTES,
+            _ => bytes == 0,
+        }
+    }
+}

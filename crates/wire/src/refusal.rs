@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why a frame, or what it asks for, is refused: a code on the wire, a counter at the donor, a word in messages.
+
+use std::fmt;
+
+macro_rules! refusals {
+    ($($code:literal $name:ident $word:literal $meaning:literal,)+) => {
+        /// Why something was refused. The set may grow; a code that is not known is an error of the protocol.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        #[non_exhaustive]
+        #[repr(u16)]
+        pub enum Refusal {
+            $(#[doc = $meaning] $name = $code,)+
+        }
+
+        impl Refusal {
+            /// Every one, in the order of its code, from 1 on.
+            pub const ALL: &[Refusal] = &[$(Refusal::$name),+];
+
+            /// The word for metrics and JSON.
+            pub const fn word(self) -> &'static str {
+                match self { $(Refusal::$name => $word,)+ }
+            }
+
+            /// What it means, in half a sentence.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Refusal::$name => $meaning,)+ }
+            }
+        }
+    };
+}
+
+refusals! {
+    1 Foreign "foreign" "not a frame of this protocol",
+    2 Version "version" "no version of the protocol that both sides speak",
+    3 HeaderDamaged "header_damaged" "the header does not match its checksum",
+    4 BodyDamaged "body_damaged" "the body does not match its checksum",
+    5 UnknownKind "unknown_kind" "a kind of message that this side does not take",
+    6 BadField "bad_field" "a field that does not fit its message",
+    7 Oversized "oversized" "a body longer or shorter than its message has",
+    8 Truncated "truncated" "a frame that ended before its end",
+    9 Slow "slow" "a frame that took too long to arrive",
+    10 Replayed "replayed" "a request number that is not the next one",
+    11 NoHello "no_hello" "a request before the greeting",
+    12 NotYours "not_yours" "a lease that somebody else has",
+    13 StaleToken "stale_token" "a fencing token that is not the lease's any more",
+    14 NoLease "no_lease" "a lease that there is not, or that has expired or was revoked",
+    15 OutsideLease "outside_lease" "bytes outside the lease",
+    16 Quota "quota" "more than a borrower may have",
+    17 Full "full" "more than the donor has left to lend",
+    18 Busy "busy" "the slab is in use at this moment",
+    19 TooManyConnections "too_many_connections" "more connections than the donor serves",
+    20 Ending "ending" "the donor takes its memory back and lends nothing new",
+}
+
+impl Refusal {
+    /// Its number on the wire.
+    pub const fn code(self) -> u16 {
+        self as u16
+    }
+
+    /// Its place in [`Refusal::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize - 1
+    }
+
+    /// The refusal with this number.
+    pub fn from_code(code: u64) -> Option<Refusal> {
+        let index = usize::try_from(code.checked_sub(1)?).ok()?;
+        Refusal::ALL.get(index).copied()
+    }
+
+    /// Whether nothing that follows on the connection can be trusted, so that it ends.
+    pub const fn ends_connection(self) -> bool {
+        !matches!(
+            self,
+            Refusal::NotYours
+                | Refusal::StaleToken
+                | Refusal::NoLease
+                | Refusal::OutsideLease
+                | Refusal::Quota
+                | Refusal::Full
+                | Refusal::Busy
+                | Refusal::Ending
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.meaning())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_count_from_one_and_come_back() {
+        for (index, refusal) in Refusal::ALL.iter().enumerate() {
+            assert_eq!((refusal.index(), usize::from(refusal.code())), (index, index + 1));
+            assert_eq!(Refusal::from_code(u64::from(refusal.code())), Some(*refusal));
+        }
+        assert_eq!(Refusal::from_code(0), None);
+        assert_eq!(Refusal::from_code(Refusal::ALL.len() as u64 + 1), None);
+        assert_eq!(Refusal::from_code(u64::MAX), None);
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How a donor stands: its figures, and how often it refused what. The body of the answer to `Status`.
+//!
+//! Each is a number of 8 bytes, little-endian: first the figures in the order of [`Figure::ALL`], then one count for
+//! each [`Refusal`] in the order of its code.
+
+use crate::refusal::Refusal;
+
+macro_rules! figures {
+    ($($name:ident $word:literal $meaning:literal,)+) => {
+        /// One number that a donor tells of itself.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Figure {
+            $(#[doc = $meaning] $name,)+
+        }
+
+        impl Figure {
+            /// Every one, in its order on the wire.
+            pub const ALL: &[Figure] = &[$(Figure::$name),+];
+
+            /// The word for metrics and JSON.
+            pub const fn word(self) -> &'static str {
+                match self { $(Figure::$name => $word,)+ }
+            }
+
+            /// What it is, in half a sentence.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Figure::$name => $meaning,)+ }
+            }
+        }
+    };
+}
+
+figures! {
+    CapacityBytes "capacity_bytes" "What the donor lends at most",
+    LentBytes "lent_bytes" "What is lent now",
+    UnwipedBytes "unwiped_bytes" "What came back and is not wiped yet",
+    Borrowers "borrowers" "Borrowers that have a lease",
+    Connections "connections" "Connections that are open",
+    UptimeMs "uptime_ms" "How long the donor has been running",
+    ConnectionsTotal "connections_total" "Connections that there were",
+    GrantsTotal "grants_total" "Leases and new tokens that were granted",
+    ReleasesTotal "releases_total" "Leases that were given back",
+    ExpiriesTotal "expiries_total" "Leases that expired",
+    RevocationsTotal "revocations_total" "Leases that were revoked",
+    WipesTotal "wipes_total" "Slabs that were wiped",
+    ReadsTotal "reads_total" "Reads that were answered",
+    WritesTotal "writes_total" "Writes that were carried out",
+    DiscardsTotal "discards_total" "Discards that were carried out",
+    ReadBytesTotal "read_bytes_total" "Bytes that were read",
+    WrittenBytesTotal "written_bytes_total" "Bytes that were written",
+}
+
+/// How many figures there are.
+pub const FIGURES: usize = Figure::ALL.len();
+/// Bytes of a standing.
+pub const STANDING_BYTES: usize = (FIGURES + Refusal::ALL.len()) * 8;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// By the order of [`Figure::ALL`].
+    pub figures: [u64; FIGURES],
+    /// By the order of [`Refusal::ALL`].
+    pub refusals: [u64; Refusal::ALL.len()],
+}
+
+impl Standing {
+    /// One figure.
+    pub fn figure(&self, figure: Figure) -> u64 {
+        self.figures[figure as usize]
+    }
+
+    /// How often something was refused for this.
+    pub fn refused(&self, refusal: Refusal) -> u64 {
+        self.refusals[refusal.index()]
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; STANDING_BYTES] {
+        let mut bytes = [0; STANDING_BYTES];
+        for (place, number) in bytes.chunks_exact_mut(8).zip(self.figures.iter().chain(&self.refusals)) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// What these bytes say; any do.
+    pub fn decode(bytes: &[u8; STANDING_BYTES]) -> Standing {
+        let (words, _) = bytes.as_chunks::<8>();
+        Standing {
+            figures: std::array::from_fn(|index| u64::from_le_bytes(words[index])),
+            refusals: std::array::from_fn(|index| u64::from_le_bytes(words[FIGURES + index])),
+        }
+    }
+}
