@@ -7,7 +7,7 @@ use aquifer_config::Config;
 use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
 use aquifer_sys::shared_segment::SharedView;
-use aquifer_wire::{HEADER_BYTES, Header};
+use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
 
 fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
@@ -126,9 +126,9 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
 pub fn wire() -> Vec<Vec<u8>> {
     let mut rest = &include_bytes!("../../wire/tests/golden/frames_v1.bin")[..];
     let mut frames = Vec::new();
-    while let Some(header) = rest.first_chunk::<HEADER_BYTES>() {
+    while let Some(header) = rest.first_chunk::<FRAME_HEADER_BYTES>() {
         let body_bytes = Header::decode(header).expect("the golden file is good").body_bytes as usize;
-        let (frame, behind) = rest.split_at(HEADER_BYTES + body_bytes);
+        let (frame, behind) = rest.split_at(FRAME_HEADER_BYTES + body_bytes);
         frames.push(frame.to_vec());
         rest = behind;
     }

@@ -15,7 +15,7 @@ use aquifer_stats::FaultKind;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
-use aquifer_wire::{BODY_BYTES_MOST, HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
+use aquifer_wire::{BODY_BYTES_MOST, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
 
 /// The product's file; the command is a program, so it cannot be used as a library.
 #[path = "../../cli/src/run/elf.rs"]
@@ -158,7 +158,7 @@ pub fn tier_spec(bytes: &[u8]) {
 
 /// What donor and borrower read from each other: as it comes, and with checksums that are right.
 pub fn wire(bytes: &[u8]) {
-    let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return };
+    let Some((header, body)) = bytes.split_first_chunk::<FRAME_HEADER_BYTES>() else { return };
     read_frame(header, body);
     let mut forged = *header;
     forged[..6].copy_from_slice(b"AQWR\x01\0");
@@ -168,7 +168,7 @@ pub fn wire(bytes: &[u8]) {
     read_frame(&forged, body);
 }
 
-fn read_frame(bytes: &[u8; HEADER_BYTES], body: &[u8]) {
+fn read_frame(bytes: &[u8; FRAME_HEADER_BYTES], body: &[u8]) {
     match Header::decode(bytes) {
         Ok(header) => {
             assert_eq!(header.encode(), *bytes, "one message has two forms: {header:?}");

@@ -12,6 +12,7 @@ pub mod direct_io;
 pub mod dispatch;
 pub mod frame_buffer;
 pub mod futex;
+pub mod lent_memory;
 pub mod memory;
 pub mod own_descriptors;
 pub mod pagemap;

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::raw::{Errno, syscall};
 
-/// Descriptors of ours at most: a pager has ten, and a tier one or two.
-const NUMBERS_MOST: usize = 32;
+/// Descriptors of ours at most: a pager has ten, and a tier one or two, or a dozen connections to a donor.
+const NUMBERS_MOST: usize = 48;
 /// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
 /// usual (256). Where the limit is lower still, they stay where they are.
 const FIRST: usize = 160;

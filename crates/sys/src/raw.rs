@@ -125,6 +125,14 @@ pub fn thread_id() -> u32 {
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// Bits that nobody guesses: getrandom(2).
+pub fn random() -> Result<u64, Errno> {
+    let mut bits = 0u64;
+    // SAFETY: getrandom(2) writes eight bytes; so few always come at once.
+    unsafe { syscall(libc::SYS_getrandom, [&raw mut bits as usize, 8, 0, 0, 0, 0]) }?;
+    Ok(bits)
+}
+
 /// Ends the process, with all its threads.
 pub fn exit_process(status: i32) -> ! {
     loop {

@@ -22,7 +22,7 @@ struct Ring {
 const RINGS: &[Ring] = &[
     Ring { name: "pure", crates: &[("config", &[]), ("core", &[]), ("wire", &[])] },
     Ring { name: "adapters", crates: &[("stats", &["sys"]), ("sys", &[]), ("tiers", &["core", "sys"])] },
-    Ring { name: "drivers", crates: &[("pager", &["core", "stats", "sys", "tiers"])] },
+    Ring { name: "drivers", crates: &[("donor", &["sys", "wire"]), ("pager", &["core", "stats", "sys", "tiers"])] },
     Ring {
         name: "fronts",
         crates: &[

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One borrower's connection: reads frames, each within a bounded time, and sends the answers.
+//!
+//! What leaves the stream in doubt ends the connection: damage, a wrong length, a number out of turn, a frame that does
+//! not come to its end. What is only about leases is answered, and the connection goes on.
+//!
+//! Threads: the connection's own; `Outlet::send` also the one that stops the donor.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_sys::wakeup;
+use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version};
+
+use crate::service::Service;
+use crate::settings::Patience;
+
+/// The way out of a connection.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    stream: Mutex<TcpStream>,
+}
+
+impl Outlet {
+    pub(crate) fn new(stream: TcpStream) -> Outlet {
+        Outlet { stream: Mutex::new(stream) }
+    }
+
+    /// Sends one frame whole, within `patience`.
+    pub(crate) fn send(&self, request: u64, message: Message, body: &[u8], patience: Duration) -> io::Result<()> {
+        let header = Header::new(request, message, body).encode();
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + patience;
+        let mut sent = 0;
+        while sent < HEADER_BYTES + body.len() {
+            let head = &header[sent.min(HEADER_BYTES)..];
+            let tail = &body[sent.saturating_sub(HEADER_BYTES)..];
+            match stream.write_vectored(&[IoSlice::new(head), IoSlice::new(tail)]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if sent < HEADER_BYTES + body.len() && Instant::now() > deadline {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection, from whatever thread.
+    pub(crate) fn shut(&self) {
+        // Not under the lock: a sender that is stuck has it.
+        if let Ok(stream) = self.stream.try_lock() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// A connection in service.
+pub(crate) struct Connection<'a> {
+    service: &'a Service,
+    stream: TcpStream,
+    outlet: &'a Outlet,
+    peer: IpAddr,
+    patience: Patience,
+    /// Bodies; grows to the longest one that came or went, 2 MiB at most.
+    body: Vec<u8>,
+}
+
+/// How much of a body is made room for before it is there: a peer that only announces bytes gets no memory for them.
+const BODY_STEP: usize = 64 << 10;
+
+impl<'a> Connection<'a> {
+    /// `stream` gives up reading and writing after `patience.frame`.
+    pub(crate) fn new(
+        service: &'a Service,
+        stream: TcpStream,
+        outlet: &'a Outlet,
+        peer: IpAddr,
+        patience: Patience,
+    ) -> Self {
+        Self { service, stream, outlet, peer, patience, body: Vec::new() }
+    }
+
+    /// Serves until the borrower ends the connection, or something is wrong with it. `connections` says how many there
+    /// are.
+    pub(crate) fn serve(mut self, connections: impl Fn() -> usize) {
+        if let Err(refusal) = self.converse(connections) {
+            self.service.tallies.refuse(self.peer, refusal);
+            // Whoever speaks another protocol would not understand.
+            if refusal != Refusal::Foreign {
+                let _ = self.outlet.send(0, Message::Error { refusal }, &[], self.patience.frame);
+            }
+        }
+        self.outlet.shut();
+    }
+
+    fn converse(&mut self, connections: impl Fn() -> usize) -> Result<(), Refusal> {
+        let Some((who, mut expected)) = self.greet()? else { return Ok(()) };
+        while let Some(header) = self.next_header(true)? {
+            if header.request != expected {
+                return Err(Refusal::Replayed);
+            }
+            expected = expected.wrapping_add(1);
+            self.read_body(&header)?;
+            let answer = match self.service.answer(who, header.message, &mut self.body, connections()) {
+                Ok(answer) => answer,
+                Err(refusal) if refusal.ends_connection() => return Err(refusal),
+                Err(refusal) => {
+                    self.service.tallies.refuse(self.peer, refusal);
+                    Message::Error { refusal }
+                }
+            };
+            let body = if matches!(answer, Message::Found | Message::Standing) { &self.body[..] } else { &[] };
+            if let Err(error) = self.outlet.send(header.request, answer, body, self.patience.frame) {
+                let took_too_long = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+                return if took_too_long { Err(Refusal::Slow) } else { Ok(()) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Who it is, and the number of the first request.
+    fn greet(&mut self) -> Result<Option<(BorrowerId, u64)>, Refusal> {
+        let Some(header) = self.next_header(false)? else { return Ok(None) };
+        let Message::Hello { oldest, newest, borrower } = header.message else { return Err(Refusal::NoHello) };
+        let version = choose_version(oldest, newest)?;
+        let Ok(first_request) = aquifer_sys::raw::random() else { return Ok(None) };
+        let welcome = Message::Welcome {
+            version,
+            lease_ms: self.service.lease_ms(),
+            instance: self.service.instance,
+            first_request,
+            lendable_bytes: self.service.lendable_bytes(),
+        };
+        let sent = self.outlet.send(header.request, welcome, &[], self.patience.frame);
+        Ok(sent.is_ok().then_some((borrower, first_request)))
+    }
+
+    /// The next header; `None` when the connection has ended between two frames, or nothing has come for too long.
+    fn next_header(&mut self, may_idle: bool) -> Result<Option<Header>, Refusal> {
+        let mut bytes = [0; HEADER_BYTES];
+        let mut filled = 0;
+        let mut deadline = Instant::now() + self.patience.frame;
+        while filled < HEADER_BYTES {
+            match self.stream.read(&mut bytes[filled..]) {
+                Ok(0) if filled == 0 => return Ok(None),
+                Ok(0) => return Err(Refusal::Truncated),
+                Ok(count) => {
+                    if filled == 0 {
+                        deadline = Instant::now() + self.patience.frame;
+                    }
+                    filled += count;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if !is_late(&error) => return Ok(None),
+                Err(_) if filled == 0 && may_idle => {
+                    if !wakeup::readable(self.stream.as_raw_fd(), self.patience.idle) {
+                        return Ok(None);
+                    }
+                    deadline = Instant::now() + self.patience.frame;
+                    continue;
+                }
+                Err(_) => return Err(Refusal::Slow),
+            }
+            if filled < HEADER_BYTES && Instant::now() > deadline {
+                return Err(Refusal::Slow);
+            }
+        }
+        Header::decode(&bytes).map(Some)
+    }
+
+    fn read_body(&mut self, header: &Header) -> Result<(), Refusal> {
+        let wanted = header.body_bytes as usize;
+        self.body.clear();
+        let deadline = Instant::now() + self.patience.frame;
+        let mut filled = 0;
+        while filled < wanted {
+            if filled == self.body.len() {
+                self.body.resize(wanted.min(filled + BODY_STEP), 0);
+            }
+            match self.stream.read(&mut self.body[filled..]) {
+                Ok(0) => return Err(Refusal::Truncated),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(if is_late(&error) { Refusal::Slow } else { Refusal::Truncated }),
+            }
+            if filled < wanted && Instant::now() > deadline {
+                return Err(Refusal::Slow);
+            }
+        }
+        header.check_body(&self.body)
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Who has which slab, and until when: every decision about leases.
+//!
+//! Pure: time is an argument, in milliseconds of a clock that never goes back; memory is somebody else's. A lease is one
+//! slab, named by its number, for one range of the borrower's tier. What must hold, and is judged by a model in
+//! `tests/leases_model.rs`:
+//!
+//! - No slab has two holders.
+//! - Nothing is granted that has not been wiped since its last holder.
+//! - A borrower has no more slabs than its quota.
+//! - A token passes only while it is the last one that was given for its slab.
+//!
+//! Next: `memory.rs`, which wipes; `service.rs`, which asks.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
+
+/// Slabs of one donor at most: 32 TiB. Borrowers keep a slab's number and its token in one word.
+pub const SLABS_MOST: u32 = 1 << 24;
+
+/// Where a slab is in its life.
+///
+/// ```text
+///          grant             release, expire, revoke             take_unwiped            wiped
+///   Free ─────────► Leased ───────────────────────────► Unwiped ──────────────► Wiping ─────────► Free
+/// ```
+///
+/// A slab with accesses under way stays `Unwiped` until the last one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Leased { holder: BorrowerId, range: u64 },
+    Unwiped,
+    Wiping,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slab {
+    state: State,
+    /// The last one that was given for it.
+    token: u64,
+    /// Accesses that have begun and not ended.
+    accesses: u32,
+}
+
+#[derive(Debug)]
+struct Borrower {
+    /// Which slab each of its ranges has.
+    ranges: BTreeMap<u64, u32>,
+    /// Its leases end then, unless there is a sign of life before.
+    expires_at_ms: u64,
+    /// They end then, whatever it does.
+    ends_by_ms: Option<u64>,
+}
+
+impl Borrower {
+    fn end_ms(&self) -> u64 {
+        self.expires_at_ms.min(self.ends_by_ms.unwrap_or(u64::MAX))
+    }
+}
+
+/// What was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The slab's number, which names the lease.
+    pub slab: u32,
+    /// What its holder has to show.
+    pub token: u64,
+    /// When it ends without a sign of life.
+    pub expires_in_ms: u64,
+}
+
+/// A right to touch some bytes of a slab, from [`LeaseTable::begin`] to [`LeaseTable::end`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "an access that never ends keeps its slab for ever"]
+pub struct Access {
+    /// Which slab.
+    pub slab: u32,
+    /// From where on in it.
+    pub start: u64,
+}
+
+/// What somebody wants to touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The lease that is to allow it.
+    pub lease: u64,
+    /// Its token, as far as the borrower knows.
+    pub token: u64,
+    /// From where on in the borrower's tier.
+    pub offset: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// How many leases ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Endings {
+    /// Nobody gave a sign of life.
+    pub expired: u64,
+    /// The donor wanted them back.
+    pub revoked: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct LeaseTable {
+    slabs: Vec<Slab>,
+    /// Slabs that can be granted, the next one last.
+    free: Vec<u32>,
+    /// Slabs that came back, the first one in front.
+    unwiped: VecDeque<u32>,
+    borrowers: BTreeMap<BorrowerId, Borrower>,
+    quota_slabs: u32,
+    lease_ms: u64,
+    last_token: u64,
+    leased: u32,
+    endings: Endings,
+    /// True: nothing new is granted.
+    is_ending: bool,
+}
+
+impl LeaseTable {
+    /// A table of `slabs` slabs, none of them lent. A borrower gets `quota_slabs` at most, and its leases last
+    /// `lease_ms` from each sign of life on.
+    ///
+    /// # Panics
+    /// With more than [`SLABS_MOST`] slabs.
+    pub fn new(slabs: u32, quota_slabs: u32, lease_ms: u64) -> LeaseTable {
+        assert!(slabs <= SLABS_MOST, "a donor has {SLABS_MOST} slabs at most");
+        LeaseTable {
+            slabs: vec![Slab { state: State::Free, token: 0, accesses: 0 }; slabs as usize],
+            free: (0..slabs).rev().collect(),
+            unwiped: VecDeque::new(),
+            borrowers: BTreeMap::new(),
+            quota_slabs,
+            lease_ms,
+            last_token: 0,
+            leased: 0,
+            endings: Endings::default(),
+            is_ending: false,
+        }
+    }
+
+    /// Gives a slab for a range of a borrower's tier; for one that it has, a new token for the same slab.
+    pub fn grant(&mut self, now_ms: u64, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
+        self.expire(now_ms);
+        if self.is_ending {
+            return Err(Refusal::Ending);
+        }
+        let held = self.borrowers.get(&who);
+        let slab = match held.and_then(|borrower| borrower.ranges.get(&range)) {
+            // An access with the old token is still under way; it would land after the new token is known.
+            Some(slab) if self.slabs[*slab as usize].accesses > 0 => return Err(Refusal::Busy),
+            Some(slab) => *slab,
+            None if held.map_or(0, |borrower| borrower.ranges.len()) >= self.quota_slabs as usize => {
+                return Err(Refusal::Quota);
+            }
+            None => self.take_free(who, range)?,
+        };
+        self.last_token += 1;
+        self.slabs[slab as usize].token = self.last_token;
+        self.touch(now_ms, who);
+        Ok(Granted { slab, token: self.last_token, expires_in_ms: self.expires_in_ms(now_ms, who) })
+    }
+
+    fn take_free(&mut self, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
+        let slab = self.free.pop().ok_or(Refusal::Full)?;
+        let place = &mut self.slabs[slab as usize];
+        assert_eq!(place.state, State::Free, "what is on the list is free");
+        assert_eq!(place.accesses, 0, "nobody touches what is free");
+        place.state = State::Leased { holder: who, range };
+        self.leased += 1;
+        let new = || Borrower { ranges: BTreeMap::new(), expires_at_ms: 0, ends_by_ms: None };
+        self.borrowers.entry(who).or_insert_with(new).ranges.insert(range, slab);
+        Ok(slab)
+    }
+
+    /// A sign of life: all leases of the borrower last longer. Returns how many there are, and for how long.
+    pub fn renew(&mut self, now_ms: u64, who: BorrowerId) -> (u64, u64) {
+        self.expire(now_ms);
+        self.touch(now_ms, who);
+        let leases = self.borrowers.get(&who).map_or(0, |borrower| borrower.ranges.len() as u64);
+        (leases, self.expires_in_ms(now_ms, who))
+    }
+
+    fn touch(&mut self, now_ms: u64, who: BorrowerId) {
+        if let Some(borrower) = self.borrowers.get_mut(&who) {
+            borrower.expires_at_ms = now_ms.saturating_add(self.lease_ms);
+        }
+    }
+
+    fn expires_in_ms(&self, now_ms: u64, who: BorrowerId) -> u64 {
+        self.borrowers.get(&who).map_or(self.lease_ms, |borrower| borrower.end_ms().saturating_sub(now_ms))
+    }
+
+    /// The slab of a lease, if it is the borrower's and the token is its last one.
+    fn check(&self, who: BorrowerId, lease: u64, token: u64) -> Result<(u32, u64), Refusal> {
+        let slab = u32::try_from(lease).map_err(|_| Refusal::NoLease)?;
+        let Slab { state: State::Leased { holder, range }, token: last, .. } =
+            *self.slabs.get(slab as usize).ok_or(Refusal::NoLease)?
+        else {
+            return Err(Refusal::NoLease);
+        };
+        match (holder == who, token == last) {
+            (false, _) => Err(Refusal::NotYours),
+            (true, false) => Err(Refusal::StaleToken),
+            (true, true) => Ok((slab, range)),
+        }
+    }
+
+    /// Gives one lease back.
+    pub fn release(&mut self, now_ms: u64, who: BorrowerId, lease: u64, token: u64) -> Result<(), Refusal> {
+        self.expire(now_ms);
+        let (slab, range) = self.check(who, lease, token)?;
+        self.touch(now_ms, who);
+        let borrower = self.borrowers.get_mut(&who).expect("who holds a slab is known");
+        borrower.ranges.remove(&range);
+        if borrower.ranges.is_empty() {
+            self.borrowers.remove(&who);
+        }
+        self.came_back(slab);
+        Ok(())
+    }
+
+    /// Gives back all that a borrower has. Returns how many leases that were.
+    pub fn release_every(&mut self, now_ms: u64, who: BorrowerId) -> u64 {
+        self.expire(now_ms);
+        self.end_every(who)
+    }
+
+    fn end_every(&mut self, who: BorrowerId) -> u64 {
+        let Some(borrower) = self.borrowers.remove(&who) else { return 0 };
+        borrower.ranges.values().for_each(|slab| self.came_back(*slab));
+        borrower.ranges.len() as u64
+    }
+
+    fn came_back(&mut self, slab: u32) {
+        self.slabs[slab as usize].state = State::Unwiped;
+        self.leased -= 1;
+        self.unwiped.push_back(slab);
+    }
+
+    /// Ends the leases whose time has come.
+    pub fn expire(&mut self, now_ms: u64) {
+        let due = |borrower: &Borrower| borrower.end_ms() <= now_ms;
+        let ended: Vec<(BorrowerId, bool)> = self
+            .borrowers
+            .iter()
+            .filter(|(_, borrower)| due(borrower))
+            .map(|(who, borrower)| (*who, borrower.ends_by_ms.is_some_and(|end| end <= now_ms)))
+            .collect();
+        for (who, was_revoked) in ended {
+            let count = self.end_every(who);
+            let ending = if was_revoked { &mut self.endings.revoked } else { &mut self.endings.expired };
+            *ending += count;
+        }
+    }
+
+    /// All leases end within `within_ms`, and nothing new is granted from now on.
+    pub fn revoke_every(&mut self, now_ms: u64, within_ms: u64) {
+        self.is_ending = true;
+        let end = now_ms.saturating_add(within_ms);
+        for borrower in self.borrowers.values_mut() {
+            borrower.ends_by_ms = Some(borrower.ends_by_ms.map_or(end, |before| before.min(end)));
+        }
+        self.expire(now_ms);
+    }
+
+    /// A borrower wants to touch bytes: they are its own until [`LeaseTable::end`]. A sign of life, too.
+    pub fn begin(&mut self, now_ms: u64, who: BorrowerId, claim: Claim) -> Result<Access, Refusal> {
+        self.expire(now_ms);
+        let (slab, range) = self.check(who, claim.lease, claim.token)?;
+        let start = claim.offset % SLAB_BYTES;
+        if claim.offset / SLAB_BYTES != range || claim.bytes > SLAB_BYTES - start {
+            return Err(Refusal::OutsideLease);
+        }
+        self.touch(now_ms, who);
+        self.slabs[slab as usize].accesses += 1;
+        Ok(Access { slab, start })
+    }
+
+    /// The bytes are not touched any more.
+    pub fn end(&mut self, access: Access) {
+        let slab = &mut self.slabs[access.slab as usize];
+        slab.accesses = slab.accesses.checked_sub(1).expect("an access ends once");
+    }
+
+    /// A slab that came back and that nobody touches any more: to be wiped by the caller.
+    pub fn take_unwiped(&mut self) -> Option<u32> {
+        let idle = |slab: &u32| self.slabs[*slab as usize].accesses == 0;
+        let place = self.unwiped.iter().position(idle)?;
+        let slab = self.unwiped.remove(place).expect("the place was just found");
+        self.slabs[slab as usize].state = State::Wiping;
+        Some(slab)
+    }
+
+    /// Its bytes are zeros.
+    pub fn wiped(&mut self, slab: u32) {
+        let place = &mut self.slabs[slab as usize];
+        assert_eq!(place.state, State::Wiping, "only what was taken is wiped");
+        place.state = State::Free;
+        self.free.push(slab);
+    }
+
+    /// When the next leases end without a sign of life; `None` while there are none.
+    pub fn next_end_ms(&self) -> Option<u64> {
+        self.borrowers.values().map(Borrower::end_ms).min()
+    }
+
+    /// How many slabs there are.
+    pub fn slabs(&self) -> u32 {
+        self.slabs.len() as u32
+    }
+
+    /// How many are lent.
+    pub fn leased(&self) -> u32 {
+        self.leased
+    }
+
+    /// How many came back and cannot be granted yet.
+    pub fn unwiped(&self) -> u32 {
+        self.slabs() - self.leased - self.free.len() as u32
+    }
+
+    /// How many borrowers have a lease.
+    pub fn borrowers(&self) -> usize {
+        self.borrowers.len()
+    }
+
+    /// How many slabs a borrower may have.
+    pub fn quota_slabs(&self) -> u32 {
+        self.quota_slabs.min(self.slabs())
+    }
+
+    /// How long leases last.
+    pub fn lease_ms(&self) -> u64 {
+        self.lease_ms
+    }
+
+    /// How many leases ended without being given back.
+    pub fn endings(&self) -> Endings {
+        self.endings
+    }
+}

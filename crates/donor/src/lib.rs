@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Lends this machine's memory to programs on others, in slabs, under leases.
+//!
+//! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`]. Who has which slab is decided in
+//! [`leases`], which is pure; what is said on a connection, in `aquifer_wire`. A connection's way: `listener.rs` takes
+//! it in, `connection.rs` reads its frames, `service.rs` does what they ask.
+//!
+//! ```
+//! use aquifer_donor::{Donor, Security, Settings, Source};
+//!
+//! let settings = Settings::new(([127, 0, 0, 1], 0).into(), 64 << 20, Source::Anonymous, Security::Plain);
+//! let donor = Donor::start(settings, Box::new(|line| eprintln!("{line}")))?;
+//! println!("lends at {}", donor.address());
+//! donor.stop(std::time::Duration::ZERO);
+//! # Ok::<(), aquifer_donor::StartFailure>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod connection;
+mod donor;
+pub mod leases;
+mod listener;
+mod memory;
+mod service;
+mod settings;
+mod tallies;
+
+pub use donor::Donor;
+pub use memory::Source;
+pub use settings::{CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Does what a borrower's request asks for: the lease table decides, the memory is touched, the tallies count.
+//!
+//! The table's lock is never held while memory is touched or a peer is waited for: an access is begun, carried out, and
+//! ended. A body is here only when all of it has arrived and was checked, so a slow or broken peer holds no slab and
+//! changes no byte.
+//!
+//! Threads: any connection's, and the keeper, which ends leases when their time comes.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES, Standing};
+
+use crate::leases::{Access, Claim, LeaseTable};
+use crate::memory::Slabs;
+use crate::settings::{Settings, StartFailure};
+use crate::tallies::{Log, Tallies};
+
+/// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
+const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
+
+pub(crate) struct Service {
+    table: Mutex<LeaseTable>,
+    /// Rung when leases may end earlier than the keeper knows.
+    keeper: Condvar,
+    slabs: Slabs,
+    pub(crate) tallies: Tallies,
+    started: Instant,
+    /// Random: which run of the donor this is.
+    pub(crate) instance: u64,
+    lease_ms: u64,
+}
+
+impl Service {
+    pub(crate) fn new(settings: &Settings, log: Log) -> Result<Service, StartFailure> {
+        let slabs = settings.slabs()?;
+        let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::from(u32::MAX));
+        let instance = aquifer_sys::raw::random()
+            .map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
+        Ok(Service {
+            table: Mutex::new(LeaseTable::new(slabs, settings.quota_slabs(), lease_ms)),
+            keeper: Condvar::new(),
+            slabs: Slabs::new(settings, slabs)?,
+            tallies: Tallies::new(log),
+            started: Instant::now(),
+            instance,
+            lease_ms,
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, LeaseTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).expect("584 million years of running")
+    }
+
+    pub(crate) fn lease_ms(&self) -> u32 {
+        u32::try_from(self.lease_ms).expect("it was clamped")
+    }
+
+    pub(crate) fn lendable_bytes(&self) -> u64 {
+        u64::from(self.table().quota_slabs()) * SLAB_BYTES
+    }
+
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        u64::from(self.table().leased()) * SLAB_BYTES
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.slabs.capacity_bytes()
+    }
+
+    /// Carries one request out. `body` has what came with it, and receives what goes with the answer.
+    pub(crate) fn answer(
+        &self,
+        who: BorrowerId,
+        message: Message,
+        body: &mut Vec<u8>,
+        connections: usize,
+    ) -> Result<Message, Refusal> {
+        match message {
+            Message::Grant { range } => self.grant(who, range),
+            Message::Renew => {
+                let (leases, expires_in_ms) = self.table().renew(self.now_ms(), who);
+                Ok(Message::Renewed { leases, expires_in_ms })
+            }
+            Message::Release { lease, token } => self.release(who, lease, token),
+            Message::Read { lease, token, offset, bytes } => {
+                let access = self.begin(who, Claim { lease, token, offset, bytes })?;
+                body.resize(bytes as usize, 0);
+                self.slabs.read(&access, body);
+                self.end(access);
+                self.tallies.add(Figure::ReadsTotal, 1);
+                self.tallies.add(Figure::ReadBytesTotal, bytes);
+                Ok(Message::Found)
+            }
+            Message::Write { lease, token, offset } => {
+                let bytes = body.len() as u64;
+                let access = self.begin(who, Claim { lease, token, offset, bytes })?;
+                self.slabs.write(&access, body);
+                self.end(access);
+                self.tallies.add(Figure::WritesTotal, 1);
+                self.tallies.add(Figure::WrittenBytesTotal, bytes);
+                Ok(Message::Written)
+            }
+            Message::Discard { lease, token, offset, bytes } => {
+                let access = self.begin(who, Claim { lease, token, offset, bytes })?;
+                self.slabs.discard(&access, bytes);
+                self.end(access);
+                self.tallies.add(Figure::DiscardsTotal, 1);
+                Ok(Message::Discarded)
+            }
+            Message::Status => {
+                body.clear();
+                body.extend_from_slice(&self.standing(connections).encode());
+                Ok(Message::Standing)
+            }
+            _ => Err(Refusal::UnknownKind),
+        }
+    }
+
+    fn grant(&self, who: BorrowerId, range: u64) -> Result<Message, Refusal> {
+        // What has just come back may be what is needed.
+        self.wipe_all();
+        let mut table = self.table();
+        let granted = table.grant(self.now_ms(), who, range)?;
+        drop(table);
+        self.keeper.notify_all();
+        self.tallies.add(Figure::GrantsTotal, 1);
+        let (lease, token) = (u64::from(granted.slab), granted.token);
+        Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
+    }
+
+    fn release(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
+        let slabs = if lease == EVERY_LEASE {
+            self.table().release_every(self.now_ms(), who)
+        } else {
+            self.table().release(self.now_ms(), who, lease, token)?;
+            1
+        };
+        self.tallies.add(Figure::ReleasesTotal, slabs);
+        self.wipe_all();
+        Ok(Message::Released { slabs })
+    }
+
+    fn begin(&self, who: BorrowerId, claim: Claim) -> Result<Access, Refusal> {
+        self.table().begin(self.now_ms(), who, claim)
+    }
+
+    fn end(&self, access: Access) {
+        let mut table = self.table();
+        table.end(access);
+        // The lease may have ended under the access, which was all that kept its slab from being wiped.
+        let is_due = table.unwiped() > 0;
+        drop(table);
+        if is_due {
+            self.wipe_all();
+        }
+    }
+
+    /// Wipes all that came back and that nobody touches any more.
+    pub(crate) fn wipe_all(&self) {
+        loop {
+            let mut table = self.table();
+            table.expire(self.now_ms());
+            let Some(slab) = table.take_unwiped() else { return };
+            drop(table);
+            self.slabs.wipe(slab);
+            self.table().wiped(slab);
+            self.tallies.add(Figure::WipesTotal, 1);
+        }
+    }
+
+    /// Every lease ends within this time, and nothing is lent any more.
+    pub(crate) fn revoke_every(&self, within: Duration) {
+        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+        self.table().revoke_every(self.now_ms(), within_ms);
+        self.keeper.notify_all();
+    }
+
+    /// The keeper's life: ends leases when their time has come, and wipes what they were of. Until `is_over` says so,
+    /// which it is asked whenever the keeper is rung.
+    pub(crate) fn keep(&self, is_over: impl Fn() -> bool) {
+        while !is_over() {
+            self.wipe_all();
+            let table = self.table();
+            let until_end = |end: u64| Duration::from_millis(end.saturating_sub(self.now_ms()));
+            let sleep = table.next_end_ms().map_or(KEEPER_SLEEP, until_end);
+            if is_over() {
+                return;
+            }
+            drop(self.keeper.wait_timeout(table, sleep).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Lets the keeper look whether it is over.
+    pub(crate) fn ring_keeper(&self) {
+        // Under the lock: the keeper is either before its look, or asleep already.
+        drop(self.table());
+        self.keeper.notify_all();
+    }
+
+    pub(crate) fn standing(&self, connections: usize) -> Standing {
+        let mut standing = self.tallies.standing();
+        let table = self.table();
+        let endings = table.endings();
+        for (figure, value) in [
+            (Figure::CapacityBytes, self.slabs.capacity_bytes()),
+            (Figure::LentBytes, u64::from(table.leased()) * SLAB_BYTES),
+            (Figure::UnwipedBytes, u64::from(table.unwiped()) * SLAB_BYTES),
+            (Figure::Borrowers, table.borrowers() as u64),
+            (Figure::Connections, connections as u64),
+            (Figure::UptimeMs, self.now_ms()),
+            (Figure::ExpiriesTotal, endings.expired),
+            (Figure::RevocationsTotal, endings.revoked),
+        ] {
+            standing.figures[figure as usize] = value;
+        }
+        standing
+    }
+}

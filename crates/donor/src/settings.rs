@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a donor is to lend and how, and why it may be unable to.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+use std::{fmt, io};
+
+use aquifer_wire::SLAB_BYTES;
+
+use crate::leases::SLABS_MOST;
+use crate::memory::Source;
+
+/// How long leases last after a borrower's last sign of life. A choice: long enough for a machine that is busy beyond
+/// reason or a process that is looked at by a debugger for a moment, short enough that nobody waits for the memory.
+pub const LEASE: Duration = Duration::from_secs(60);
+/// Connections that are served at the same time, each by a thread with a buffer of 2 MiB at most. A borrower has about
+/// ten.
+pub const CONNECTIONS_MOST: usize = 256;
+
+/// How the connections are protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Security {
+    /// Not at all: whoever can reach the donor can borrow, and whoever is in between can read and change what is lent.
+    Plain,
+}
+
+/// How long a donor waits for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// From the first byte of a frame to its last, and for a greeting at all.
+    pub frame: Duration,
+    /// From one frame to the next.
+    pub idle: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        // A frame of 2 MiB takes 5 s at 3.4 Mbit/s. A borrower opens a connection anew when it needs one.
+        Patience { frame: Duration::from_secs(5), idle: Duration::from_secs(600) }
+    }
+}
+
+/// What a donor is to do.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// How much it lends; what is beyond whole slabs is left.
+    pub capacity_bytes: u64,
+    /// How much one borrower may have; `None`: all of it.
+    pub quota_bytes: Option<u64>,
+    /// What the memory is taken from.
+    pub source: Source,
+    /// From which NUMA node; `None`: from any.
+    pub node: Option<u32>,
+    /// How connections are protected.
+    pub security: Security,
+    /// How long leases last.
+    pub lease: Duration,
+    /// How long it waits for a peer.
+    pub patience: Patience,
+    /// Connections at the same time.
+    pub connections_most: usize,
+}
+
+impl Settings {
+    /// What is given, and defaults for the rest.
+    pub fn new(listen: SocketAddr, capacity_bytes: u64, source: Source, security: Security) -> Settings {
+        Settings {
+            listen,
+            capacity_bytes,
+            quota_bytes: None,
+            source,
+            node: None,
+            security,
+            lease: LEASE,
+            patience: Patience::default(),
+            connections_most: CONNECTIONS_MOST,
+        }
+    }
+
+    /// How many slabs that is.
+    pub(crate) fn slabs(&self) -> Result<u32, StartFailure> {
+        let slabs = self.capacity_bytes / SLAB_BYTES;
+        match u32::try_from(slabs) {
+            Ok(0) => Err(StartFailure::TooSmall),
+            Ok(slabs) if slabs <= SLABS_MOST => Ok(slabs),
+            _ => Err(StartFailure::TooLarge),
+        }
+    }
+
+    pub(crate) fn quota_slabs(&self) -> u32 {
+        let slabs = self.quota_bytes.map_or(u64::MAX, |bytes| bytes / SLAB_BYTES);
+        u32::try_from(slabs).unwrap_or(u32::MAX)
+    }
+}
+
+/// Why there is no donor: one line that names the cause and the remedy.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartFailure {
+    /// The address cannot be listened at.
+    Listen(SocketAddr, io::Error),
+    /// The memory cannot be had.
+    Memory(Source, io::Error),
+    /// The memory cannot be had from this node.
+    Node(u32, io::Error),
+    /// A thread or a descriptor cannot be had.
+    System(io::Error),
+    /// More than a donor can keep account of.
+    TooLarge,
+    /// Less than a slab.
+    TooSmall,
+}
+
+impl fmt::Display for StartFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartFailure::Listen(address, error) => {
+                write!(f, "cannot listen at {address}: {error}; give an address of this machine and a free port")
+            }
+            StartFailure::Memory(Source::Huge, error) => write!(
+                f,
+                "there are not so many huge pages ({error}); reserve them with 'sysctl vm.nr_hugepages=N' \
+                 (one for each 2 MiB), or lend anonymous memory"
+            ),
+            StartFailure::Memory(Source::Memfd, error) => {
+                write!(
+                    f,
+                    "no file in memory of this size ({error}); raise the limit on file size (ulimit -f), or lend less"
+                )
+            }
+            StartFailure::Memory(Source::Anonymous, error) => {
+                write!(
+                    f,
+                    "no memory of this size ({error}); raise the limit on address space (ulimit -v), or lend less"
+                )
+            }
+            StartFailure::Node(node, error) => {
+                write!(f, "no memory of NUMA node {node} ({error}); name a node of /sys/devices/system/node")
+            }
+            StartFailure::System(error) => {
+                write!(f, "cannot start a thread or open a descriptor ({error}); raise the limits (ulimit -a)")
+            }
+            StartFailure::TooLarge => {
+                write!(f, "a donor lends at most {} TiB; start a second one", u64::from(SLABS_MOST) * SLAB_BYTES >> 40)
+            }
+            StartFailure::TooSmall => write!(f, "a donor lends slabs of 2 MiB; lend at least one, for example 64GiB"),
+        }
+    }
+}
+
+impl std::error::Error for StartFailure {}

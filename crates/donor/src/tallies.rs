@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a donor counts, and what it says of those that it refuses: each kind once for each peer, and all of them as
+//! numbers.
+//!
+//! Threads: any.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_wire::{FIGURES, Figure, Refusal, Standing};
+
+/// Lines about refusals at most: a peer with many addresses could fill a disk otherwise. A choice.
+const TOLD_MOST: usize = 4096;
+
+/// Where lines for the operator go.
+pub(crate) type Log = Box<dyn Fn(&str) + Send + Sync>;
+
+pub(crate) struct Tallies {
+    figures: [AtomicU64; FIGURES],
+    refusals: [AtomicU64; Refusal::ALL.len()],
+    told: Mutex<BTreeSet<(IpAddr, Refusal)>>,
+    log: Log,
+}
+
+impl Tallies {
+    pub(crate) fn new(log: Log) -> Tallies {
+        Tallies {
+            figures: [const { AtomicU64::new(0) }; FIGURES],
+            refusals: [const { AtomicU64::new(0) }; Refusal::ALL.len()],
+            told: Mutex::default(),
+            log,
+        }
+    }
+
+    pub(crate) fn add(&self, figure: Figure, count: u64) {
+        self.figures[figure as usize].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts a refusal, and says so unless this peer was told of before for the same.
+    pub(crate) fn refuse(&self, peer: IpAddr, refusal: Refusal) {
+        self.refusals[refusal.index()].fetch_add(1, Ordering::Relaxed);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() < TOLD_MOST && told.insert((peer, refusal)) {
+            drop(told);
+            self.say(&format!("refused {peer}: {} ({}); further ones are only counted", refusal, refusal.word()));
+        }
+    }
+
+    pub(crate) fn say(&self, line: &str) {
+        (self.log)(line);
+    }
+
+    /// The counts; what is a state and no count is for the caller to fill in.
+    pub(crate) fn standing(&self) -> Standing {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Standing {
+            figures: std::array::from_fn(|index| load(&self.figures[index])),
+            refusals: std::array::from_fn(|index| load(&self.refusals[index])),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A slab's way through a real donor: granted, used, given back or taken, wiped, and granted to somebody else.
+
+mod peer;
+
+use std::time::{Duration, Instant};
+
+use aquifer_donor::{Donor, Settings, Source, StartFailure};
+use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES, STANDING_BYTES, Standing};
+use peer::{Peer, figure, impatient, settings, start, wait_until};
+
+#[test]
+fn what_one_borrower_leaves_the_next_one_does_not_find() {
+    for source in [Source::Anonymous, Source::Memfd] {
+        let (donor, _) = start(Settings { source, ..settings(1) });
+        let mut one = Peer::borrower(donor.address(), 1);
+        let lease = one.grant(4);
+        (0..512).for_each(|page| assert_eq!(one.write(lease, page, 0xab), Message::Written));
+        assert_eq!(one.read(lease, 511).unwrap(), [0xab; 4096]);
+        let discard = Message::Discard { lease: lease.lease, token: lease.token, offset: 4 * SLAB_BYTES, bytes: 4096 };
+        assert_eq!(one.ask(discard, &[]).0, Message::Discarded);
+        assert_eq!((one.read(lease, 0).unwrap(), one.read(lease, 1).unwrap()), (vec![0; 4096], vec![0xab; 4096]));
+        let released = one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0;
+        assert_eq!(released, Message::Released { slabs: 1 });
+        let mut other = Peer::borrower(donor.address(), 2);
+        let lease = other.grant(0);
+        (0..512).for_each(|page| assert_eq!(other.read(lease, page).unwrap(), [0; 4096], "page {page}"));
+        assert_eq!(figure(&donor, Figure::WipesTotal), 1);
+    }
+}
+
+#[test]
+fn a_lease_ends_without_a_sign_of_life_and_not_with_one() {
+    let lease_time = Duration::from_millis(400);
+    let (donor, _) = start(Settings { lease: lease_time, ..settings(2) });
+    let mut one = Peer::borrower(donor.address(), 1);
+    let lease = one.grant(0);
+    one.write(lease, 0, 1);
+    let (begun, mut last_sign) = (Instant::now(), Instant::now());
+    while begun.elapsed() < 3 * lease_time {
+        std::thread::sleep(lease_time / 8);
+        let renewed = one.ask(Message::Renew, &[]).0;
+        if last_sign.elapsed() > lease_time / 2 {
+            println!("skipped, because this machine is too busy for leases so short");
+            return;
+        }
+        last_sign = Instant::now();
+        assert!(matches!(renewed, Message::Renewed { leases: 1, .. }), "{renewed:?}");
+    }
+    wait_until(&donor, |standing| standing.figure(Figure::ExpiriesTotal) == 1);
+    // Nobody had to ask for it to be wiped.
+    wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
+    assert_eq!(one.read(lease, 0), Err(Refusal::NoLease));
+    let again = one.grant(0);
+    assert_eq!(one.read(again, 0).unwrap(), [0; 4096]);
+}
+
+#[test]
+fn a_donor_that_ends_tells_its_borrowers_and_waits_for_them() {
+    let (donor, _) = start(settings(4));
+    let address = donor.address();
+    let mut one = Peer::borrower(address, 1);
+    one.grant(0);
+    let ending = std::thread::spawn(move || {
+        let start = Instant::now();
+        donor.stop(peer::PATIENCE);
+        start.elapsed()
+    });
+    let (revoked, _) = one.receive().expect("a word before the end");
+    let Message::Revoke { lease: EVERY_LEASE, within_ms } = revoked else { panic!("{revoked:?}") };
+    assert_eq!(u128::from(within_ms), peer::PATIENCE.as_millis());
+    assert_eq!(one.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Ending });
+    assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0, Message::Released { slabs: 1 });
+    assert!(one.receive().is_none(), "then the connection ends");
+    assert!(ending.join().unwrap() < peer::PATIENCE, "it does not wait longer than it must");
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_donor_that_ends_does_not_wait_for_those_who_stay() {
+    let (donor, _) = start(impatient(4));
+    let mut one = Peer::borrower(donor.address(), 1);
+    one.grant(0);
+    let start = Instant::now();
+    donor.stop(Duration::from_millis(100));
+    assert!(start.elapsed() < peer::PATIENCE);
+    while one.receive().is_some() {}
+}
+
+#[test]
+fn the_status_is_that_of_the_donor() {
+    let (donor, _) = start(settings(4));
+    let mut one = Peer::borrower(donor.address(), 1);
+    let lease = one.grant(0);
+    one.write(lease, 0, 1);
+    let (answer, body) = one.ask(Message::Status, &[]);
+    assert_eq!(answer, Message::Standing);
+    let bytes: &[u8; STANDING_BYTES] = body[..].try_into().unwrap();
+    let standing = Standing::decode(bytes);
+    for (figure, value) in [
+        (Figure::CapacityBytes, 4 * SLAB_BYTES),
+        (Figure::LentBytes, SLAB_BYTES),
+        (Figure::Borrowers, 1),
+        (Figure::Connections, 1),
+        (Figure::GrantsTotal, 1),
+        (Figure::WritesTotal, 1),
+        (Figure::WrittenBytesTotal, 4096),
+    ] {
+        assert_eq!(standing.figure(figure), value, "{figure:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
+    let listening = start(settings(1)).0;
+    let none = || Box::new(|_: &str| ());
+    for (settings, remedy) in [
+        (Settings { capacity_bytes: 1 << 20, ..settings(1) }, "at least one"),
+        (Settings { capacity_bytes: 1 << 50, ..settings(1) }, "a second one"),
+        (Settings { listen: listening.address(), ..settings(1) }, "a free port"),
+        (Settings { node: Some(63), ..settings(1) }, "/sys/devices/system/node"),
+        (Settings { source: Source::Huge, ..settings(1 << 20) }, "vm.nr_hugepages"),
+    ] {
+        let failure: StartFailure = Donor::start(settings, none()).err().expect("it cannot be started");
+        let text = failure.to_string();
+        assert!(text.contains(remedy) && !text.contains('\n'), "{text}");
+    }
+}

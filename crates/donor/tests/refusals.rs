@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Whoever does what no borrower may do is refused, counted, told of once, and has learnt no byte of anybody's memory.
+//!
+//! The trouble it guards against: a donor that faces a network, where frames are cut, repeated, forged and drawn out.
+
+mod peer;
+
+use std::time::{Duration, Instant};
+
+use aquifer_donor::Settings;
+use aquifer_wire::{BODY_BYTES_MOST, Figure, Header, Message, Refusal, SLAB_BYTES};
+use peer::{Lease, PATIENCE, Peer, figure, impatient, refused, settings, start, wait_until};
+
+/// A borrower's secret, and the donor that keeps it.
+fn with_a_secret(settings: Settings) -> (aquifer_donor::Donor, peer::Lines, Peer, Lease) {
+    let (donor, lines) = start(settings);
+    let mut owner = Peer::borrower(donor.address(), 1);
+    let lease = owner.grant(0);
+    assert_eq!(owner.write(lease, 3, 7), Message::Written);
+    (donor, lines, owner, lease)
+}
+
+#[test]
+fn a_stranger_is_refused() {
+    let (donor, _, mut owner, lease) = with_a_secret(settings(4));
+    let mut stranger = Peer::stranger(donor.address());
+    let Lease { lease: number, token, .. } = lease;
+    stranger.send(Message::Read { lease: number, token, offset: 3 * 4096, bytes: 4096 }, &[]);
+    stranger.expect_the_end(Refusal::NoHello);
+    let mut stranger = Peer::stranger(donor.address());
+    stranger.send_bytes(&[b'G'; 200]);
+    assert!(stranger.receive().is_none(), "who speaks something else gets no answer");
+    let mut stranger = Peer::stranger(donor.address());
+    stranger.send(Message::Hello { oldest: 9, newest: 12, borrower: aquifer_wire::BorrowerId(5) }, &[]);
+    stranger.expect_the_end(Refusal::Version);
+    for refusal in [Refusal::NoHello, Refusal::Foreign, Refusal::Version] {
+        wait_until(&donor, |standing| standing.refused(refusal) == 1);
+    }
+    assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
+}
+
+#[test]
+fn anothers_slab_is_out_of_reach() {
+    let (donor, lines, mut owner, lease) = with_a_secret(settings(4));
+    let mut thief = Peer::borrower(donor.address(), 2);
+    for _ in 0..3 {
+        assert_eq!(thief.read(lease, 3), Err(Refusal::NotYours));
+    }
+    let Lease { lease: number, token, .. } = lease;
+    assert_eq!(thief.write(lease, 3, 9), Message::Error { refusal: Refusal::NotYours });
+    let discard = Message::Discard { lease: number, token, offset: 0, bytes: SLAB_BYTES };
+    assert_eq!(thief.ask(discard, &[]).0, Message::Error { refusal: Refusal::NotYours });
+    let release = Message::Release { lease: number, token };
+    assert_eq!(thief.ask(release, &[]).0, Message::Error { refusal: Refusal::NotYours });
+    assert_eq!(thief.read(Lease { lease: 3, ..lease }, 3), Err(Refusal::NoLease), "one that nobody has");
+    assert_eq!(thief.read(Lease { lease: 1 << 40, ..lease }, 3), Err(Refusal::NoLease), "one that there is not");
+    // All of it is counted, and told of once.
+    assert_eq!(refused(&donor, Refusal::NotYours), 6);
+    let told = lines.lock().unwrap().iter().filter(|line| line.contains("not_yours")).count();
+    assert_eq!(told, 1, "{lines:?}");
+    assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
+}
+
+#[test]
+fn a_stale_token_never_passes() {
+    let (donor, _, mut owner, old) = with_a_secret(settings(4));
+    let new = owner.grant(0);
+    assert_eq!((new.lease, new.token > old.token), (old.lease, true));
+    assert_eq!(owner.write(old, 3, 9), Message::Error { refusal: Refusal::StaleToken });
+    assert_eq!(owner.read(old, 3), Err(Refusal::StaleToken));
+    assert_eq!(owner.read(Lease { token: new.token + 1, ..new }, 3), Err(Refusal::StaleToken));
+    assert_eq!(refused(&donor, Refusal::StaleToken), 3);
+    assert_eq!(owner.read(new, 3).unwrap(), [7; 4096], "a new token keeps what was stored");
+    // Also after the slab has gone round and came back to the same borrower.
+    let Lease { lease, token, .. } = new;
+    assert_eq!(owner.ask(Message::Release { lease, token }, &[]).0, Message::Released { slabs: 1 });
+    let again = owner.grant(0);
+    assert_eq!(owner.read(again, 3).unwrap(), [0; 4096], "what was released was wiped");
+    assert!(owner.read(new, 3).is_err());
+}
+
+#[test]
+fn what_lies_beyond_a_lease_is_out_of_reach() {
+    let (donor, _, mut owner, lease) = with_a_secret(settings(4));
+    let next = owner.grant(1);
+    let Lease { lease: number, token, .. } = lease;
+    for (offset, bytes) in
+        [(SLAB_BYTES, 4096), (SLAB_BYTES - 4096, 8192), (7 * SLAB_BYTES, 4096), (u64::MAX - 2 * 4096 + 1, 4096)]
+    {
+        let answer = owner.ask(Message::Read { lease: number, token, offset, bytes }, &[]).0;
+        assert_eq!(answer, Message::Error { refusal: Refusal::OutsideLease }, "{bytes} at {offset:#x}");
+    }
+    let write = Message::Write { lease: number, token, offset: SLAB_BYTES - 4096 };
+    assert_eq!(owner.ask(write, &[9; 8192]).0, Message::Error { refusal: Refusal::OutsideLease });
+    assert_eq!(refused(&donor, Refusal::OutsideLease), 5);
+    assert_eq!(owner.read(next, 0).unwrap(), [0; 4096]);
+    assert_eq!(owner.read(lease, 511).unwrap(), [0; 4096], "nothing of a refused write is stored");
+}
+
+#[test]
+fn a_replayed_frame_is_refused_on_its_connection_and_on_others() {
+    let (donor, _, mut owner, lease) = with_a_secret(settings(4));
+    let Lease { lease: number, token, .. } = lease;
+    let recorded = owner.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[5; 4096]);
+    owner.send_bytes(&recorded);
+    owner.next += 1;
+    assert_eq!(owner.receive().unwrap().0, Message::Written);
+    assert_eq!(owner.write(lease, 3, 6), Message::Written);
+    owner.send_bytes(&recorded);
+    owner.expect_the_end(Refusal::Replayed);
+    // On another connection of the same borrower, as one who listens to plain text could have it.
+    let mut other = Peer::borrower(donor.address(), 1);
+    other.send_bytes(&recorded);
+    other.expect_the_end(Refusal::Replayed);
+    wait_until(&donor, |standing| standing.refused(Refusal::Replayed) == 2);
+    let mut owner = Peer::borrower(donor.address(), 1);
+    assert_eq!(owner.read(lease, 3).unwrap(), [6; 4096]);
+}
+
+#[test]
+fn a_truncated_frame_changes_nothing() {
+    let (donor, _, mut owner, lease) = with_a_secret(settings(4));
+    let Lease { lease: number, token, .. } = lease;
+    for (count, cut) in [(1, 10), (2, 72 + 4000)] {
+        let mut other = Peer::borrower(donor.address(), 1);
+        let frame = other.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
+        other.send_bytes(&frame[..cut]);
+        other.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        other.expect_the_end(Refusal::Truncated);
+        wait_until(&donor, |standing| standing.refused(Refusal::Truncated) == count);
+        assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
+    }
+}
+
+#[test]
+fn a_damaged_frame_changes_nothing() {
+    let (donor, _, mut owner, lease) = with_a_secret(settings(4));
+    let Lease { lease: number, token, .. } = lease;
+    for (at, refusal) in [(40, Refusal::HeaderDamaged), (72 + 100, Refusal::BodyDamaged)] {
+        let mut other = Peer::borrower(donor.address(), 1);
+        let mut frame = other.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
+        frame[at] ^= 0x10;
+        other.send_bytes(&frame);
+        other.expect_the_end(refusal);
+        wait_until(&donor, |standing| standing.refused(refusal) == 1);
+        assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
+    }
+}
+
+#[test]
+fn a_length_beyond_all_bounds_is_refused_before_anything_is_read() {
+    let (donor, _, _owner, lease) = with_a_secret(settings(4));
+    let Lease { lease: number, token, .. } = lease;
+    for bytes in [BODY_BYTES_MOST + 4096, u32::MAX] {
+        let mut other = Peer::borrower(donor.address(), 1);
+        let write = Message::Write { lease: number, token, offset: 0 };
+        let header = Header { request: other.next, message: write, body_bytes: bytes, body_crc: 1 };
+        other.send_bytes(&header.encode());
+        other.expect_the_end(Refusal::Oversized);
+    }
+    wait_until(&donor, |standing| standing.refused(Refusal::Oversized) == 2);
+}
+
+#[test]
+fn whoever_draws_a_frame_out_is_dropped() {
+    let (donor, _, mut owner, lease) = with_a_secret(impatient(4));
+    let Lease { lease: number, token, .. } = lease;
+    let start = Instant::now();
+    // Says nothing at all; stops within a frame; sends a byte now and then.
+    let mut mute = Peer::stranger(donor.address());
+    let mut halting = Peer::borrower(donor.address(), 1);
+    let frame = halting.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
+    halting.send_bytes(&frame[..2000]);
+    let mut dripping = Peer::borrower(donor.address(), 1);
+    let frame = dripping.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
+    let drips = std::thread::spawn(move || {
+        for byte in &frame[..72 + 4095] {
+            dripping.send_bytes(std::slice::from_ref(byte));
+            std::thread::sleep(Duration::from_millis(20));
+            if start.elapsed() > PATIENCE || dripping.stream.take_error().unwrap().is_some() {
+                break;
+            }
+        }
+        dripping.expect_the_end(Refusal::Slow);
+    });
+    mute.expect_the_end(Refusal::Slow);
+    halting.expect_the_end(Refusal::Slow);
+    wait_until(&donor, |standing| standing.refused(Refusal::Slow) == 3);
+    drips.join().unwrap();
+    // Whoever is only quiet between frames stays.
+    assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
+}
+
+#[test]
+fn there_are_only_so_many_connections() {
+    let (donor, _) = start(Settings { connections_most: 2, ..settings(4) });
+    let one = Peer::borrower(donor.address(), 1);
+    let _two = Peer::borrower(donor.address(), 2);
+    let mut three = Peer::stranger(donor.address());
+    three.expect_the_end(Refusal::TooManyConnections);
+    assert_eq!(refused(&donor, Refusal::TooManyConnections), 1);
+    drop(one);
+    wait_until(&donor, |standing| standing.figure(Figure::Connections) == 1);
+    Peer::borrower(donor.address(), 3);
+}
+
+#[test]
+fn a_quota_and_the_end_of_the_memory_are_refusals_that_leave_the_rest_alone() {
+    let (donor, _) = start(Settings { quota_bytes: Some(2 * SLAB_BYTES), ..settings(3) });
+    let mut one = Peer::borrower(donor.address(), 1);
+    let mut two = Peer::borrower(donor.address(), 2);
+    let leases = [one.grant(5), one.grant(9)];
+    assert_eq!(one.ask(Message::Grant { range: 6 }, &[]).0, Message::Error { refusal: Refusal::Quota });
+    two.grant(0);
+    assert_eq!(two.ask(Message::Grant { range: 1 }, &[]).0, Message::Error { refusal: Refusal::Full });
+    assert_eq!((refused(&donor, Refusal::Quota), refused(&donor, Refusal::Full)), (1, 1));
+    assert_eq!(one.write(leases[1], 0, 1), Message::Written);
+    assert_eq!(figure(&donor, Figure::LentBytes), 3 * SLAB_BYTES);
+}
