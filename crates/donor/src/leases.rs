@@ -3,8 +3,8 @@
 
 //! Who has which slab, and until when: every decision about leases.
 //!
-//! Pure: time is an argument, in milliseconds of a clock that never goes back; memory is somebody else's. A lease is one
-//! slab, named by its number, for one range of the borrower's tier. What must hold, and is judged by a model in
+//! Pure: time is an argument, in milliseconds of a clock that never goes back; memory is somebody else's. A lease is
+//! one slab, named by its number, for one range of the borrower's tier. What must hold, and is judged by a model in
 //! `tests/leases_model.rs`:
 //!
 //! - No slab has two holders.

@@ -146,7 +146,11 @@ impl fmt::Display for StartFailure {
                 write!(f, "cannot start a thread or open a descriptor ({error}); raise the limits (ulimit -a)")
             }
             StartFailure::TooLarge => {
-                write!(f, "a donor lends at most {} TiB; start a second one", u64::from(SLABS_MOST) * SLAB_BYTES >> 40)
+                write!(
+                    f,
+                    "a donor lends at most {} TiB; start a second one",
+                    (u64::from(SLABS_MOST) * SLAB_BYTES) >> 40
+                )
             }
             StartFailure::TooSmall => write!(f, "a donor lends slabs of 2 MiB; lend at least one, for example 64GiB"),
         }

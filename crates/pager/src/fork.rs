@@ -281,9 +281,10 @@ impl Pager {
         removed_bytes
     }
 
-    /// Descriptors, frames, registrations.
+    /// Descriptors, the tier's connections, frames, registrations.
     fn renew(&self) -> Result<(), Errno> {
         self.renew_uffd()?;
+        self.tier.renew()?;
         self.worker_bell.renew()?;
         self.trims.renew()?;
         self.area.renew(self.uffd(Delivery::Signal))?;

@@ -135,6 +135,8 @@ pub enum StartFailure {
     Thread(io::Error),
     /// This process was forked, and there are too many of its family.
     Family(TooMany),
+    /// The tier could not get what a forked process needs of its own.
+    Tier(Errno),
     /// The tier's queue could not be opened.
     Queue(aquifer_tiers::TierFailure),
 }
@@ -160,6 +162,9 @@ impl fmt::Display for StartFailure {
             }
             Self::Family(TooMany) => {
                 write!(f, "more than {PROCESSES_MOST} forked processes of one program manage memory; let some end")
+            }
+            Self::Tier(errno) => {
+                write!(f, "a forked process has no way of its own to the tier ({errno}); raise its limits (ulimit -a)")
             }
             Self::Queue(failure) => write!(f, "{failure}"),
         }
@@ -266,6 +271,8 @@ impl Pager {
         };
         let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
         settings.family.join().map_err(StartFailure::Family)?;
+        // This process may have been forked since the tier was opened.
+        settings.tier.renew().map_err(StartFailure::Tier)?;
         let slabs = Box::new(FamilySlabs::new(settings.family));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
         let pager = Box::leak(Box::new(Pager {
@@ -313,7 +320,20 @@ impl Pager {
     pub(crate) fn start_threads(&'static self) -> Result<(), StartFailure> {
         crate::worker::start(self)?;
         share::start(self)?;
-        trims::start(self)
+        trims::start(self)?;
+        self.start_tending()
+    }
+
+    /// Starts the thread that sees to what is stored in the tier, where the tier needs that.
+    fn start_tending(&'static self) -> Result<(), StartFailure> {
+        if !self.tier.needs_tending() {
+            return Ok(());
+        }
+        start_thread(c"aquifer-tend", move || {
+            while let Some(pause) = self.tier.tend() {
+                std::thread::sleep(pause);
+            }
+        })
     }
 
     /// After fork(2): a userfaultfd of this process's own.

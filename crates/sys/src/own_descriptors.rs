@@ -17,10 +17,10 @@
 //! Threads: any. Nothing is ever taken out: what is ours stays open until the process ends.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::raw::{Errno, syscall};
+use crate::raw::{self, Errno, syscall};
 
 /// Descriptors of ours at most: a pager has ten, and a tier one or two, or a dozen connections to a donor.
 const NUMBERS_MOST: usize = 48;
@@ -59,6 +59,11 @@ pub fn keep_file(file: File) -> File {
     let number = keep(file.into_raw_fd());
     // SAFETY: the file's only descriptor now.
     unsafe { File::from_raw_fd(number) }
+}
+
+/// Makes the number of `old` stand for what `new` stands for. Only the calling thread's table changes.
+pub fn replace(new: OwnedFd, old: BorrowedFd<'_>) -> Result<(), Errno> {
+    raw::replace_descriptor(new.into_raw_fd(), old.as_raw_fd())
 }
 
 /// Keeps the program from closing a descriptor that has its number already.
@@ -108,8 +113,6 @@ pub fn leave_the_programs() {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]

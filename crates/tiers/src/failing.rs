@@ -8,7 +8,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
+use aquifer_sys::raw::Errno;
 use aquifer_sys::{FrameBuffer, signals};
 
 use crate::failure::{Activity, Cause, TierFailure};
@@ -74,6 +76,18 @@ impl Tier for Failing {
 
     fn request_bytes_most(&self) -> usize {
         self.inner.request_bytes_most()
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        self.inner.renew()
+    }
+
+    fn needs_tending(&self) -> bool {
+        self.inner.needs_tending()
+    }
+
+    fn tend(&self) -> Option<Duration> {
+        self.inner.tend()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {

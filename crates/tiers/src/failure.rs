@@ -137,6 +137,10 @@ impl TierFailure {
     fn remedy(&self) -> &'static str {
         match (self.disposition(), self.errno()) {
             (_, Some(libc::EMFILE | libc::ENFILE)) => "raise the limit of open files (ulimit -n)",
+            (Disposition::Refuse, _) if self.tier == "donor" => "let the donor lend more (its --size, its --quota)",
+            (Disposition::Poison | Disposition::Keep, _) if self.tier == "donor" => {
+                "check the donor and the network to it"
+            }
             (Disposition::Refuse, Some(libc::EDQUOT)) => "raise the quota, or give the tier another directory",
             (Disposition::Refuse, Some(libc::EFBIG)) => "raise the file size limit (ulimit -f), or add a tier",
             (Disposition::Refuse, _) => "free space where the tier lives, or add a tier",

@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod donor;
 mod dram;
 mod emulated;
 mod failing;
@@ -44,6 +45,7 @@ mod tier;
 pub mod timing;
 mod transfer;
 
+pub use donor::Donor;
 pub use dram::Dram;
 pub use emulated::Emulated;
 pub use failing::Failing;
@@ -52,5 +54,5 @@ pub use failure_plan::FailurePlan;
 pub use flash::Flash;
 pub use open::{check_place, open};
 pub use open_failure::OpenFailure;
-pub use spec::{FlashSpec, SpecFailure, TierSpec};
+pub use spec::{DonorSpec, FlashSpec, SpecFailure, TierSpec};
 pub use tier::{Completion, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};

@@ -3,6 +3,7 @@
 
 //! Opens the tier that a checked description asks for.
 
+use crate::donor::Donor;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
 use crate::failing::Failing;
@@ -18,13 +19,14 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Flash(spec) => Flash::check_place(spec),
         TierSpec::Failing { inner, .. } => check_place(inner),
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
-        TierSpec::Dram { .. } => Ok(()),
+        TierSpec::Donor(_) | TierSpec::Dram { .. } => Ok(()),
     }
 }
 
 /// Opens a tier. Allocates; called before the first fault is resolved.
 pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {
+        TierSpec::Donor(spec) => Box::new(Donor::open(spec)?),
         TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
         TierSpec::Emulated { profile, size } => Box::new(Emulated::open(Profile::load(profile)?, *size)?),
         TierSpec::Failing { plan, inner } => Box::new(Failing::new(open(inner)?, plan.clone())),

@@ -19,6 +19,22 @@ pub enum OpenFailure {
         /// The device.
         path: PathBuf,
     },
+    /// Nobody lends there, or not to us.
+    Donor {
+        /// Where.
+        address: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The donor lends less than was asked for.
+    DonorTooSmall {
+        /// Where.
+        address: String,
+        /// What was asked for.
+        wanted_bytes: u64,
+        /// What one borrower may have.
+        lendable_bytes: u64,
+    },
     /// The process may not make files as long as the tier (`ulimit -f`).
     FileLimit {
         /// The kind of tier.
@@ -111,7 +127,9 @@ impl OpenFailure {
     /// The kernel's error number, where there was one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            OpenFailure::Path { source, .. } | OpenFailure::System { source, .. } => source.raw_os_error(),
+            OpenFailure::Donor { source, .. }
+            | OpenFailure::Path { source, .. }
+            | OpenFailure::System { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }
@@ -123,6 +141,17 @@ impl fmt::Display for OpenFailure {
             OpenFailure::DeviceInUse { path } => {
                 write!(f, "block device {} is mounted or held; unmount it, or give another one", path.display())
             }
+            OpenFailure::Donor { address, source } => write!(
+                f,
+                "no donor answers at {address}: {source}; start one there with 'aquifer donor', or check the address and \
+                 the network"
+            ),
+            OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes } => write!(
+                f,
+                "the donor tier should hold {}, but {address} lends {} at most to one borrower; give it less with size=",
+                ByteSize(*wanted_bytes),
+                ByteSize(*lendable_bytes)
+            ),
             OpenFailure::FileLimit { tier, wanted_bytes: Some(wanted), limit_bytes } => write!(
                 f,
                 "the {tier} tier should hold {}, but no file may be larger than {} (ulimit -f); raise that limit, \
@@ -219,6 +248,11 @@ mod tests {
         let error = |errno| io::Error::from_raw_os_error(errno);
         for (failure, remedy) in [
             (OpenFailure::DeviceInUse { path: path() }, "unmount it"),
+            (OpenFailure::Donor { address: "host:7000".into(), source: error(libc::ECONNREFUSED) }, "aquifer donor"),
+            (
+                OpenFailure::DonorTooSmall { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },
+                "less with size=",
+            ),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: Some(1 << 40), limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: None, limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::Held { path: path() }, "its own file"),

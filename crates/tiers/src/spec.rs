@@ -8,6 +8,7 @@
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
 //! dram:[size=SIZE]
+//! donor:HOST:PORT,security=plain[,size=SIZE]
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
@@ -31,6 +32,8 @@ const NESTING_MAX: u32 = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TierSpec {
+    /// Another machine's memory.
+    Donor(DonorSpec),
     /// Local memory.
     Dram {
         /// Capacity; by default half of the memory available.
@@ -52,6 +55,15 @@ pub enum TierSpec {
     },
     /// A file or block device.
     Flash(FlashSpec),
+}
+
+/// A donor's tier, described.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorSpec {
+    /// `HOST:PORT`; the host is a name, an address, or an address of IP version 6 in brackets.
+    pub address: String,
+    /// Capacity; by default what the donor lends to one borrower.
+    pub size: Option<ByteSize>,
 }
 
 /// A flash tier, described.
@@ -94,7 +106,7 @@ impl fmt::Display for SpecFailure {
 
 impl std::error::Error for SpecFailure {}
 
-const KINDS: &str = "flash:PATH, dram: or emulated:PROFILE";
+const KINDS: &str = "flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE";
 
 impl FromStr for TierSpec {
     type Err = SpecFailure;
@@ -110,11 +122,12 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
     };
     match kind {
         "flash" => flash(rest).map(TierSpec::Flash),
+        "donor" => donor(rest).map(TierSpec::Donor),
         "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
         "failing" => Err(format!("failing: stands in itself more than {NESTING_MAX} times; once is enough")),
-        "donor" | "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
+        "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
         _ => Err(format!("'{kind}' is not a kind of tier; write {KINDS}")),
     }
 }
@@ -133,6 +146,35 @@ fn flash(rest: &str) -> Result<FlashSpec, String> {
             ("plain-queue", None) => spec.plain_queue = true,
             (name, _) => return Err(unknown(name, "size=SIZE, overwrite, buffered or plain-queue")),
         }
+    }
+    Ok(spec)
+}
+
+fn donor(rest: &str) -> Result<DonorSpec, String> {
+    let (address, rest) = rest.split_once(',').unwrap_or((rest, ""));
+    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    if !matches!(port, Some(Ok(1..))) {
+        return Err(format!(
+            "'{address}' is no donor's address; write donor:HOST:PORT, for example donor:10.0.0.2:7000"
+        ));
+    }
+    let mut spec = DonorSpec { address: address.into(), size: None };
+    let mut is_plain = false;
+    for option in options(rest) {
+        match option {
+            ("size", Some(value)) => set_size(&mut spec.size, value)?,
+            ("security", Some("plain")) => is_plain = true,
+            ("security", Some(other)) => {
+                return Err(format!("'{other}' is no security that this build has; write security=plain"));
+            }
+            (name, _) => return Err(unknown(name, "security=plain or size=SIZE")),
+        }
+    }
+    if !is_plain {
+        return Err(format!(
+            "memory goes to a donor encrypted unless plain text is asked for, and this build cannot encrypt yet; \
+             write donor:{address},security=plain where nobody else is on the network"
+        ));
     }
     Ok(spec)
 }
@@ -219,6 +261,14 @@ mod tests {
     }
 
     #[test]
+    fn donors_take_an_address_and_options() {
+        let donor = |address: &str, size| TierSpec::Donor(DonorSpec { address: address.into(), size });
+        assert_eq!(spec("donor:host:7000,security=plain"), donor("host:7000", None));
+        let sized = donor("[::1]:7000", Some(ByteSize(1 << 30)));
+        assert_eq!(spec("donor:[::1]:7000,size=1GiB,security=plain"), sized);
+    }
+
+    #[test]
     fn failing_takes_rules_and_a_tier() {
         let TierSpec::Failing { plan, inner } = spec(
             "failing:after=100,on=write+discard,times=3,errno=ENOSPC,offsets=0-1MiB,delay=1.5ms:flash:/x,overwrite",
@@ -261,7 +311,15 @@ mod tests {
             ("dram:size=1e9", "'1e9'", "4GiB"),
             ("emulated:", "needs a profile", "xl-flash-slc"),
             ("emulated:cmm-h,4GiB", "'4GiB'", "size=SIZE"),
-            ("donor:host:7000", "not in this build", "flash:PATH"),
+            ("donor:", "no donor's address", "donor:HOST:PORT"),
+            ("donor:host", "'host'", "donor:HOST:PORT"),
+            ("donor::7000", "':7000'", "donor:HOST:PORT"),
+            ("donor:host:0", "'host:0'", "donor:HOST:PORT"),
+            ("donor:host:70000", "'host:70000'", "donor:HOST:PORT"),
+            ("donor:host:7000", "encrypted", "donor:host:7000,security=plain"),
+            ("donor:host:7000,size=1GiB", "encrypted", "donor:host:7000,security=plain"),
+            ("donor:host:7000,security=tls", "'tls'", "security=plain"),
+            ("donor:host:7000,security", "'security'", "security=plain"),
             ("pool:fast", "not in this build", "flash:PATH"),
             ("dax:/dev/dax0.0", "not in this build", "flash:PATH"),
             ("failing:", "needs rules", "failing:after=100:dram:"),

@@ -11,7 +11,10 @@
 //! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or were discarded, may
 //! read as anything: the pager keeps track of what is stored and checks it against guards.
 
+use std::time::Duration;
+
 use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::Errno;
 
 use crate::failure::TierFailure;
 
@@ -69,6 +72,23 @@ pub trait Tier: Send + Sync {
     /// Opens a queue for one worker with room for `depth` requests in flight. The queue keeps the medium
     /// open by itself; dropping it with requests in flight waits for them and drops their buffers.
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
+
+    /// In a process that was forked: gets what it cannot share with its parent, connections for instance. Called before
+    /// the tier is used and before the pager has threads there; nothing is in flight. Does nothing elsewhere.
+    fn renew(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// Whether [`tend`](Self::tend) is to be called.
+    fn needs_tending(&self) -> bool {
+        false
+    }
+
+    /// Does what has to be done now and then for what is stored to stay, on a thread of the pager's that does nothing
+    /// else. Returns after how long to call again at the latest; `None` when there is nothing of this kind, ever.
+    fn tend(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// What a request does.

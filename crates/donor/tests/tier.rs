@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor's memory is a tier, over a real donor in this process; and what happens to it when things go wrong there.
+
+// The judge's random steps are those of all tiers.
+#[path = "../../tiers/tests/steps/mod.rs"]
+mod steps;
+
+use std::time::{Duration, Instant};
+
+use aquifer_donor::{Donor, Security, Settings, Source};
+use aquifer_tiers::conformance::{check, frames, model};
+use aquifer_tiers::{Disposition, Operation, PAGE, Request, Tier, TierSpec, Wait, open};
+use aquifer_wire::{Figure, Refusal, SLAB_BYTES};
+use proptest::prelude::*;
+
+/// Longer than any loss is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn settings() -> Settings {
+    Settings::new(([127, 0, 0, 1], 0).into(), 64 << 20, Source::Anonymous, Security::Plain)
+}
+
+fn start(settings: Settings) -> Donor {
+    Donor::start(settings, Box::new(|line| println!("{line}"))).unwrap()
+}
+
+fn tier(donor: &Donor) -> Box<dyn Tier> {
+    let spec = format!("donor:{},security=plain,size=16MiB", donor.address());
+    open(&spec.parse::<TierSpec>().unwrap()).unwrap()
+}
+
+fn write(tier: &dyn Tier, offset: u64, version: u64) {
+    let mut frame = frames::frame(16, 0);
+    frames::stamp(frame.bytes_mut(), offset, version);
+    tier.write(offset, &frame).unwrap();
+    frames::give_back(frame);
+}
+
+fn read(tier: &dyn Tier, offset: u64, version: u64) {
+    let mut frame = frames::frame(16, 0xee);
+    tier.read(offset, &mut frame).unwrap();
+    frames::check_stamp(frame.bytes(), offset, version);
+    frames::give_back(frame);
+}
+
+fn wait_until(donor: &Donor, what: impl Fn(&Donor) -> bool) {
+    let start = Instant::now();
+    while !what(donor) {
+        assert!(start.elapsed() < PATIENCE, "{:?}", donor.standing());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_donor_passes_the_suite() {
+    let donor = start(settings());
+    check("donor", &|| tier(&donor));
+    wait_until(&donor, |donor| donor.standing().figure(Figure::LentBytes) == 0);
+    for refusal in Refusal::ALL {
+        assert_eq!(donor.standing().refused(*refusal), 0, "{refusal}");
+    }
+}
+
+proptest! {
+    #![proptest_config(steps::config())]
+
+    #[test]
+    fn every_read_returns_the_last_write(depth in 1u32..16, steps in steps::steps()) {
+        let donor = start(settings());
+        model::replay(&*tier(&donor), depth, &steps);
+        donor.stop(Duration::ZERO);
+    }
+}
+
+#[test]
+fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded() {
+    let donor = start(settings());
+    let tier = tier(&donor);
+    let lent = || donor.standing().figure(Figure::LentBytes) / SLAB_BYTES;
+    assert_eq!(lent(), 0);
+    write(&*tier, 0, 1);
+    write(&*tier, 5 * SLAB_BYTES, 1);
+    assert_eq!(lent(), 2);
+    tier.discard(0, 4096).unwrap();
+    assert_eq!(lent(), 2, "a part of a slab stays borrowed");
+    tier.discard(0, 2 * SLAB_BYTES).unwrap();
+    assert_eq!(lent(), 1);
+    read(&*tier, 5 * SLAB_BYTES, 1);
+    drop(tier);
+    assert_eq!(lent(), 0);
+}
+
+#[test]
+fn leases_stay_while_they_are_tended() {
+    let lease = Duration::from_millis(1500);
+    let donor = start(Settings { lease, ..settings() });
+    let tier = tier(&donor);
+    write(&*tier, 0, 1);
+    let begun = Instant::now();
+    while begun.elapsed() < 2 * lease {
+        let pause = tier.tend().expect("leases are tended");
+        assert!(pause <= lease / 2);
+        std::thread::sleep(pause / 2);
+    }
+    if donor.standing().figure(Figure::ExpiriesTotal) > 0 {
+        println!("skipped, because this machine is too busy for leases so short");
+        return;
+    }
+    read(&*tier, 0, 1);
+    // Nobody tends it any more: the bytes are gone, and nobody reads zeros in their place.
+    wait_until(&donor, |donor| donor.standing().figure(Figure::ExpiriesTotal) == 1);
+    let mut frame = frames::frame(16, 0xee);
+    let failure = tier.read(0, &mut frame).unwrap_err();
+    assert_eq!((failure.errno(), failure.disposition()), (Some(libc::ENODATA), Disposition::Poison));
+    frames::give_back(frame);
+    write(&*tier, 0, 2);
+    read(&*tier, 0, 2);
+}
+
+#[test]
+fn connections_that_break_are_made_anew() {
+    // Every idle connection is dropped by the donor at once.
+    let patience = aquifer_donor::Patience { idle: Duration::from_millis(1), frame: Duration::from_millis(50) };
+    let donor = start(Settings { patience, ..settings() });
+    let tier = tier(&donor);
+    let mut queue = tier.open_queue(4).unwrap();
+    for version in 0..5 {
+        write(&*tier, 0, version);
+        let mut buffer = frames::frame(16, 0);
+        frames::stamp(buffer.bytes_mut(), SLAB_BYTES, version);
+        assert!(queue.submit(Request { operation: Operation::Write, offset: SLAB_BYTES, buffer, tag: 0 }).is_ok());
+        queue.kick().unwrap();
+        while queue.in_flight() > 0 {
+            queue.complete(Wait::ForOne, 1, &mut |completion| {
+                completion.outcome.unwrap();
+                frames::give_back(completion.buffer);
+            });
+        }
+        wait_until(&donor, |donor| donor.standing().figure(Figure::Connections) == 0);
+        read(&*tier, 0, version);
+        read(&*tier, SLAB_BYTES, version);
+    }
+}
+
+#[test]
+fn a_donor_that_is_gone_is_an_error_within_a_bound() {
+    let donor = start(settings());
+    let tier = tier(&donor);
+    write(&*tier, 0, 1);
+    let mut queue = tier.open_queue(4).unwrap();
+    donor.stop(Duration::ZERO);
+    let begun = Instant::now();
+    let mut frame = frames::frame(1, 0xee);
+    let failure = tier.read(0, &mut frame).unwrap_err();
+    assert_eq!(failure.disposition(), Disposition::Poison, "{failure}");
+    assert!(begun.elapsed() < PATIENCE);
+    // Once it counts as lost, nobody waits for it again.
+    let begun = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(tier.read(0, &mut frame).unwrap_err().disposition(), Disposition::Poison);
+        assert_eq!(tier.write(4096, &frame).unwrap_err().disposition(), Disposition::Keep);
+    }
+    assert!(tier.discard(0, 4096).is_err());
+    let (operation, buffer) = (Operation::Read, frames::frame(1, 0));
+    assert!(queue.submit(Request { operation, offset: 0, buffer, tag: 0 }).is_ok());
+    queue.kick().unwrap();
+    let count = queue.complete(Wait::ForOne, 1, &mut |completion| {
+        assert_eq!(completion.outcome.unwrap_err().disposition(), Disposition::Poison);
+    });
+    assert_eq!(count, 1);
+    assert!(begun.elapsed() < PATIENCE);
+}
+
+#[test]
+fn a_donor_that_was_started_anew_has_nothing_of_ours() {
+    let donor = start(settings());
+    let address = donor.address();
+    let tier = tier(&donor);
+    write(&*tier, 0, 1);
+    donor.stop(Duration::ZERO);
+    let _successor = start(Settings { listen: address, ..settings() });
+    let mut frame = frames::frame(1, 0xee);
+    let failure = tier.read(0, &mut frame).unwrap_err();
+    assert_eq!((failure.errno(), failure.disposition()), (Some(libc::ESTALE), Disposition::Poison), "{failure}");
+    assert_eq!(tier.write(0, &frame).unwrap_err().errno(), Some(libc::ESTALE));
+    frames::give_back(frame);
+}
+
+#[test]
+fn a_donor_with_nothing_left_is_a_full_tier() {
+    let donor = start(Settings { capacity_bytes: 16 << 20, ..settings() });
+    let (one, other) = (tier(&donor), tier(&donor));
+    (0..8).for_each(|slab| write(&*one, slab * SLAB_BYTES, 1));
+    let frame = frames::frame(1, 0);
+    assert_eq!(other.write(0, &frame).unwrap_err().disposition(), Disposition::Refuse);
+    one.discard(0, SLAB_BYTES).unwrap();
+    other.write(0, &frame).unwrap();
+    frames::give_back(frame);
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let donor = start(settings());
+    let address = donor.address();
+    for (spec, remedy) in [
+        (format!("donor:{address},security=plain,size=1GiB"), "less with size="),
+        (format!("donor:{address},security=plain,size=1MiB"), "at least 2MiB"),
+        ("donor:127.0.0.1:1,security=plain".into(), "aquifer donor"),
+    ] {
+        let message = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
+        assert!(message.contains(remedy) && !message.contains('\n'), "{message}");
+    }
+    assert_eq!(tier(&donor).capacity_bytes() as usize % PAGE, 0);
+}

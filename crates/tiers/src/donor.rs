@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Another machine's memory as a tier: a donor lends slabs, and blocks are read and written over the network.
+//!
+//! A demand read is one round trip of the faulting thread's own, straight into the frame; the background has a
+//! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`
+//! the one that there is, `link.rs` a connection of it. What goes over it: `docs/formats.md`; why so:
+//! `docs/decisions/0015-a-donor-lends-slabs.md`.
+//!
+//! After fork(2) parent and child read the same slabs, each over connections of its own, and each renews the leases of
+//! both: as one borrower, whose leases last until the last of them has been gone for the time of a lease.
+
+mod contact;
+mod link;
+mod queue;
+mod ranges;
+mod remote;
+mod tcp;
+mod transport;
+
+use std::io;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::{Errno, random};
+use aquifer_wire::{BorrowerId, SLAB_BYTES};
+
+use self::link::Greeting;
+use self::remote::Remote;
+use self::tcp::{SharedTcp, Tcp};
+use self::transport::Loss;
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::open_failure::OpenFailure;
+use crate::spec::DonorSpec;
+use crate::tier::{Tier, TierQueue};
+use crate::transfer::{check_buffer, check_range};
+
+pub(crate) const NAME: &str = "donor";
+
+/// A tier in another machine's memory.
+pub struct Donor {
+    remote: Arc<Remote>,
+}
+
+impl Donor {
+    /// Greets the donor. Nothing is borrowed yet.
+    pub fn open(spec: &DonorSpec) -> Result<Donor, OpenFailure> {
+        let system = |what, source| OpenFailure::System { tier: NAME, what, source };
+        let id = || random().map(u128::from).map_err(|errno| system("drawing a random number", error(errno)));
+        let who = BorrowerId(id()? << 64 | id()?);
+        let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for address in spec.address.to_socket_addrs().map_err(failure)? {
+            let tcp = Tcp::new(address, who).map_err(|errno| system("making sockets", error(errno)))?;
+            match tcp.greet() {
+                Ok(greeting) => return Self::with(spec, tcp, greeting),
+                Err(Loss::Connection(errno)) => last = io::Error::from_raw_os_error(errno),
+                Err(Loss::Refused(refusal)) => last = io::Error::other(refusal),
+            }
+        }
+        Err(failure(last))
+    }
+
+    fn with(spec: &DonorSpec, tcp: Tcp, greeting: Greeting) -> Result<Donor, OpenFailure> {
+        let lendable_bytes = greeting.lendable_bytes;
+        let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
+        if wanted_bytes < SLAB_BYTES {
+            return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes, minimum_bytes: SLAB_BYTES });
+        }
+        if wanted_bytes > lendable_bytes {
+            let address = spec.address.clone();
+            return Err(OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes });
+        }
+        let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
+        let transport = Box::new(SharedTcp(Arc::new(tcp)));
+        Ok(Donor { remote: Arc::new(Remote::new(transport, slabs, greeting.lease)) })
+    }
+}
+
+impl Tier for Donor {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.remote.capacity_bytes()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        self.remote
+            .read(offset, buffer.bytes_mut())
+            .map_err(|errno| failure(Activity::Read, offset, Cause::Errno(errno)))
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
+        self.remote.write(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, Cause::Errno(errno)))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
+        self.remote.discard(offset, len).map_err(|errno| failure(Activity::Discard, offset, Cause::Errno(errno)))
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        Ok(())
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        self.remote.open_queue(depth).map_err(|Errno(errno)| failure(Activity::Queue, 0, Cause::Errno(errno)))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        self.remote.renew()
+    }
+
+    fn needs_tending(&self) -> bool {
+        true
+    }
+
+    fn tend(&self) -> Option<Duration> {
+        Some(self.remote.tend())
+    }
+}
+
+fn failure(activity: Activity, offset: u64, cause: Cause) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset, cause }
+}
+
+fn error(errno: Errno) -> io::Error {
+    io::Error::from_raw_os_error(errno.0)
+}

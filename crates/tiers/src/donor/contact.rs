@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How long a donor that does not answer is waited for, and how often it is asked meanwhile. One for all threads.
+//!
+//! ```text
+//!             a connection fails                LOSS_PATIENCE later
+//!   in touch ───────────────────► looking ──────────────────────────► lost
+//!      ▲                             │  asked again after pauses        │  asked once in PAUSE_MOST, else
+//!      └─────────────────────────────┴──────────────────────────────────┘  refused at once
+//!                      an answer
+//! ```
+//!
+//! Threads: any, also in a signal handler. Locks nothing.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals;
+
+/// How long a fault waits for a donor that is gone, before its bytes are given up. A choice: longer than a switch takes
+/// to find another way, much shorter than the pager's own patience (120 s) and the least that people wait for.
+pub(crate) const LOSS_PATIENCE: Duration = Duration::from_secs(5);
+/// The pause before the second try; each one after is twice as long.
+const PAUSE_FIRST: Duration = Duration::from_millis(1);
+/// The longest pause between two tries.
+const PAUSE_MOST: Duration = Duration::from_millis(500);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Contact {
+    /// When the first failure was since the last answer, in nanoseconds; 0 while in touch.
+    lost_since_ns: AtomicU64,
+    /// Once lost: when somebody may ask again.
+    ask_again_ns: AtomicU64,
+    /// What the last failure was.
+    errno: AtomicI32,
+}
+
+/// One operation's tries.
+pub(crate) struct Tries<'a> {
+    contact: &'a Contact,
+    pause: Duration,
+}
+
+impl Contact {
+    /// The tries of one operation; the errno of the last failure when there is not even one.
+    pub(crate) fn begin(&self) -> Result<Tries<'_>, i32> {
+        if self.is_lost() {
+            let (now, again) = (now_ns(), self.ask_again_ns.load(Ordering::Relaxed));
+            let next = now + PAUSE_MOST.as_nanos() as u64;
+            let mine = now >= again
+                && self.ask_again_ns.compare_exchange(again, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            if !mine {
+                return Err(self.errno.load(Ordering::Relaxed));
+            }
+        }
+        Ok(Tries { contact: self, pause: PAUSE_FIRST })
+    }
+
+    /// There was an answer.
+    pub(crate) fn answered(&self) {
+        if self.lost_since_ns.load(Ordering::Relaxed) != 0 {
+            self.lost_since_ns.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        let since = self.lost_since_ns.load(Ordering::Relaxed);
+        since != 0 && now_ns().saturating_sub(since) >= LOSS_PATIENCE.as_nanos() as u64
+    }
+
+    /// In a forked child: nothing is known of connections that it has not made.
+    pub(crate) fn forget(&self) {
+        self.lost_since_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Tries<'_> {
+    /// A connection failed. Returns when to try again; false when it is time to give up.
+    pub(crate) fn again(&mut self, errno: i32) -> bool {
+        let contact = self.contact;
+        contact.errno.store(errno, Ordering::Relaxed);
+        let _ = contact.lost_since_ns.compare_exchange(0, now_ns().max(1), Ordering::Relaxed, Ordering::Relaxed);
+        if contact.is_lost() {
+            return false;
+        }
+        signals::sleep(self.pause);
+        self.pause = (self.pause * 2).min(PAUSE_MOST);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_donor_that_is_lost_is_asked_now_and_then_and_found_again() {
+        let contact = Contact::default();
+        assert!(contact.begin().unwrap().again(libc::ECONNRESET), "the first failure is no loss");
+        contact.lost_since_ns.store(now_ns() - LOSS_PATIENCE.as_nanos() as u64, Ordering::Relaxed);
+        let mut tries = contact.begin().expect("somebody may ask");
+        assert_eq!(contact.begin().err(), Some(libc::ECONNRESET), "and nobody else meanwhile");
+        assert!(!tries.again(libc::ECONNREFUSED));
+        contact.answered();
+        assert!(contact.begin().is_ok() && contact.begin().is_ok());
+    }
+}

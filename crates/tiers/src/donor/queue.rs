@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The background's transfers to a donor over TCP: many requests on the way at once, on a connection of their own.
+//!
+//! The donor answers in the order of the requests, so the one that waits longest is the one that is answered. Bytes go
+//! from and to frames as the socket takes and has them; nobody waits but in `complete`. What is out of the ordinary is
+//! done in the ordinary way, one request at a time on a demand link (`remote.rs`): the first write to a slab, a lease
+//! that has changed, and everything that was on the way when the connection failed.
+//!
+//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::{self, now_ns};
+use aquifer_sys::wakeup::readable;
+use aquifer_wire::{HEADER_BYTES, Header, Message};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::link::{ANSWER_PATIENCE, Link, send_rest};
+use super::ranges::Lease;
+use super::remote::{self, Piece, Remote, pieces};
+use super::tcp::Tcp;
+use super::transport::Loss;
+use super::{NAME, failure};
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
+use crate::transfer::check_buffer;
+
+/// One wait in the kernel.
+const WAIT_ONCE: Duration = Duration::from_millis(100);
+
+/// A request on its way.
+struct Flight {
+    operation: Operation,
+    offset: u64,
+    buffer: FrameBuffer,
+    tag: u64,
+    lease: Lease,
+    number: u64,
+    header: [u8; HEADER_BYTES],
+}
+
+/// What has arrived of the next answer.
+struct Arriving {
+    bytes: [u8; HEADER_BYTES],
+    filled: usize,
+    /// Once the header is whole.
+    header: Option<Header>,
+    body_filled: usize,
+}
+
+const NOTHING: Arriving = Arriving { bytes: [0; HEADER_BYTES], filled: 0, header: None, body_filled: 0 };
+
+/// See the module.
+pub(crate) struct TcpQueue {
+    tcp: Arc<Tcp>,
+    remote: Arc<Remote>,
+    link: Link,
+    /// Readable when the socket has something for us, or takes what waits to go out.
+    poll: OwnedFd,
+    waits_to_send: bool,
+    submitted: VecDeque<Request>,
+    /// Not sent, or the first one in part.
+    outgoing: VecDeque<Flight>,
+    sent: usize,
+    /// Sent, in the order of their answers.
+    flying: VecDeque<Flight>,
+    arriving: Arriving,
+    finished: VecDeque<Completion>,
+    depth: usize,
+    /// When a byte last went either way.
+    moved_ns: u64,
+}
+
+impl TcpQueue {
+    pub(crate) fn new(tcp: Arc<Tcp>, remote: Arc<Remote>, depth: u32) -> Result<TcpQueue, raw::Errno> {
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX) as usize;
+        let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
+        let link = tcp.new_link()?;
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno)?;
+        epoll::add(&poll, link.socket(), epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(errno)?;
+        Ok(TcpQueue {
+            tcp,
+            remote,
+            link,
+            poll,
+            waits_to_send: false,
+            submitted: VecDeque::with_capacity(depth),
+            outgoing: VecDeque::with_capacity(depth),
+            sent: 0,
+            flying: VecDeque::with_capacity(depth),
+            arriving: NOTHING,
+            finished: VecDeque::with_capacity(depth),
+            depth,
+            moved_ns: 0,
+        })
+    }
+
+    /// Puts a request on its way, or does it.
+    fn start(&mut self, request: Request) {
+        let Request { operation, offset, buffer, tag } = request;
+        let Some(piece) = self.only_piece(offset, buffer.len()) else {
+            return self.do_now(operation, offset, buffer, tag);
+        };
+        let lease = match operation {
+            Operation::Read => self.remote.ranges().lease(piece.range),
+            Operation::Write => self.remote.ranges().lease(piece.range).filter(|lease| lease.may_write()),
+        };
+        let Some(lease) = lease.filter(|_| self.is_connected()) else {
+            return self.do_now(operation, offset, buffer, tag);
+        };
+        let number = self.link.number();
+        let header = match operation {
+            Operation::Read => Header::new(number, remote::read(piece, lease), &[]),
+            Operation::Write => Header::new(number, remote::write(piece, lease), buffer.bytes()),
+        };
+        if self.outgoing.is_empty() && self.flying.is_empty() {
+            self.moved_ns = now_ns();
+        }
+        self.outgoing.push_back(Flight { operation, offset, buffer, tag, lease, number, header: header.encode() });
+    }
+
+    /// The one slab that a request lies in.
+    fn only_piece(&self, offset: u64, len: usize) -> Option<Piece> {
+        let mut pieces = pieces(offset, len as u64);
+        pieces.next().filter(|_| pieces.next().is_none())
+    }
+
+    /// Whether there is a connection, after having tried for one where there is none.
+    fn is_connected(&mut self) -> bool {
+        if self.link.is_connected() {
+            return true;
+        }
+        // How long to look for a donor is for the demand links to decide.
+        self.remote.contact().begin().is_ok() && self.tcp.is_own() && self.tcp.connect(&self.link).is_ok()
+    }
+
+    fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
+        let (activity, done) = match operation {
+            Operation::Read => (Activity::Read, self.remote.read(offset, buffer.bytes_mut())),
+            Operation::Write => (Activity::Write, self.remote.write(offset, buffer.bytes())),
+        };
+        let outcome = done.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
+        self.finished.push_back(Completion { tag, buffer, outcome });
+    }
+
+    /// Moves what can be moved without waiting.
+    fn pump(&mut self) {
+        if let Err(_lost) = self.pump_out().and_then(|()| self.pump_in()) {
+            self.fall_back();
+        }
+        if now_ns().saturating_sub(self.moved_ns) > ANSWER_PATIENCE.as_nanos() as u64 {
+            self.fall_back();
+        }
+        let waits_to_send = !self.outgoing.is_empty();
+        if self.waits_to_send != waits_to_send {
+            let flags =
+                if waits_to_send { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            epoll::modify(&self.poll, self.link.socket(), epoll::EventData::new_u64(0), flags)
+                .expect("the socket was added when the queue was opened");
+            self.waits_to_send = waits_to_send;
+        }
+    }
+
+    fn pump_out(&mut self) -> Result<(), Loss> {
+        while let Some(flight) = self.outgoing.front() {
+            let payload = match flight.operation {
+                Operation::Read => &[][..],
+                Operation::Write => flight.buffer.bytes(),
+            };
+            match send_rest(self.link.socket(), &flight.header, payload, self.sent, SendFlags::DONTWAIT) {
+                Ok(bytes) => self.sent += bytes,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(errno) => return Err(Loss::Connection(errno.raw_os_error())),
+            }
+            self.moved_ns = now_ns();
+            if self.sent == HEADER_BYTES + payload.len() {
+                self.sent = 0;
+                self.flying.extend(self.outgoing.pop_front());
+            }
+        }
+        Ok(())
+    }
+
+    fn pump_in(&mut self) -> Result<(), Loss> {
+        while !self.flying.is_empty() {
+            let Some(header) = self.arriving.header else {
+                if !self.receive_header()? {
+                    return Ok(());
+                }
+                continue;
+            };
+            let flight = self.flying.front_mut().expect("the loop looks");
+            let wanted = header.body_bytes as usize;
+            while self.arriving.body_filled < wanted {
+                let rest = &mut flight.buffer.bytes_mut()[self.arriving.body_filled..];
+                match receive(&self.link, rest)? {
+                    0 => return Ok(()),
+                    bytes => self.arriving.body_filled += bytes,
+                }
+                self.moved_ns = now_ns();
+            }
+            self.arriving = NOTHING;
+            let flight = self.flying.pop_front().expect("the loop looks");
+            self.land(flight, header)?;
+        }
+        Ok(())
+    }
+
+    /// True when the header of the next answer is whole, and is an answer to what has flown longest.
+    fn receive_header(&mut self) -> Result<bool, Loss> {
+        while self.arriving.filled < HEADER_BYTES {
+            match receive(&self.link, &mut self.arriving.bytes[self.arriving.filled..])? {
+                0 => return Ok(false),
+                bytes => self.arriving.filled += bytes,
+            }
+            self.moved_ns = now_ns();
+        }
+        let header = Header::decode(&self.arriving.bytes).map_err(Loss::Refused)?;
+        if let Message::Revoke { .. } = header.message {
+            self.arriving = NOTHING;
+            return Ok(false);
+        }
+        let flight = self.flying.front().expect("the caller looked");
+        let body_bytes = if header.message == Message::Found { flight.buffer.len() } else { 0 };
+        if header.request != flight.number || header.body_bytes as usize != body_bytes {
+            return Err(Loss::Connection(libc::EPROTO));
+        }
+        self.arriving.header = Some(header);
+        Ok(true)
+    }
+
+    /// An answer is whole.
+    fn land(&mut self, flight: Flight, header: Header) -> Result<(), Loss> {
+        let Flight { operation, offset, buffer, tag, lease, .. } = flight;
+        let good = match (operation, header.message) {
+            (Operation::Read, Message::Found) => header.check_body(buffer.bytes()).is_ok(),
+            (Operation::Write, Message::Written) => true,
+            _ => false,
+        };
+        if good {
+            self.remote.contact().answered();
+            self.finished.push_back(Completion { tag, buffer, outcome: Ok(()) });
+        } else {
+            self.doubt(operation, offset, lease);
+            self.do_now(operation, offset, buffer, tag);
+        }
+        Ok(())
+    }
+
+    fn doubt(&self, operation: Operation, offset: u64, lease: Lease) {
+        if operation == Operation::Write {
+            pieces(offset, 1).for_each(|piece| self.remote.ranges().doubt(piece.range, lease));
+        }
+    }
+
+    /// The connection has failed: what was on its way is done the ordinary way, and what may arrive late is fenced off.
+    fn fall_back(&mut self) {
+        self.link.disconnect();
+        self.arriving = NOTHING;
+        self.sent = 0;
+        for flights in [&self.flying, &self.outgoing] {
+            flights.iter().for_each(|flight| self.doubt(flight.operation, flight.offset, flight.lease));
+        }
+        while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
+            self.do_now(flight.operation, flight.offset, flight.buffer, flight.tag);
+        }
+    }
+
+    fn on_the_way(&self) -> usize {
+        self.outgoing.len() + self.flying.len()
+    }
+}
+
+impl TierQueue for TcpQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() == self.depth {
+            return Err(request);
+        }
+        self.submitted.push_back(request);
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        while let Some(request) = self.submitted.pop_front() {
+            let activity = match request.operation {
+                Operation::Read => Activity::Read,
+                Operation::Write => Activity::Write,
+            };
+            let capacity_bytes = self.remote.capacity_bytes();
+            match check_buffer(NAME, activity, request.offset, &request.buffer, capacity_bytes) {
+                Ok(()) => self.start(request),
+                Err(failure) => {
+                    let Request { buffer, tag, .. } = request;
+                    self.finished.push_back(Completion { tag, buffer, outcome: Err(failure) });
+                }
+            }
+        }
+        if self.on_the_way() > 0 {
+            self.pump();
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if most == 0 {
+            return 0;
+        }
+        if self.on_the_way() > 0 {
+            self.pump();
+        }
+        if wait == Wait::ForOne && self.finished.is_empty() {
+            if !self.submitted.is_empty() {
+                // Cannot fail: each transfer's outcome is its own.
+                let _ = self.kick();
+            }
+            // Ends: `pump` gives up a connection on which nothing moves.
+            while self.finished.is_empty() && self.on_the_way() > 0 {
+                readable(self.poll.as_raw_fd(), WAIT_ONCE);
+                self.pump();
+            }
+        }
+        let count = most.min(self.finished.len());
+        for completion in self.finished.drain(..count) {
+            sink(completion);
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.len() + self.on_the_way() + self.finished.len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        (self.finished.is_empty() && self.on_the_way() > 0).then(|| self.poll.as_raw_fd())
+    }
+}
+
+impl Drop for TcpQueue {
+    fn drop(&mut self) {
+        // What was sent has landed, or is fenced off, before anybody writes to the same place by another way.
+        while self.on_the_way() > 0 {
+            readable(self.poll.as_raw_fd(), WAIT_ONCE);
+            self.pump();
+        }
+    }
+}
+
+/// What is there now, at most all of `into`; 0 when nothing is.
+fn receive(link: &Link, into: &mut [u8]) -> Result<usize, Loss> {
+    loop {
+        return match rustix::net::recv(link.socket(), &mut *into, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Err(Loss::Connection(libc::ECONNRESET)),
+            Ok((_, bytes)) => Ok(bytes),
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => Ok(0),
+            Err(errno) => Err(Loss::Connection(errno.raw_os_error())),
+        };
+    }
+}

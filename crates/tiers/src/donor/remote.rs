@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads and writes of a tier whose slabs a donor lends: which lease, what to do when an answer does not come.
+//!
+//! A slab is leased when its range is first written to, and given back when all of it is discarded. A read may be
+//! asked for again as often as one likes. A write may not: one that got no answer may land later, over what was written
+//! since. So it is fenced: this process gets a new token first, after which the donor refuses all that was sent with
+//! the old one. For the same reason a forked child gets a token of its own before it writes to a slab that it has from
+//! its parent.
+//!
+//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::raw::Errno;
+use aquifer_sys::signals;
+use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES};
+
+use super::contact::Contact;
+use super::ranges::{Lease, Ranges};
+use super::transport::{Loss, Transport};
+use crate::tier::TierQueue;
+
+/// How often a request is repeated because a relative has changed the lease meanwhile, or this process found out only
+/// now that it has none.
+const LEASES_TRIED_MOST: u32 = 4;
+/// How often a grant is asked for while an access with the old token is under way, which takes a copy of 2 MiB at most.
+const BUSY_MOST: u32 = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// Leases are renewed so many times before they would end.
+const RENEWALS: u32 = 3;
+
+/// See the module.
+pub(crate) struct Remote {
+    transport: Box<dyn Transport>,
+    ranges: Ranges,
+    contact: Contact,
+    lease: Duration,
+    /// In the process that opened the tier, which gives everything back at the end.
+    is_opener: AtomicBool,
+}
+
+/// A part of a request that lies in one slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) range: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: usize,
+}
+
+/// The pieces of `len` bytes at `offset`.
+pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let rest = offset + len - at;
+        let bytes = rest.min(SLAB_BYTES - at % SLAB_BYTES);
+        let piece = Piece { range: at / SLAB_BYTES, offset: at, bytes: bytes as usize };
+        at += bytes;
+        (rest > 0).then_some(piece)
+    })
+}
+
+impl Remote {
+    /// `slabs` of them, of which none is leased yet; leases last `lease` from each sign of life on.
+    pub(crate) fn new(transport: Box<dyn Transport>, slabs: usize, lease: Duration) -> Remote {
+        Remote {
+            transport,
+            ranges: Ranges::new(slabs),
+            contact: Contact::default(),
+            lease,
+            is_opener: AtomicBool::new(true),
+        }
+    }
+
+    pub(crate) fn open_queue(self: &Arc<Self>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
+        self.transport.open_queue(self, depth)
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.ranges.count() as u64 * SLAB_BYTES
+    }
+
+    pub(crate) fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
+    /// Whether the donor can be asked now, and what to do when it does not answer.
+    pub(crate) fn contact(&self) -> &Contact {
+        &self.contact
+    }
+
+    /// Fills `into` from `offset` on.
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        let mut rest = into;
+        for piece in pieces(offset, rest.len() as u64) {
+            let (part, behind) = rest.split_at_mut(piece.bytes);
+            self.read_piece(piece, part)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        let mut refusal = Refusal::NoLease;
+        for _ in 0..LEASES_TRIED_MOST {
+            let Some(lease) = self.ranges.lease(piece.range) else {
+                // Never written to, so it may read as anything.
+                into.fill(0);
+                return Ok(());
+            };
+            refusal = match self.persist(|| self.transport.ask(read(piece, lease), &[], into)) {
+                Ok(Message::Found) => return Ok(()),
+                Ok(_) => return Err(libc::EPROTO),
+                Err(Loss::Connection(errno)) => return Err(errno),
+                // Another thread has a newer token for it, or nobody has: then its bytes are gone.
+                Err(Loss::Refused(refusal)) if is_about_lease(refusal) => refusal,
+                Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
+            };
+            if self.ranges.lease(piece.range) == Some(lease) {
+                break;
+            }
+        }
+        Err(errno_of(refusal))
+    }
+
+    /// Stores `bytes` at `offset`.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        let mut rest = bytes;
+        for piece in pieces(offset, bytes.len() as u64) {
+            let (part, behind) = rest.split_at(piece.bytes);
+            self.write_piece(piece, part)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
+        let mut refusal = Refusal::NoLease;
+        for _ in 0..LEASES_TRIED_MOST {
+            let written = self.persist(|| {
+                let lease = self.writable(piece.range)?;
+                let written = self.transport.ask(write(piece, lease), bytes, &mut []);
+                if written != Ok(Message::Written) {
+                    self.ranges.doubt(piece.range, lease);
+                }
+                written
+            });
+            match written {
+                Ok(Message::Written) => return Ok(()),
+                Ok(_) => return Err(libc::EPROTO),
+                Err(Loss::Connection(errno)) => return Err(errno),
+                Err(Loss::Refused(about)) if is_about_lease(about) => refusal = about,
+                Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
+            }
+        }
+        Err(errno_of(refusal))
+    }
+
+    /// A lease with which this process may write to a range.
+    pub(crate) fn writable(&self, range: u64) -> Result<Lease, Loss> {
+        if let Some(lease) = self.ranges.lease(range)
+            && lease.may_write()
+        {
+            return Ok(lease);
+        }
+        let mut turns = 0;
+        let granted = loop {
+            match self.transport.ask(Message::Grant { range }, &[], &mut []) {
+                Err(Loss::Refused(Refusal::Busy)) if turns < BUSY_MOST => {
+                    turns += 1;
+                    signals::sleep(BUSY_PAUSE);
+                }
+                granted => break granted?,
+            }
+        };
+        let Message::Granted { lease, token, bytes: SLAB_BYTES, .. } = granted else {
+            return Err(Loss::Connection(libc::EPROTO));
+        };
+        let lease = Lease::granted(lease, token).ok_or(Loss::Connection(libc::EPROTO))?;
+        self.ranges.learn(range, lease);
+        Ok(lease)
+    }
+
+    /// Gives the space back: a whole slab to the donor, a part of one to its machine.
+    pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
+    }
+
+    fn discard_piece(&self, piece: Piece) -> Result<(), i32> {
+        let Some(known) = self.ranges.lease(piece.range) else { return Ok(()) };
+        let (lease, token) = (known.slab(), known.token());
+        let is_whole = piece.bytes as u64 == SLAB_BYTES;
+        let message = if is_whole {
+            Message::Release { lease, token }
+        } else {
+            Message::Discard { lease, token, offset: piece.offset, bytes: piece.bytes as u64 }
+        };
+        let done = self.persist(|| {
+            let done = self.transport.ask(message, &[], &mut []);
+            if done.is_err() {
+                // It may arrive still, and must not meet what is written next.
+                self.ranges.doubt(piece.range, known);
+            }
+            done
+        });
+        match done {
+            Ok(_) => {}
+            // It was done by the try before, or a relative has a newer lease for the same.
+            Err(Loss::Refused(refusal)) if is_about_lease(refusal) => {}
+            Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
+            Err(Loss::Connection(errno)) => return Err(errno),
+        }
+        if is_whole {
+            self.ranges.forget(piece.range, known);
+        }
+        Ok(())
+    }
+
+    /// Renews the leases. Returns after how long to come again.
+    pub(crate) fn tend(&self) -> Duration {
+        if self.ranges.any() {
+            // Whoever wants their bytes finds out for itself when that fails.
+            let _ = self.persist(|| self.transport.ask(Message::Renew, &[], &mut []));
+        }
+        self.lease / RENEWALS
+    }
+
+    /// In a forked child.
+    pub(crate) fn renew(&self) -> Result<(), Errno> {
+        if self.transport.renew()? {
+            self.ranges.doubt_all();
+            self.contact.forget();
+            self.is_opener.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Tries until there is an answer, or the donor counts as lost.
+    fn persist(&self, mut attempt: impl FnMut() -> Result<Message, Loss>) -> Result<Message, Loss> {
+        let mut tries = self.contact.begin().map_err(Loss::Connection)?;
+        loop {
+            match attempt() {
+                Err(Loss::Connection(errno)) => {
+                    if is_final(errno) || !tries.again(errno) {
+                        return Err(Loss::Connection(errno));
+                    }
+                }
+                answered => {
+                    self.contact.answered();
+                    return answered;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // Only a courtesy: what is not given back expires. Relatives may use it still, if there are any.
+        if self.is_opener.load(Ordering::Relaxed) && self.ranges.any() {
+            let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[], &mut []);
+        }
+    }
+}
+
+pub(crate) fn read(piece: Piece, lease: Lease) -> Message {
+    let Piece { offset, bytes, .. } = piece;
+    Message::Read { lease: lease.slab(), token: lease.token(), offset, bytes: bytes as u64 }
+}
+
+pub(crate) fn write(piece: Piece, lease: Lease) -> Message {
+    Message::Write { lease: lease.slab(), token: lease.token(), offset: piece.offset }
+}
+
+/// Whether the donor goes by another lease than this process.
+fn is_about_lease(refusal: Refusal) -> bool {
+    matches!(refusal, Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken)
+}
+
+/// Whether it stays as it is, however often one tries: a donor that was started anew, sockets of another process.
+pub(crate) fn is_final(errno: i32) -> bool {
+    matches!(errno, libc::ESTALE | libc::EOWNERDEAD)
+}
+
+/// How a refusal looks to who uses a tier.
+fn errno_of(refusal: Refusal) -> i32 {
+    match refusal {
+        Refusal::Full | Refusal::Ending => libc::ENOSPC,
+        Refusal::Quota => libc::EDQUOT,
+        Refusal::Busy => libc::EBUSY,
+        Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken => libc::ENODATA,
+        Refusal::TooManyConnections => libc::EUSERS,
+        _ => libc::EPROTO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_cut_where_slabs_end() {
+        let cut = |offset, len| pieces(offset, len).map(|p| (p.range, p.offset, p.bytes as u64)).collect::<Vec<_>>();
+        assert_eq!(cut(0, 4096), [(0, 0, 4096)]);
+        assert_eq!(cut(SLAB_BYTES, SLAB_BYTES), [(1, SLAB_BYTES, SLAB_BYTES)]);
+        let start = SLAB_BYTES - 4096;
+        assert_eq!(cut(start, 8192), [(0, start, 4096), (1, SLAB_BYTES, 4096)]);
+        assert_eq!(cut(start, 2 * SLAB_BYTES).len(), 3);
+        assert!(cut(0, 0).is_empty());
+    }
+}

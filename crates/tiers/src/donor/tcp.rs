@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor over TCP: a few links for demand, which threads take by turns, and one more for each queue.
+//!
+//! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
+//! exchange; who finds none waits on a futex for one, within a bound.
+//!
+//! After fork(2) the child gets sockets of its own under the same numbers before anything of the program runs: two
+//! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
+//! word that fork(2) clears, and refused.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::memory::OwnWord;
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::signals::{self, HEEDED_WITHIN};
+use aquifer_wire::{BorrowerId, Message};
+
+use super::link::{ANSWER_PATIENCE, CONNECT_PATIENCE, Greeting, Link};
+use super::queue::TcpQueue;
+use super::remote::Remote;
+use super::transport::{Loss, Transport};
+use crate::tier::TierQueue;
+
+/// Links for demand. A choice: threads that wait for one at the same time share the way to one donor anyway.
+const LINKS: usize = 8;
+/// How long somebody waits for a link: until everybody before has come to the end of a connection and an answer.
+const LINK_PATIENCE: Duration = Duration::from_secs(2 * (CONNECT_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
+/// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
+const SPINS: u32 = 200;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+
+struct Line {
+    link: Link,
+    taken: AtomicU32,
+}
+
+/// See the module.
+pub(crate) struct Tcp {
+    address: SocketAddr,
+    who: BorrowerId,
+    lines: Box<[Line]>,
+    /// Signalled when a link came free.
+    freed: EventCount,
+    /// Which run of the donor our leases are of; 0 before the first greeting.
+    instance: AtomicU64,
+    /// 1 in the process whose sockets these are.
+    own: OwnWord,
+}
+
+/// A link that is taken.
+struct Taken<'a> {
+    tcp: &'a Tcp,
+    line: &'a Line,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the exchange in `take`: the next one sees the link as this one leaves it.
+        self.line.taken.store(FREE, Ordering::Release);
+        self.tcp.freed.signal();
+    }
+}
+
+impl Tcp {
+    /// Makes the sockets. Nothing is connected.
+    pub(crate) fn new(address: SocketAddr, who: BorrowerId) -> Result<Tcp, Errno> {
+        let line = |_| {
+            let link = Link::new(&address, true).map_err(|errno| Errno(errno.raw_os_error()))?;
+            Ok(Line { link, taken: AtomicU32::new(FREE) })
+        };
+        let lines = (0..LINKS).map(line).collect::<Result<_, Errno>>()?;
+        let own = OwnWord::new()?;
+        own.word().store(1, Ordering::Relaxed);
+        Ok(Tcp { address, who, lines, freed: EventCount::new(), instance: AtomicU64::new(0), own })
+    }
+
+    /// Connects the first link, to see what the donor says.
+    pub(crate) fn greet(&self) -> Result<Greeting, Loss> {
+        let taken = self.take()?;
+        self.connect(&taken.line.link)
+    }
+
+    pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Loss> {
+        let greeting = link.connect(&self.address, self.who)?;
+        let known = self.instance.compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
+        match known {
+            Err(known) if known != greeting.instance => {
+                // It was started anew, and has nothing of what its predecessor was given.
+                link.disconnect();
+                Err(Loss::Connection(libc::ESTALE))
+            }
+            _ => Ok(greeting),
+        }
+    }
+
+    pub(crate) fn is_own(&self) -> bool {
+        self.own.word().load(Ordering::Relaxed) == 1
+    }
+
+    fn take(&self) -> Result<Taken<'_>, Loss> {
+        if !self.is_own() {
+            return Err(Loss::Connection(libc::EOWNERDEAD));
+        }
+        let started = now_ns();
+        loop {
+            let ticket = self.freed.ticket();
+            let free =
+                |line: &&Line| line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            if let Some(line) = self.lines.iter().find(free) {
+                return Ok(Taken { tcp: self, line });
+            }
+            if now_ns().saturating_sub(started) > LINK_PATIENCE.as_nanos() as u64 {
+                return Err(Loss::Connection(libc::ETIMEDOUT));
+            }
+            self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
+            signals::end_if_asked();
+        }
+    }
+
+    /// A link for a queue, not connected yet.
+    pub(crate) fn new_link(&self) -> Result<Link, Errno> {
+        Link::new(&self.address, false).map_err(|errno| Errno(errno.raw_os_error()))
+    }
+}
+
+/// The way that a tier and its queues share.
+pub(crate) struct SharedTcp(pub(crate) Arc<Tcp>);
+
+impl Transport for SharedTcp {
+    fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
+        let tcp = &*self.0;
+        let taken = tcp.take()?;
+        let link = &taken.line.link;
+        if !link.is_connected() {
+            tcp.connect(link)?;
+        }
+        link.exchange(message, payload, into)
+    }
+
+    fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
+        Ok(Box::new(TcpQueue::new(Arc::clone(&self.0), Arc::clone(remote), depth)?))
+    }
+
+    fn renew(&self) -> Result<bool, Errno> {
+        let tcp = &*self.0;
+        if tcp.is_own() {
+            return Ok(false);
+        }
+        for line in &tcp.lines {
+            line.link.renew(&tcp.address)?;
+            // Whoever had it is a thread of the parent's.
+            line.taken.store(FREE, Ordering::Relaxed);
+        }
+        tcp.own.word().store(1, Ordering::Release);
+        Ok(true)
+    }
+}
