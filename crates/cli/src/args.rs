@@ -13,7 +13,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
-use crate::{doctor, output, packaging, run, stat, top, vm};
+use crate::{doctor, donor, output, packaging, run, stat, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -33,6 +33,7 @@ pub enum Command {
     Vm(vm::VmArgs),
     Stat(stat::StatArgs),
     Top(top::TopArgs),
+    Donor(donor::DonorArgs),
     Doctor(doctor::DoctorArgs),
     /// Measure programs with less DRAM than they need: ours, kernel swap, mmap of a file
     Bench(Box<BenchArgs>),
@@ -48,6 +49,7 @@ impl Command {
             Command::Vm(args) => vm::vm(args),
             Command::Stat(args) => stat::stat(&args),
             Command::Top(args) => top::top(&args),
+            Command::Donor(args) => donor::donor(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             // Tells its failures itself: a bench that fails half-way still prints what it has measured.
             Command::Bench(args) => Ok(aquifer_bench::run(*args)),

@@ -12,6 +12,7 @@
 
 mod args;
 mod doctor;
+mod donor;
 mod exit;
 mod instances;
 mod output;

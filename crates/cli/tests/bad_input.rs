@@ -123,7 +123,12 @@ fn a_budget_larger_than_the_machine() {
 fn a_tier_that_is_none() {
     let Some(preload) = stand_in() else { return };
     for (spec, why) in [
-        ("tape:", "'tape' is not a kind of tier; write flash:PATH, dram: or emulated:PROFILE"),
+        ("tape:", "'tape' is not a kind of tier; write flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE"),
+        (
+            "donor:10.0.0.2:7411",
+            "memory goes to a donor encrypted unless plain text is asked for, and this build cannot encrypt yet; write \
+             donor:10.0.0.2:7411,security=plain where nobody else is on the network",
+        ),
         ("dram:size=20EiB", "'20EiB' is more than 64 bits can count; give less than 16EiB"),
         (
             "emulated:tape",
@@ -135,9 +140,21 @@ fn a_tier_that_is_none() {
         refuses(preload, &["run", "--dram", "16MiB", "--tier", spec, "--", "true"], 2, &line);
     }
     // The same words where clap says them.
-    let line = "invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, dram: or \
-                emulated:PROFILE";
+    let line = "invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, dram:, \
+                donor:HOST:PORT or emulated:PROFILE";
     refuses(preload, &["doctor", "--tier", "tape:"], 2, line);
+}
+
+#[test]
+fn a_donor_that_lends_in_plain_text_unasked() {
+    let Some(preload) = stand_in() else { return };
+    let line = "memory is lent encrypted unless plain text is asked for, and this build cannot encrypt yet; write \
+                --security plain where nobody else is on the network";
+    refuses(preload, &["donor", "--size", "64MiB"], 2, line);
+    let line = "--security knows one word in this build; write --security plain";
+    refuses(preload, &["donor", "--size", "64MiB", "--security", "tls"], 2, line);
+    let line = "a donor lends slabs of 2 MiB; lend at least one, for example 64GiB";
+    refuses(preload, &["donor", "--size", "64", "--security", "plain"], 1, line);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 9] = ["", "run", "vm", "stat", "top", "doctor", "bench", "completions", "man"];
+const COMMANDS: [&str; 10] = ["", "run", "vm", "stat", "top", "donor", "doctor", "bench", "completions", "man"];
 
 #[test]
 fn help_is_the_golden_one() {

@@ -26,8 +26,10 @@ mod listener;
 mod memory;
 mod service;
 mod settings;
+mod status;
 mod tallies;
 
 pub use donor::Donor;
 pub use memory::Source;
 pub use settings::{CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};
+pub use status::status;

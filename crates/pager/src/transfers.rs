@@ -185,7 +185,8 @@ impl Pager {
             bytes.text(),
             " bytes at address ",
             address.text(),
-            " are lost and poisoned; an access to them is a SIGBUS; check the medium and the kernel log (dmesg)",
+            " are lost and poisoned; an access to them is a SIGBUS; ",
+            self.tier.remedy(),
         ]);
         self.engine().fetch_failed(block, true);
         self.progress.signal();

@@ -85,6 +85,10 @@ impl Tier for Donor {
         NAME
     }
 
+    fn remedy(&self) -> &'static str {
+        "check the donor and the network to it"
+    }
+
     fn capacity_bytes(&self) -> u64 {
         self.remote.capacity_bytes()
     }

@@ -41,6 +41,10 @@ impl Tier for Failing {
         self.inner.notices()
     }
 
+    fn remedy(&self) -> &'static str {
+        self.inner.remedy()
+    }
+
     fn capacity_bytes(&self) -> u64 {
         self.inner.capacity_bytes()
     }

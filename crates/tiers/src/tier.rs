@@ -35,6 +35,11 @@ pub trait Tier: Send + Sync {
         &[]
     }
 
+    /// What an operator does about bytes that are lost here, as the end of a sentence.
+    fn remedy(&self) -> &'static str {
+        "check the medium and the kernel log (dmesg)"
+    }
+
     /// How many bytes it can hold.
     fn capacity_bytes(&self) -> u64;
 

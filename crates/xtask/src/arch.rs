@@ -34,7 +34,7 @@ const RINGS: &[Ring] = &[
         name: "fronts",
         crates: &[
             // `aquifer bench` is a command like any other; the bench itself knows none of us.
-            ("cli", &["bench", "config", "core", "stats", "sys", "tiers"]),
+            ("cli", &["bench", "config", "core", "donor", "stats", "sys", "tiers", "wire"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
     },

@@ -97,6 +97,9 @@ Tiers:
       plain-queue         do without io_uring also where it works, to compare
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]
+  donor:HOST:PORT,security=plain[,size=SIZE]
+                          memory of another machine, where 'aquifer donor' lends it; in plain text,
+                          which has to be asked for [default size: what it lends to one borrower]
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as late as a device would; PROFILE is the path
                           of a file, or comes with aquifer:";

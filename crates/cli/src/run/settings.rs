@@ -8,6 +8,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use aquifer_config::{Budget, Config};
@@ -112,11 +113,15 @@ fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
     with_absolute_path(spec, &parsed).map(Some)
 }
 
-/// The description `spec` of `parsed`, with an absolute path where there is one: a program that this one starts opens
+/// The description `spec` of `parsed`, with an absolute path, or an address in numbers, where there is one: a program that this one starts opens
 /// the tier, too, and may do so from another directory.
 fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> {
     let (kind, rest) = spec.split_once(':').expect("it could be read, so it has a kind");
     let path = match parsed {
+        TierSpec::Donor(donor) => {
+            let options = rest.strip_prefix(&donor.address).expect("the address comes first");
+            return Ok(format!("{kind}:{}{options}", resolved(&donor.address)?));
+        }
         TierSpec::Flash(flash) => flash.path.as_path(),
         TierSpec::Emulated { profile, .. } if !aquifer_tiers::profile::names().any(|name| name == profile) => {
             Path::new(profile)
@@ -130,6 +135,16 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let typed = path.to_str().expect("the path was cut out of a string");
     let options = rest.strip_prefix(typed).expect("the path comes first");
     Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
+}
+
+/// A donor's address in numbers: a program that only just starts should not look up names.
+fn resolved(address: &str) -> Result<SocketAddr, Failure> {
+    let failure = |error: std::io::Error| {
+        let cause = format!("--tier donor:{address}: the name cannot be resolved: {error}");
+        Failure::new(ExitCode::CannotStart, cause, "check the name, or give an address in numbers")
+    };
+    let mut found = address.to_socket_addrs().map_err(failure)?;
+    found.next().ok_or_else(|| failure(std::io::ErrorKind::NotFound.into()))
 }
 
 /// The state directory as text. A default that is not needed is neither made nor checked.
@@ -203,6 +218,7 @@ mod tests {
                 format!("failing:after=1:failing::flash:{here}/cold,buffered"),
             ),
             ("dram:", "dram:".into()),
+            ("donor:127.0.0.1:7411,security=plain", "donor:127.0.0.1:7411,security=plain".into()),
         ] {
             assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), told);
         }
