@@ -214,3 +214,78 @@ fn what_cannot_be_opened_says_why() {
     }
     assert_eq!(tier(&donor).capacity_bytes() as usize % PAGE, 0);
 }
+
+/// Between a borrower and a donor: passes frames on, and keeps the first write back while it is told to.
+mod detour {
+    use std::io::{Read, Write, copy};
+    use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use aquifer_wire::{HEADER_BYTES, Header, Message};
+
+    pub struct Detour {
+        pub address: SocketAddr,
+        pub keep_next: Arc<AtomicBool>,
+        pub let_go: Arc<AtomicBool>,
+    }
+
+    pub fn start(donor: SocketAddr) -> Detour {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (keep_next, let_go) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let detour = Detour { address: listener.local_addr().unwrap(), keep_next, let_go };
+        let (keep_next, let_go) = (Arc::clone(&detour.keep_next), Arc::clone(&detour.let_go));
+        std::thread::spawn(move || {
+            for borrower in listener.incoming().map_while(Result::ok) {
+                let donor = TcpStream::connect(donor).unwrap();
+                let (mut from, mut to) = (donor.try_clone().unwrap(), borrower.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    let _ = copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+                let (keep_next, let_go) = (Arc::clone(&keep_next), Arc::clone(&let_go));
+                std::thread::spawn(move || pass(borrower, donor, &keep_next, &let_go));
+            }
+        });
+        detour
+    }
+
+    fn pass(mut borrower: TcpStream, mut donor: TcpStream, keep_next: &AtomicBool, let_go: &AtomicBool) {
+        let mut frame = vec![0; HEADER_BYTES];
+        while borrower.read_exact(&mut frame[..HEADER_BYTES]).is_ok() {
+            let header = Header::decode(frame[..HEADER_BYTES].try_into().unwrap()).unwrap();
+            frame.resize(HEADER_BYTES + header.body_bytes as usize, 0);
+            borrower.read_exact(&mut frame[HEADER_BYTES..]).unwrap();
+            if matches!(header.message, Message::Write { .. }) && keep_next.swap(false, Ordering::SeqCst) {
+                while !let_go.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            if donor.write_all(&frame).is_err() {
+                return;
+            }
+            frame.truncate(HEADER_BYTES);
+        }
+        let _ = donor.shutdown(Shutdown::Both);
+    }
+}
+
+/// A write got no answer, was repeated and overwritten, and only then came to the donor. Without a new token for the
+/// second write, the first one's bytes were what a read returned from then on.
+#[test]
+fn a_write_that_is_late_does_not_land() {
+    let donor = start(settings());
+    let detour = detour::start(donor.address());
+    let spec = format!("donor:{},security=plain,size=16MiB", detour.address);
+    let tier = open(&spec.parse::<TierSpec>().unwrap()).unwrap();
+    write(&*tier, 4 << 20, 1);
+    detour.keep_next.store(true, std::sync::atomic::Ordering::SeqCst);
+    write(&*tier, 4 << 20, 2);
+    write(&*tier, 4 << 20, 3);
+    detour.let_go.store(true, std::sync::atomic::Ordering::SeqCst);
+    let written = |donor: &Donor| donor.standing().figure(Figure::WritesTotal);
+    wait_until(&donor, |donor| donor.standing().refused(Refusal::StaleToken) + written(donor) == 4);
+    read(&*tier, 4 << 20, 3);
+    assert_eq!((donor.standing().refused(Refusal::StaleToken), written(&donor)), (1, 3));
+}
