@@ -7,10 +7,11 @@
 
 mod peer;
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use aquifer_donor::Settings;
-use aquifer_wire::{BODY_BYTES_MOST, Figure, Header, Message, Refusal, SLAB_BYTES};
+use aquifer_wire::{BODY_BYTES_MOST, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
 use peer::{Lease, PATIENCE, Peer, figure, impatient, refused, settings, start, wait_until};
 
 /// A borrower's secret, and the donor that keeps it.
@@ -168,27 +169,31 @@ fn whoever_draws_a_frame_out_is_dropped() {
     let (donor, _, mut owner, lease) = with_a_secret(impatient(4));
     let Lease { lease: number, token, .. } = lease;
     let start = Instant::now();
-    // Says nothing at all; stops within a frame; sends a byte now and then.
+    // Says nothing at all; stops within a frame; sends a byte now and then, of a header and of a body.
     let mut mute = Peer::stranger(donor.address());
     let mut halting = Peer::borrower(donor.address(), 1);
-    let frame = halting.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
+    let write = Message::Write { lease: number, token, offset: 3 * 4096 };
+    let frame = halting.frame(write, &[9; 4096]);
     halting.send_bytes(&frame[..2000]);
-    let mut dripping = Peer::borrower(donor.address(), 1);
-    let frame = dripping.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
-    let drips = std::thread::spawn(move || {
-        for byte in &frame[..72 + 4095] {
-            dripping.send_bytes(std::slice::from_ref(byte));
-            std::thread::sleep(Duration::from_millis(20));
-            if start.elapsed() > PATIENCE || dripping.stream.take_error().unwrap().is_some() {
-                break;
+    let drips = [0, HEADER_BYTES].map(|at_once| {
+        let mut dripping = Peer::borrower(donor.address(), 1);
+        std::thread::spawn(move || {
+            let frame = dripping.frame(write, &[9; 4096]);
+            dripping.send_bytes(&frame[..at_once]);
+            for byte in &frame[at_once..HEADER_BYTES + 4095] {
+                std::thread::sleep(Duration::from_millis(20));
+                if dripping.stream.write_all(std::slice::from_ref(byte)).is_err() {
+                    break;
+                }
+                assert!(start.elapsed() < PATIENCE, "a byte now and then is enough for ever");
             }
-        }
-        dripping.expect_the_end(Refusal::Slow);
+            dripping.expect_the_end(Refusal::Slow);
+        })
     });
     mute.expect_the_end(Refusal::Slow);
     halting.expect_the_end(Refusal::Slow);
-    wait_until(&donor, |standing| standing.refused(Refusal::Slow) == 3);
-    drips.join().unwrap();
+    wait_until(&donor, |standing| standing.refused(Refusal::Slow) == 4);
+    drips.into_iter().for_each(|thread| thread.join().unwrap());
     // Whoever is only quiet between frames stays.
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
