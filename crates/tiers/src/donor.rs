@@ -18,6 +18,7 @@ mod ranges;
 mod remote;
 mod tcp;
 mod transport;
+mod turns;
 
 use std::io;
 use std::net::ToSocketAddrs;

@@ -22,6 +22,7 @@ use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 use super::contact::Contact;
 use super::ranges::{Lease, Ranges};
 use super::transport::{Loss, Transport};
+use super::turns::Turns;
 use crate::tier::TierQueue;
 
 /// How often a request is repeated because a relative has changed the lease meanwhile, or this process found out only
@@ -38,6 +39,7 @@ pub(crate) struct Remote {
     transport: Box<dyn Transport>,
     ranges: Ranges,
     contact: Contact,
+    grants: Turns,
     lease: Duration,
     /// In the process that opened the tier, which gives everything back at the end.
     is_opener: AtomicBool,
@@ -70,6 +72,7 @@ impl Remote {
             transport,
             ranges: Ranges::new(slabs),
             contact: Contact::default(),
+            grants: Turns::default(),
             lease,
             is_opener: AtomicBool::new(true),
         }
@@ -166,6 +169,14 @@ impl Remote {
         {
             return Ok(lease);
         }
+        // A grant ends what other threads have begun with the token before. So there is one at a time, and who waited
+        // looks again.
+        let _turn = self.grants.take().map_err(Loss::Connection)?;
+        if let Some(lease) = self.ranges.lease(range)
+            && lease.may_write()
+        {
+            return Ok(lease);
+        }
         let mut turns = 0;
         let granted = loop {
             match self.transport.ask(Message::Grant { range }, &[], &mut []) {
@@ -233,6 +244,7 @@ impl Remote {
         if self.transport.renew()? {
             self.ranges.doubt_all();
             self.contact.forget();
+            self.grants.forget();
             self.is_opener.store(false, Ordering::Relaxed);
         }
         Ok(())

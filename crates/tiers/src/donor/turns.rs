@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What one thread of a process does at a time, and others wait for: to ask for a grant.
+//!
+//! Not a mutex: it can be taken back in a forked child, whose other threads are gone, and a wait for it has a bound.
+//! Threads: any, also in a signal handler; a thread inside the pager is not interrupted by code that comes here.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals::{self, HEEDED_WITHIN};
+
+use super::link::{ANSWER_PATIENCE, CONNECT_PATIENCE};
+
+/// How long somebody waits: until the one before has come to the end of a connection and an answer, and once more.
+const TURN_PATIENCE: Duration = Duration::from_secs(2 * (CONNECT_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
+/// Looks before the kernel is asked to wait. Some microseconds, as long as a round trip.
+const SPINS: u32 = 200;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    taken: AtomicBool,
+    freed: EventCount,
+}
+
+/// One thread's turn, until it is dropped.
+pub(crate) struct Turn<'a>(&'a Turns);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the exchange in `take`: the next one sees what this one has done.
+        self.0.taken.store(false, Ordering::Release);
+        self.0.freed.signal();
+    }
+}
+
+impl Turns {
+    /// Waits for the turn; ETIMEDOUT when it does not come.
+    pub(crate) fn take(&self) -> Result<Turn<'_>, i32> {
+        let started = now_ns();
+        loop {
+            let ticket = self.freed.ticket();
+            if self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Ok(Turn(self));
+            }
+            if now_ns().saturating_sub(started) > TURN_PATIENCE.as_nanos() as u64 {
+                return Err(libc::ETIMEDOUT);
+            }
+            self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
+            signals::end_if_asked();
+        }
+    }
+
+    /// In a forked child: whoever had it is a thread of the parent's.
+    pub(crate) fn forget(&self) {
+        self.taken.store(false, Ordering::Relaxed);
+    }
+}
