@@ -113,8 +113,8 @@ fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
     with_absolute_path(spec, &parsed).map(Some)
 }
 
-/// The description `spec` of `parsed`, with an absolute path, or an address in numbers, where there is one: a program that this one starts opens
-/// the tier, too, and may do so from another directory.
+/// The description `spec` of `parsed`, with an absolute path, or an address in numbers, where there is one: a program
+/// that this one starts opens the tier, too, and may do so from another directory.
 fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> {
     let (kind, rest) = spec.split_once(':').expect("it could be read, so it has a kind");
     let path = match parsed {
