@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Programs whose memory is with a donor: every byte comes back, forks read what their parents stored, and a donor that
+//! is gone is heard of.
+//!
+//! The trouble it guards against: a machine that dies somewhere else, and a program here that waits for ever, or reads
+//! zeros where its data was.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, managed, run, start, stats};
+
+/// A donor in a process of its own.
+struct Donor {
+    child: Child,
+    address: String,
+}
+
+impl Donor {
+    fn start(words: &[&str]) -> Donor {
+        let mut command = aquifer();
+        command.args(["donor", "--security", "plain", "--json", "--listen", "127.0.0.1:0"]).args(words);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
+        let said: serde_json::Value = serde_json::from_str(&line).expect("one object");
+        assert_eq!(said["pid"], child.id());
+        Donor { child, address: said["address"].as_str().expect("an address").to_owned() }
+    }
+
+    fn tier(&self, options: &str) -> String {
+        format!("donor:{},security=plain{options}", self.address)
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let mut command = aquifer();
+        command.args(["donor", "status", &self.address, "--json"]);
+        let ended = run(command, LIMIT);
+        serde_json::from_str(&ended.expect(0).stdout).expect("one object")
+    }
+
+    fn number(&self, figure: &str) -> u64 {
+        self.status()[figure].as_u64().expect("a number")
+    }
+
+    fn signal(&self, signal: &str) {
+        let sent = std::process::Command::new("kill").arg(signal).arg(self.child.id().to_string()).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
+/// and child do so, each with other values; the child is started before the parent changes anything. With another one:
+/// waits for that file before it reads.
+const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { LEN = 64 << 20, STEP = 512 };
+static unsigned char *start;
+static sigjmp_buf again;
+static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
+static void fill(size_t from, size_t to, uint64_t salt) {
+    for (size_t at = from; at < to; at += STEP) *(volatile uint64_t *)(start + at) = salt + at + 1;
+}
+static void right(size_t from, size_t to, uint64_t salt, const char *what) {
+    for (size_t at = from; at < to; at += STEP) {
+        uint64_t seen = *(volatile uint64_t *)(start + at);
+        if (seen != salt + at + 1) {
+            fprintf(stderr, "%s: byte %zu holds %llu\n", what, at, (unsigned long long)seen);
+            exit(1);
+        }
+    }
+}
+static void work(uint64_t salt, const char *what) {
+    right(0, LEN, 7, what);
+    fill(0, LEN / 2, salt);
+    right(0, LEN / 2, salt, what);
+    right(LEN / 2, LEN, 7, what);
+}
+int main(int argc, char **argv) {
+    start = malloc(LEN);
+    fill(0, LEN, 7);
+    if (argc == 1) { work(1000, "alone"); return 0; }
+    if (argc == 2) {
+        pid_t child = fork();
+        if (child < 0) return 3;
+        if (child == 0) {
+            pid_t grandchild = fork();
+            work(grandchild ? 2000 : 3000, grandchild ? "child" : "grandchild");
+            int status = 0;
+            if (grandchild) waitpid(grandchild, &status, 0);
+            _exit(status != 0);
+        }
+        work(4000, "parent");
+        int status = 0;
+        waitpid(child, &status, 0);
+        right(0, LEN / 2, 4000, "parent at last");
+        return status != 0;
+    }
+    struct sigaction action = {.sa_handler = on_bus};
+    sigaction(SIGBUS, &action, NULL);
+    while (access(argv[2], F_OK)) usleep(1000);
+    volatile size_t lost = 0, at;
+    for (at = 0; at < LEN; at += 4096) {
+        if (sigsetjmp(again, 1)) { lost++; continue; }
+        uint64_t seen = *(volatile uint64_t *)(start + at);
+        if (seen != 7 + at + 1) { fprintf(stderr, "byte %zu holds %llu\n", (size_t)at, (unsigned long long)seen); return 1; }
+    }
+    /* Not by stdio: its buffer may be lost, too. */
+    static char line[100];
+    return write(1, line, snprintf(line, sizeof line, "lost %zu\n", (size_t)lost)) < 0;
+}
+"#;
+
+fn words<'a>(tier: &'a str, delivery: &'a str) -> [&'a str; 6] {
+    ["--dram", "24MiB", "--delivery", delivery, "--tier", tier]
+}
+
+#[test]
+fn every_byte_comes_back_from_a_donor() {
+    let Some(program) = compile_text("donor-alone", PROGRAM) else { return };
+    let donor = Donor::start(&["--size", "256MiB"]);
+    let tier = donor.tier(",size=128MiB");
+    for delivery in ["signal", "listener"] {
+        let file = scratch("donor-stats").join("stats.json");
+        let file_text = file.to_str().expect("a path of ours");
+        let settings = [&words(&tier, delivery)[..], &["--stats-json", file_text]].concat();
+        run(managed(&settings, &program, &[]), LIMIT).expect(0);
+        let stats = stats(&file);
+        for counter in ["fetched_bytes", "written_back_bytes"] {
+            assert!(stats[counter].as_u64().expect("a number") > 16 << 20, "{delivery}: {counter}: {stats}");
+        }
+        assert_eq!(stats["errors"], 0, "{delivery}");
+    }
+    assert!(donor.number("read_bytes_total") > 16 << 20);
+    assert!(donor.number("reads_total") > 0 && donor.number("writes_total") > 0);
+    let refusals = donor.status()["refusals_total"].clone();
+    let refused = refusals.as_object().expect("counts").values().filter(|count| **count != 0).count();
+    assert_eq!(refused, 0, "{refusals}");
+}
+
+#[test]
+fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
+    let Some(program) = compile_text("donor-forks", PROGRAM) else { return };
+    let donor = Donor::start(&["--size", "1GiB"]);
+    let tier = donor.tier(",size=512MiB");
+    for delivery in ["signal", "listener"] {
+        run(managed(&words(&tier, delivery), &program, &["fork"]), LIMIT).expect(0);
+    }
+}
+
+/// Starts the program, does something once it has filled its memory, and lets it read.
+fn meanwhile(name: &str, tier: &str, act: impl FnOnce()) -> Option<(Ended, Duration)> {
+    let program = compile_text(name, PROGRAM)?;
+    let go = scratch(name).join("go");
+    let go_text = go.to_str().expect("a path of ours");
+    let mut running = start(managed(&words(tier, "signal"), &program, &["wait", go_text]));
+    let fetched = running.child.id();
+    // What the pager writes behind comes to rest: then most of the program's memory is with the donor.
+    eventually("the program's memory leaves", || {
+        let mut command = aquifer();
+        command.args(["stat", &fetched.to_string(), "--json"]);
+        let text = run(command, LIMIT).stdout;
+        let stats: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        stats["written_back_bytes"].as_u64().is_some_and(|bytes| bytes > 32 << 20)
+    });
+    assert!(running.child.try_wait().expect("our child").is_none());
+    act();
+    let since = Instant::now();
+    std::fs::write(&go, "").expect("the scratch directory can be written");
+    let ended = running.wait(LIMIT);
+    Some((ended, since.elapsed()))
+}
+
+#[test]
+fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
+    let donor = Donor::start(&["--size", "256MiB"]);
+    let tier = donor.tier(",size=128MiB");
+    let Some((ended, took)) = meanwhile("donor-killed", &tier, || donor.signal("-KILL")) else { return };
+    ended.expect(0);
+    let lost: u64 = ended.stdout.split_whitespace().last().and_then(|word| word.parse().ok()).expect("a count");
+    assert!(lost > 4096, "most pages are lost, and each is heard of: {}", ended.stdout);
+    let line = ended.said().into_iter().find(|line| line.contains("a fetch from the tier failed")).expect("one line");
+    assert!(line.ends_with("an access to them is a SIGBUS; check the donor and the network to it"), "{line}");
+    // Far below the pager's own patience: nothing waits for each page anew.
+    assert!(took < Duration::from_secs(100), "it took {took:?}");
+}
+
+#[test]
+fn a_donor_that_stands_still_for_a_moment_is_waited_for() {
+    let donor = Donor::start(&["--size", "256MiB"]);
+    let tier = donor.tier(",size=128MiB");
+    let act = || {
+        donor.signal("-STOP");
+        let process = donor.child.id().to_string();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(1000));
+            let _ = std::process::Command::new("kill").args(["-CONT", &process]).status();
+        });
+    };
+    let Some((ended, _)) = meanwhile("donor-stopped", &tier, act) else { return };
+    ended.expect(0);
+    assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
+}
+
+#[test]
+fn a_donor_ends_when_it_is_told_to() {
+    for signal in ["-TERM", "-INT"] {
+        let mut donor = Donor::start(&["--size", "64MiB", "--quota", "32MiB"]);
+        assert_eq!((donor.number("capacity_bytes"), donor.number("lent_bytes")), (64 << 20, 0));
+        donor.signal(signal);
+        eventually("the donor's end", || donor.child.try_wait().expect("our child").is_some());
+        assert_eq!(donor.child.wait().expect("our child").code(), Some(0), "{signal}");
+        let mut rest = String::new();
+        donor.child.stdout.take().expect("piped").read_to_string(&mut rest).expect("text");
+        assert_eq!(rest, "");
+    }
+}
+
+#[test]
+fn a_donor_that_is_not_there_is_said_before_the_program_runs() {
+    let Some(program) = compile_text("donor-nowhere", PROGRAM) else { return };
+    let ended = run(managed(&words("donor:127.0.0.1:1,security=plain", "auto"), &program, &[]), LIMIT);
+    ended.expect(125);
+    let line =
+        ended.said().into_iter().find(|line| line.contains("no donor answers at 127.0.0.1:1")).expect("one line");
+    assert!(line.contains("start one there with 'aquifer donor'"), "{line}");
+}
