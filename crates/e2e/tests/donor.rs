@@ -62,7 +62,7 @@ impl Drop for Donor {
 
 /// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
 /// and child do so, each with other values; the child is started before the parent changes anything. With another one:
-/// waits for that file before it reads.
+/// makes a file of that name and `.ready`, and waits for one of that name before it reads.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -116,6 +116,10 @@ int main(int argc, char **argv) {
     }
     struct sigaction action = {.sa_handler = on_bus};
     sigaction(SIGBUS, &action, NULL);
+    char ready[4096];
+    snprintf(ready, sizeof ready, "%s.ready", argv[2]);
+    FILE *file = fopen(ready, "w");
+    if (!file || fclose(file)) return 3;
     while (access(argv[2], F_OK)) usleep(1000);
     volatile size_t lost = 0, at;
     for (at = 0; at < LEN; at += 4096) {
@@ -173,6 +177,8 @@ fn meanwhile(name: &str, tier: &str, act: impl FnOnce()) -> Option<(Ended, Durat
     let go_text = go.to_str().expect("a path of ours");
     let mut running = start(managed(&words(tier, "signal"), &program, &["wait", go_text]));
     let fetched = running.child.id();
+    // It has filled its memory, and hears of what is lost.
+    eventually("the program is ready", || go.with_extension("ready").exists());
     // What the pager writes behind comes to rest: then most of the program's memory is with the donor.
     eventually("the program's memory leaves", || {
         let mut command = aquifer();
