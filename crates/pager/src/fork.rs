@@ -286,6 +286,7 @@ impl Pager {
         self.renew_uffd()?;
         self.tier.renew()?;
         self.worker_bell.renew()?;
+        self.lifeline.renew()?;
         self.trims.renew()?;
         self.area.renew(self.uffd(Delivery::Signal))?;
         self.renew_quarry()?;

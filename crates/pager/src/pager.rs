@@ -20,6 +20,7 @@ use aquifer_core::temperature::Histogram;
 use aquifer_core::units::{FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, Place};
 use aquifer_sys::futex::{self, EventCount};
+use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::own_descriptors::{keep, leave_the_programs};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, Blocked};
@@ -199,6 +200,8 @@ pub struct Pager {
     /// Signalled after every report for which somebody waits.
     pub(crate) progress: EventCount,
     pub(crate) worker_bell: Wakeup,
+    /// Tells the worker when the program has no threads any more.
+    pub(crate) lifeline: Lifeline,
     /// Room of the tier that the program has freed.
     pub(crate) trims: Trims,
     /// Since when listeners have found no room.
@@ -295,6 +298,7 @@ impl Pager {
             holds: Holds::new(),
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
+            lifeline: Lifeline::new().map_err(StartFailure::Frames)?,
             trims: Trims::new()?,
             no_room: Streak::default(),
             family: settings.family,

@@ -159,7 +159,8 @@ impl Worker {
         if self.queue.in_flight() == 0 {
             let holds_back = self.pager.engine().holds_back();
             let limit = if holds_back { SLEEP_FAILING } else { SLEEP_IDLE };
-            self.pager.worker_bell.sleep(None, ending::sleep_most(limit));
+            self.pager.worker_bell.sleep(ending::heard_by(self.pager), ending::sleep_most(limit));
+            ending::hear(self.pager);
             if holds_back {
                 self.pager.engine().try_again();
             }

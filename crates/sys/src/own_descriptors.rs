@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::raw::{self, Errno, syscall};
 
-/// Descriptors of ours at most: a pager has ten, and a tier one or two, or a dozen connections to a donor.
+/// Descriptors of ours at most: a pager has twelve, and a tier one or two, or a dozen connections to a donor.
 const NUMBERS_MOST: usize = 48;
 /// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
 /// usual (256). Where the limit is lower still, they stay where they are.
@@ -33,6 +33,8 @@ const NONE: i32 = -1;
 const STANDARD_ERROR: i32 = 2;
 
 static NUMBERS: [AtomicI32; NUMBERS_MOST] = [const { AtomicI32::new(NONE) }; NUMBERS_MOST];
+/// One of ours that the program's table has, and the pager's threads do not take along: `lifeline.rs`.
+static LEFT_BEHIND: AtomicI32 = AtomicI32::new(NONE);
 
 /// Makes a descriptor one of ours: gives it a number out of the way, and keeps the program from closing it. Returns its
 /// number.
@@ -72,6 +74,16 @@ pub fn protect(number: RawFd) {
     let _ = is_ours(number) || NUMBERS.iter().any(free);
 }
 
+/// The pager's threads that start from now on do not take this one of ours along.
+pub(crate) fn leave_behind(number: RawFd) {
+    LEFT_BEHIND.store(number, Ordering::Release);
+}
+
+/// The one that they do not take along, or a number below zero.
+pub(crate) fn left_behind() -> RawFd {
+    LEFT_BEHIND.load(Ordering::Acquire)
+}
+
 /// Whether a number is one of ours.
 pub fn is_ours(number: RawFd) -> bool {
     number >= 0 && NUMBERS.iter().any(|place| place.load(Ordering::Acquire) == number)
@@ -108,6 +120,9 @@ pub fn leave_the_programs() {
     if own.is_ok() {
         let _ = closes(0, STANDARD_ERROR as u32 - 1, 0);
         let _ = around_ours(STANDARD_ERROR as u32 + 1, u32::MAX, |first, last| closes(first, last, 0));
+        if let Ok(number) = u32::try_from(left_behind()) {
+            let _ = closes(number, number, 0);
+        }
     }
 }
 

@@ -25,8 +25,8 @@ pub enum Waits {
 
 /// Room for some dozens of directory entries at once.
 const ENTRIES_BYTES: usize = 2048;
-/// Room for a path, and for what the file says: a number and eight addresses.
-const TEXT_BYTES: usize = 256;
+/// Room for what a file says: a number and eight addresses, or the fifty-two words of proc_pid_stat(5).
+const TEXT_BYTES: usize = 1024;
 
 /// A descriptor that is closed when this is dropped.
 struct Opened(usize);
@@ -70,6 +70,14 @@ pub fn of(thread: u32) -> Result<Waits, Errno> {
 pub fn has_ended(thread: u32) -> bool {
     let mut text = [0u8; TEXT_BYTES];
     says(thread, b"/stat\0", &mut text).map_or(true, is_state_of_the_ended)
+}
+
+/// The status of a thread that has ended and is still there, as wait(2) would tell it: of the main thread, that is,
+/// while others go on.
+pub fn status_of_the_ended(thread: u32) -> Option<i32> {
+    let mut text = [0u8; TEXT_BYTES];
+    let stat = says(thread, b"/stat\0", &mut text).ok()?;
+    is_state_of_the_ended(stat).then(|| status(stat)).flatten()
 }
 
 /// Calls `each` with every thread that waits in a system call now, its number and its arguments.
@@ -143,6 +151,12 @@ fn is_state_of_the_ended(stat: &[u8]) -> bool {
     name_end.is_none_or(|end| matches!(stat[end + 1..].trim_ascii_start().first(), None | Some(b'Z' | b'X')))
 }
 
+/// The last word of proc_pid_stat(5): how the thread has ended.
+fn status(stat: &[u8]) -> Option<i32> {
+    let word = stat.trim_ascii_end().rsplit(|byte| *byte == b' ').next()?;
+    number(word).map(|status| status as i32)
+}
+
 fn parse(text: &[u8]) -> Waits {
     let mut words = text.trim_ascii_end().split(|byte| *byte == b' ');
     match words.next() {
@@ -179,6 +193,8 @@ mod tests {
         assert!(is_state_of_the_ended(b"7 (forks) Z 1 7") && is_state_of_the_ended(b"7 (forks) X 1 7"));
         assert!(is_state_of_the_ended(b"") && is_state_of_the_ended(b"7 (forks)"));
         assert!(has_ended(u32::MAX) && !has_ended(std::process::id()));
+        assert_eq!(status(b"7 (a) Z 1 7 0 1280\n"), Some(5 << 8));
+        assert_eq!(status_of_the_ended(std::process::id()), None);
     }
 
     #[test]
