@@ -8,7 +8,7 @@
 use std::arch::global_asm;
 use std::time::Duration;
 
-use crate::raw::{Errno, syscall};
+use crate::raw::{self, Errno, syscall};
 use crate::thread_slot::{self, Inside};
 
 global_asm!(
@@ -204,16 +204,21 @@ pub fn sleep(limit: Duration) {
     }
 }
 
-/// Ends the process by the default action of `signal`, as soon as this thread has it open.
+/// Ends the process by the default action of `signal`, as soon as this thread has it open. Where a filter refuses what
+/// that takes, it ends here, with the status that a shell shows after that signal.
 pub fn end_by(signal: i32) {
     // SAFETY: SIG_DFL runs no code of ours.
-    let _ = unsafe { exchange_action(signal, Some(&KernelAction::default())) };
+    let is_default = unsafe { exchange_action(signal, Some(&KernelAction::default())) };
     // SAFETY: both calls take nothing, and cannot fail.
     let (process, thread) = unsafe { (syscall(libc::SYS_getpid, [0; 6]), syscall(libc::SYS_gettid, [0; 6])) };
     if let (Ok(process), Ok(thread)) = (process, thread) {
         // SAFETY: tgkill(2) takes numbers.
-        let _ = unsafe { syscall(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]) };
+        let sent = unsafe { syscall(libc::SYS_tgkill, [process, thread, signal as usize, 0, 0, 0]) };
+        if sent.is_ok() && (is_default.is_ok() || signal == libc::SIGKILL) {
+            return;
+        }
     }
+    exit_now(128 + signal)
 }
 
 /// A `siginfo_t` as rt_tgsigqueueinfo(2) takes it: the sender's part is left empty.
@@ -296,10 +301,7 @@ pub unsafe fn was_write(context: *const libc::c_void) -> bool {
 
 /// Ends the process at once, without running anything else in it.
 pub fn exit_now(code: i32) -> ! {
-    loop {
-        // SAFETY: exit_group(2) takes a number and does not return.
-        let _ = unsafe { syscall(libc::SYS_exit_group, [code as usize, 0, 0, 0, 0, 0]) };
-    }
+    raw::exit_process(code)
 }
 
 /// Reads the errno of the interrupted code, to be put back by the handler.
