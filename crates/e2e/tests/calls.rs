@@ -90,6 +90,50 @@ fn direct_calls_find_their_memory() {
     );
 }
 
+/// Words that calls find through a structure, and words that clone(2) fills.
+#[test]
+fn words_behind_structures_are_found_and_filled() {
+    works_with(
+        &[("signal", "auto"), ("auto", "auto")],
+        "words",
+        "struct waiter { uint64_t value, address; uint32_t flags, reserved; };
+         static uint32_t *word(uint32_t value) {
+             uint32_t *word = (uint32_t *)away_filled(1, 0); *word = value; return word;
+         }",
+        r#"
+        struct waiter *waiters = (struct waiter *)away_filled(1, 0);
+        for (int at = 0; at < 2; at++) waiters[at] = (struct waiter){5, (uintptr_t)word(5), 2, 0};
+        struct timespec limit;
+        clock_gettime(CLOCK_MONOTONIC, &limit);
+        press();
+        must(syscall(449, waiters, 2, 0, &limit, CLOCK_MONOTONIC) == -1 && errno != EFAULT, "futex_waitv");
+        press();
+        must(syscall(456, waiters, 0, 1, 1) >= 0 || errno != EFAULT, "futex_requeue");
+        for (int kind = 0; kind < 2; kind++) {
+            uint32_t *parent = word(0), *child = word(0), *pidfd = word(-1);
+            uint64_t structure[8] = {CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | CLONE_PIDFD, (uintptr_t)pidfd,
+                                     (uintptr_t)child, (uintptr_t)parent, SIGCHLD, 0, 0, 0};
+            for (int at = 0; at < PAGE; at++) ((unsigned char *)(child + 1))[at] = 7;
+            press();
+            long made = kind ? syscall(435, structure, sizeof structure)
+                             : syscall(SYS_clone, CLONE_PARENT_SETTID | CLONE_CHILD_SETTID | SIGCHLD, 0, parent, child, 0);
+            if (made == 0) {
+                /* The page around the word is the parent's. */
+                all((unsigned char *)(child + 1), PAGE, 7, "the child's page");
+                syscall(SYS_exit_group, *child == (uint32_t)getpid() ? 0 : 7);
+            }
+            int status = -1;
+            must(made > 0 && waitpid(made, &status, 0) == made && status == 0, "a child");
+            must(*parent == made && (!kind || (int)*pidfd > 2), "what the parent is told");
+        }
+        uint32_t *pidfd = word(-1);
+        press();
+        long made = syscall(SYS_clone, CLONE_PIDFD | SIGCHLD, 0, pidfd, 0, 0);
+        if (made == 0) syscall(SYS_exit_group, 0);
+        must(made > 0 && waitpid(made, NULL, 0) == made && (int)*pidfd > 2, "clone with a descriptor");"#,
+    );
+}
+
 /// A call that the C library makes for itself, with memory that the program gave to it.
 #[test]
 fn the_librarys_own_calls_find_their_memory() {

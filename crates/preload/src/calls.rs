@@ -25,7 +25,7 @@ use aquifer_sys::{signals, thread_slot};
 
 use crate::bounce::{self, Entries};
 use crate::kernel::libc_result;
-use crate::pointers::{Shape, length, shape};
+use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, shape};
 use crate::start::instance;
 
 /// The kernel's EFAULT.
@@ -212,14 +212,19 @@ impl Caller {
         if (0..6).any(|index| adopter.may_need_hold(args[index], length(number, index, args))) {
             return true;
         }
-        match shape(number) {
+        match shape(number, args) {
             Shape::Bytes { .. } => adopter.may_need_hold(args[1], args[2]),
             Shape::Vector { .. } => {
                 // SAFETY: the caller's promise.
                 let entries = unsafe { Entries::read(args[1], args[2]) };
                 entries.list().iter().any(|entry| adopter.may_need_hold(entry.iov_base as usize, entry.iov_len))
             }
-            Shape::Remote | Shape::Message { .. } | Shape::Messages | Shape::Submit | Shape::Strings(_) => true,
+            Shape::Remote
+            | Shape::Message { .. }
+            | Shape::Messages
+            | Shape::Submit
+            | Shape::Strings(_)
+            | Shape::Waiters(_) => true,
             Shape::Plain | Shape::Word => false,
         }
     }
@@ -235,13 +240,13 @@ impl Caller {
         };
         // SAFETY: the caller's promise, in every arm.
         unsafe {
-            match shape(number) {
+            match shape(number, &args) {
                 Shape::Bytes { reads } => self.bytes(adopter, number, args, reads),
                 Shape::Vector { reads } if (1..=bounce::ENTRIES_MOST).contains(&args[2]) => {
                     self.vector(adopter, number, args, reads)
                 }
                 Shape::Message { reads } => self.message(adopter, number, args, reads),
-                Shape::Word => self.word(adopter, number, args),
+                Shape::Waiters(_) | Shape::Word => self.word(adopter, number, args),
                 _ => self.plain(adopter, number, args),
             }
         }
@@ -312,7 +317,7 @@ impl Caller {
         result
     }
 
-    /// futex(2): the word is brought, and not held while the thread waits.
+    /// futex(2) and its like: the words are brought, and not held while the thread waits.
     unsafe fn word(&self, adopter: &Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {
@@ -320,6 +325,13 @@ impl Caller {
                 for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
                     holding.add(*start, size_of::<libc::timespec>());
                 }
+                let mut add = |start: usize, len: usize| {
+                    if adopter.may_need_hold(start, len) {
+                        holding.add(start, len);
+                    }
+                };
+                // SAFETY: the caller's promise.
+                unsafe { each_pointer(number, &args, &mut add) };
             }
             // SAFETY: the caller's promise.
             result = unsafe { self.raw(number, args) };
@@ -484,7 +496,7 @@ unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usiz
         // SAFETY: the caller's promise; a load faults as usual.
         unsafe { std::ptr::with_exposed_provenance::<usize>(start).add(index).read() }
     };
-    match shape(number) {
+    match shape(number, args) {
         Shape::Remote | Shape::Vector { .. } => {
             // SAFETY: the caller's promise.
             let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MOST)) };
@@ -544,6 +556,13 @@ unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usiz
                     // SAFETY: the caller's promise: a string that ends in NUL.
                     each(string, unsafe { libc::strlen(text) } + 1);
                 }
+            }
+        }
+        Shape::Waiters(count) => {
+            each(args[0], count * FUTEX_WAITER_BYTES);
+            for index in 0..count {
+                // The second of the three words of each.
+                each(word(args[0], index * 3 + 1), size_of::<u32>());
             }
         }
         Shape::Bytes { .. } | Shape::Message { .. } | Shape::Plain | Shape::Word => {}

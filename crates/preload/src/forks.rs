@@ -29,6 +29,9 @@ use crate::{next, own_allocator, threads};
 /// The structure of clone3(2), as long as it has ever been, and what is read of it by name.
 const CLONE_ARGS_BYTES_MOST: usize = 128;
 const FLAGS: usize = 0;
+const PIDFD: usize = 1;
+const CHILD_TID: usize = 2;
+const PARENT_TID: usize = 3;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 
@@ -181,6 +184,8 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
         // The child would come to itself in our handler with another thread's words.
         return trapped.set_result(-(libc::EINVAL as isize));
     }
+    let mut pidfd = 0i32;
+    let words = Words::take(number, flags, &mut args, &mut structure, &raw mut pidfd as usize);
     let result = instance.adopter.fork(|| {
         own_allocator::at_rest(|| {
             // SAFETY: the program's own call, but for the stack: the child goes on with a copy of this one.
@@ -190,8 +195,72 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
             }
         })
     });
+    words.give(result, pidfd);
     if result == 0 && stack != 0 {
         trapped.set_stack(stack);
     }
     trapped.set_result(result);
+}
+
+/// Words of the program that clone(2) fills. They may be away; and what the kernel wrote in a child, before its memory
+/// is registered, would be a page of zeros around it. So they are filled here, when the call is over.
+struct Words {
+    parent: usize,
+    child: usize,
+    pidfd: usize,
+}
+
+impl Words {
+    /// Has the kernel fill none of them, but for a descriptor of the child the word at `ours`.
+    fn take(
+        number: i64,
+        flags: usize,
+        args: &mut [usize; 6],
+        structure: &mut [u64; CLONE_ARGS_BYTES_MOST / 8],
+        ours: usize,
+    ) -> Self {
+        let mut words = Self { parent: 0, child: 0, pidfd: 0 };
+        if !matches!(number, libc::SYS_clone | libc::SYS_clone3) {
+            return words;
+        }
+        let is_old = number == libc::SYS_clone;
+        let given = |flag: i32, old: usize, new: u64| match flags & flag as usize {
+            0 => 0,
+            _ if is_old => old,
+            _ => new as usize,
+        };
+        words.parent = given(libc::CLONE_PARENT_SETTID, args[2], structure[PARENT_TID]);
+        words.child = given(libc::CLONE_CHILD_SETTID, args[3], structure[CHILD_TID]);
+        words.pidfd = given(libc::CLONE_PIDFD, args[2], structure[PIDFD]);
+        let without = flags & !(libc::CLONE_PARENT_SETTID | libc::CLONE_CHILD_SETTID) as usize;
+        if is_old {
+            args[0] = without;
+        } else {
+            structure[FLAGS] = without as u64;
+        }
+        if words.pidfd != 0 && is_old {
+            args[2] = ours;
+        } else if words.pidfd != 0 {
+            structure[PIDFD] = ours as u64;
+        }
+        words
+    }
+
+    /// In both processes, with the call's result.
+    fn give(&self, result: isize, pidfd: i32) {
+        let write = |at: usize, value: i32| {
+            if at != 0 {
+                // SAFETY: the program's own word, as clone(2) wants it; a fault there is resolved as for any store.
+                unsafe { std::ptr::with_exposed_provenance_mut::<i32>(at).write_unaligned(value) };
+            }
+        };
+        match result {
+            0 => write(self.child, raw::thread_id() as i32),
+            1.. => {
+                write(self.parent, result as i32);
+                write(self.pidfd, pidfd);
+            }
+            _ => {}
+        }
+    }
 }

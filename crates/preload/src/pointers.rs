@@ -38,12 +38,14 @@ pub enum Shape {
         /// Whether the call fills the vector.
         reads: bool,
     },
+    /// `struct futex_waitv`s at argument 0, as many as this: each has the address of a word, as for `Word`.
+    Waiters(usize),
     /// A word that the kernel reads, and then forgets while the call waits: futex(2).
     Word,
 }
 
 /// The shape of one call.
-pub fn shape(number: i64) -> Shape {
+pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     match number {
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => Shape::Bytes { reads: true },
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => Shape::Bytes { reads: false },
@@ -56,7 +58,10 @@ pub fn shape(number: i64) -> Shape {
         libc::SYS_io_submit => Shape::Submit,
         libc::SYS_execve => Shape::Strings(0),
         libc::SYS_execveat => Shape::Strings(1),
-        libc::SYS_futex | SYS_FUTEX_WAIT | SYS_FUTEX_WAKE | SYS_FUTEX_REQUEUE => Shape::Word,
+        libc::SYS_futex | SYS_FUTEX_WAIT | SYS_FUTEX_WAKE => Shape::Word,
+        SYS_FUTEX_WAITV => Shape::Waiters(args[1].min(FUTEX_WAITERS_MOST)),
+        // From one word to another.
+        SYS_FUTEX_REQUEUE => Shape::Waiters(2),
         _ => Shape::Plain,
     }
 }
@@ -67,10 +72,17 @@ pub const SYS_IO_PGETEVENTS: i64 = 333;
 // Linux 6.10.
 const SYS_MSEAL: i64 = 462;
 
+// Linux 5.16.
+pub const SYS_FUTEX_WAITV: i64 = 449;
+/// `struct futex_waitv`: a value, the word's address, flags.
+pub const FUTEX_WAITER_BYTES: usize = 24;
+/// The kernel's FUTEX_WAITV_MAX.
+const FUTEX_WAITERS_MOST: usize = 128;
+
 // Linux 6.7.
 const SYS_FUTEX_WAKE: i64 = 454;
 const SYS_FUTEX_WAIT: i64 = 455;
-const SYS_FUTEX_REQUEUE: i64 = 456;
+pub const SYS_FUTEX_REQUEUE: i64 = 456;
 
 /// How many bytes the argument `index` of a call points to, if it points anywhere.
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
@@ -129,6 +141,7 @@ pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
         (libc::SYS_io_getevents | SYS_IO_PGETEVENTS, 3) => items(2, IO_EVENT_BYTES),
         (libc::SYS_mincore, 2) => args[1].div_ceil(4096),
         (libc::SYS_move_pages, 2..=4) => items(1, size_of::<usize>()),
+        (SYS_FUTEX_WAITV, 0) => items(1, FUTEX_WAITER_BYTES),
         (libc::SYS_keyctl, 2) => args[3],
         // Bits 16 to 29 of a request say how large its argument is, or nothing for old ones.
         (libc::SYS_ioctl, 2) => args[1] >> 16 & 0x3fff,

@@ -12,14 +12,14 @@ use aquifer_sys::raw::syscall;
 
 use crate::bounce::ENTRIES_MOST;
 use crate::calls::{ADDRESS_BYTES, TRANSFER_BYTES_MOST};
-use crate::pointers::{Shape, length, shape};
+use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, shape};
 
 /// Calls `each` with the address and the length of everything that the call may touch.
 pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
     for (index, start) in args.iter().enumerate() {
         each(*start, length(number, index, args));
     }
-    match shape(number) {
+    match shape(number, args) {
         Shape::Bytes { .. } => {
             each(args[1], args[2].min(TRANSFER_BYTES_MOST));
             each(args[4], ADDRESS_BYTES);
@@ -29,6 +29,12 @@ pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
         Shape::Messages => {
             for index in 0..args[2].min(ENTRIES_MOST) {
                 header(args[1].wrapping_add(index * size_of::<libc::mmsghdr>()), each);
+            }
+        }
+        Shape::Waiters(count) => {
+            for index in 0..count {
+                let Some([_, word, _]) = words(args[0].wrapping_add(index * FUTEX_WAITER_BYTES)) else { return };
+                each(word, size_of::<u32>());
             }
         }
         Shape::Plain | Shape::Strings(_) | Shape::Submit | Shape::Word => {}
@@ -71,6 +77,7 @@ fn words<const COUNT: usize>(start: usize) -> Option<[usize; COUNT]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pointers::{SYS_FUTEX_REQUEUE, SYS_FUTEX_WAITV};
 
     fn reach(number: i64, args: [usize; 6]) -> Vec<(usize, usize)> {
         let mut reached = Vec::new();
@@ -86,6 +93,11 @@ mod tests {
         let vector = [entry(0x7000, 10), entry(0x9000, 20)];
         let found = reach(libc::SYS_readv, [3, vector.as_ptr() as usize, 2, 0, 0, 0]);
         assert!(found.contains(&(0x7000, 10)) && found.contains(&(0x9000, 20)), "{found:?}");
+        let waiters = [[5usize, 0xa000, 2], [5, 0xb000, 2]];
+        for number in [SYS_FUTEX_WAITV, SYS_FUTEX_REQUEUE] {
+            let found = reach(number, [waiters.as_ptr() as usize, 2, 0, 0, 0, 0]);
+            assert!(found.contains(&(0xa000, 4)) && found.contains(&(0xb000, 4)), "{found:?}");
+        }
         // SAFETY: a structure of numbers and pointers, for which zeros are good.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (vector.as_ptr().cast_mut(), 2);
