@@ -8,8 +8,9 @@
 //! way it was (`sys/src/lifeline.rs`); and where it cannot, since its thread could not leave the program's table of
 //! descriptors, from the threads that end by ways that we see. Then it looks, for a while.
 //!
-//! The status of a process is that of the thread that ended last. Where that one did not say it, the kernel is asked if
-//! it was the only one beside the main thread when that ended, or the main thread itself; else it is what was said last.
+//! The status of a process is that of the thread that ended last. Where that one did not say it, the kernel is asked
+//! if it was the only one beside the main thread when that ended, or the main thread itself; else it is what was said
+//! last.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};

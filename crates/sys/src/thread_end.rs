@@ -13,7 +13,7 @@ const PIDFD_INFO_EXIT: u64 = 1 << 3;
 /// `struct pidfd_info` in its first form.
 #[repr(C)]
 #[derive(Default)]
-struct Info {
+struct PidfdAnswer {
     mask: u64,
     control_group: u64,
     numbers: [u32; 11],
@@ -33,7 +33,7 @@ impl ThreadEnd {
 
     /// Its status, as wait(2) would tell it. `None` while it is there, and where the kernel does not tell.
     pub fn status(&self) -> Option<i32> {
-        let mut info = Info { mask: PIDFD_INFO_EXIT, ..Info::default() };
+        let mut info = PidfdAnswer { mask: PIDFD_INFO_EXIT, ..PidfdAnswer::default() };
         let args = [self.0 as usize, PIDFD_GET_INFO, &raw mut info as usize, 0, 0, 0];
         // SAFETY: the kernel reads and writes the structure, as large as the request says.
         unsafe { syscall(libc::SYS_ioctl, args) }.ok()?;
