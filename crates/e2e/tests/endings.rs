@@ -88,5 +88,6 @@ fn a_filter_kills_the_only_thread() {
 #[test]
 fn a_filter_refuses_what_the_pager_needs() {
     let Some(ended) = ends("signal", "refused") else { return };
-    ended.expect(128 + 7);
+    // By SIGBUS, or by the pager, whichever is refused first.
+    assert!(matches!(ended.status, Some(113 | 135)), "{:?}\n{}", ended.status, ended.stderr);
 }
