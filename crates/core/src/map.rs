@@ -12,15 +12,18 @@
 //! first unit. So a change of the block size renames nothing and allocates nothing: it may be made by a fault.
 //!
 //! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) allocate; neither runs on the fault path.
-//! Splits and merges: `map/sizes.rs`. Who is how hot: `map/heat.rs`.
+//! Splits and merges: `map/sizes.rs`. Who is how hot: `map/heat.rs`. What has changed since: `map/changes.rs`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use self::changes::Changes;
 use crate::block::{Block, NONE, State};
 use crate::slabs::Slabs;
 use crate::temperature::Temperatures;
 use crate::units::{BlockIndex, Order, PAGE_BYTES, REGION_PAGES};
 
+pub mod changes;
 mod heat;
 mod ranges;
 mod sizes;
@@ -106,6 +109,7 @@ pub struct BlockMap {
     /// The unit of the first regions.
     smallest: Order,
     temperatures: Temperatures,
+    changes: Arc<Changes>,
 }
 
 /// A block's pages: first page number and count. Shorter than the block size at the ends of a mapping.
@@ -143,6 +147,7 @@ impl BlockMap {
             freed: Vec::with_capacity(FREED_MOST),
             smallest,
             temperatures: Temperatures::default(),
+            changes: Arc::default(),
         }
     }
 
@@ -205,8 +210,19 @@ impl BlockMap {
         &self.blocks[index.0 as usize]
     }
 
+    /// Every way out of residency, and everything that becomes of a resident block, goes through here, so here it is
+    /// counted.
     pub(crate) fn block_mut(&mut self, index: BlockIndex) -> &mut Block {
+        if self.block(index).state == State::Resident {
+            let pages = self.pages(index);
+            self.changes.count(pages.start, pages.start + u64::from(pages.count));
+        }
         &mut self.blocks[index.0 as usize]
+    }
+
+    /// The changes to what is resident.
+    pub fn changes(&self) -> &Arc<Changes> {
+        &self.changes
     }
 
     /// The region a block belongs to.
@@ -260,6 +276,7 @@ impl BlockMap {
     pub(crate) fn deliver_all(&mut self, delivery: Delivery) {
         self.mappings.values_mut().for_each(|mapping| mapping.delivery = delivery);
         self.regions.iter_mut().for_each(|region| region.delivery = delivery);
+        self.changes.count(0, u64::MAX);
     }
 
     /// How many block indices exist.

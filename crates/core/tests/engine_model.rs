@@ -196,6 +196,12 @@ impl Stage {
         }
     }
 
+    /// What a call found is there, and another call looks, where the program was lately.
+    fn call(&mut self, luck: u32) {
+        self.world.check_calls();
+        self.world.call(self.walk.saturating_sub(u64::from(luck % 64)), luck / 64);
+    }
+
     fn advise(&mut self, luck: u32) {
         let (from, to, _) = self.windows[luck as usize % self.windows.len()];
         let start = from + u64::from(luck / 8) % (to - from);
@@ -222,6 +228,7 @@ fn history(seed: u64) {
     let mut stage = Stage::new(&start);
     for _ in 0..luck.below(TURNS) {
         stage.turn(luck.next() as u8, luck.next() as u32);
+        stage.call(luck.next() as u32);
     }
     let world = &mut stage.world;
     world.settle(SETTLE_TURNS);

@@ -11,8 +11,9 @@
 //! chosen earlier is seen there as Leaving, and waited for; one chosen later finds the hold, and is refused.
 //!
 //! Threads: any thread of the program, with signals blocked. Does not allocate. The slots are in `holds/table.rs`,
-//! what is held for threads in `holds/threads.rs`.
+//! what is held for threads in `holds/threads.rs`, what was found resident lately in `holds/known.rs`.
 
+mod known;
 mod table;
 mod threads;
 
@@ -73,8 +74,37 @@ impl Holding {
 
     /// Brings `start..start + len` and holds it. Where it cannot be held it is brought at least.
     pub fn add(&mut self, start: usize, len: usize) {
+        let (first, last) = page_range(start, len);
+        if !self.add_known(first, last) {
+            self.add_unknown(first, last);
+        }
+    }
+
+    /// Holds the pages `start..end` where they are known to be there. Signals may come: see [`Holds::claim`].
+    fn add_known(&mut self, start: u64, end: u64) -> bool {
+        let holds = &self.pager.holds;
+        // Twice: most ranges that are not known are not worth a slot.
+        if self.count == HOLDS_OF_CALL_MOST || !holds.found.is_good(start, end) {
+            return false;
+        }
+        // Small, and so not counted: it would be granted beyond the calls' part.
+        let Some(index) = holds.claim(thread_slot::token(), self.frame, start, end, 0) else { return false };
+        if !holds.found.is_good(start, end) {
+            holds.release(index);
+            return false;
+        }
+        self.slots[self.count] = index as u16;
+        self.count += 1;
+        true
+    }
+
+    fn add_unknown(&mut self, first: u64, last: u64) {
         let _blocked = Blocked::all();
-        let Some((start, end)) = self.pager.needs_hold(start, len) else { return };
+        let found = &self.pager.holds.found;
+        // Before the look: whatever changes since makes what is remembered that of no range.
+        let stamp = found.stamp(first, last);
+        let remember = || _ = stamp.inspect(|stamp| found.remember(first, last, *stamp));
+        let Some((start, end)) = self.pager.needs_hold(first, last) else { return remember() };
         let weight = self.pager.weight(start, end);
         let most = self.pager.budget_now.load(Ordering::Relaxed) / CALLS_PART;
         let spent = self.pager.holds.calls_pages.load(Ordering::SeqCst);
@@ -89,7 +119,11 @@ impl Holding {
             }
             None => self.complete = false,
         }
-        self.complete &= self.pager.bring(start, end).is_ok();
+        match self.pager.bring(start, end) {
+            Ok(true) => remember(),
+            Ok(false) => {}
+            Err(NotBrought) => self.complete = false,
+        }
     }
 
     /// Whether everything that was added is there and held. Else it may be away when the kernel touches it.
@@ -130,19 +164,19 @@ impl Pager {
         delivery == Delivery::Signal || self.copies()
     }
 
-    /// The pages of `start..start + len` from the first to the last that a call must hold.
-    fn needs_hold(&self, start: usize, len: usize) -> Option<(u64, u64)> {
-        self.span(start, len, |delivery| self.calls_must_hold(delivery))
+    /// The pages of `first..last` from the first to the last that a call must hold.
+    fn needs_hold(&self, first: u64, last: u64) -> Option<(u64, u64)> {
+        self.span(first, last, |delivery| self.calls_must_hold(delivery))
     }
 
     /// The pages of `start..start + len` from the first to the last that are managed.
     fn managed(&self, start: usize, len: usize) -> Option<(u64, u64)> {
-        self.span(start, len, |_| true)
+        let (first, last) = page_range(start, len);
+        self.span(first, last, |_| true)
     }
 
-    /// The pages of `start..start + len` from the first to the last whose mapping is `wanted`.
-    fn span(&self, start: usize, len: usize, wanted: impl Fn(Delivery) -> bool) -> Option<(u64, u64)> {
-        let (first, last) = page_range(start, len);
+    /// The pages of `first..last` from the first to the last whose mapping is `wanted`.
+    fn span(&self, first: u64, last: u64, wanted: impl Fn(Delivery) -> bool) -> Option<(u64, u64)> {
         let engine = self.engine();
         let mut found: Option<(u64, u64)> = None;
         for mapping in engine.map().overlapping(first, last).filter(|mapping| wanted(mapping.delivery)) {
@@ -157,11 +191,12 @@ impl Pager {
         end.next_multiple_of(block) - start / block * block
     }
 
-    /// Makes the pages `start..end` resident, as far as they are managed and not lost.
-    fn bring(&self, start: u64, end: u64) -> Result<(), NotBrought> {
+    /// Makes the pages `start..end` resident, as far as they are managed and not lost. Whether all are there now.
+    fn bring(&self, start: u64, end: u64) -> Result<bool, NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
         let mut page = start;
         let mut tries = 0;
+        let mut all = true;
         while page < end {
             let found = {
                 let engine = self.engine();
@@ -169,6 +204,7 @@ impl Pager {
                 block.map(|block| (*engine.map().block(block), engine.map().pages(block)))
             };
             let Some((block, pages)) = found else { break };
+            all &= page >= pages.start;
             // The kernel may be about to write, and cannot signal a write-protected page either.
             if block.state != State::Resident || block.protected {
                 match self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true) {
@@ -178,32 +214,37 @@ impl Pager {
                     }
                     Outcome::Resolved | Outcome::NoRoom => return Err(NotBrought),
                     // Lost: the call is told by the kernel.
-                    Outcome::Foreign | Outcome::Lost => {}
+                    Outcome::Foreign | Outcome::Lost => all = false,
                 }
             }
             page = pages.start + u64::from(pages.count);
             tries = 0;
         }
-        self.fill_holes(start, end, thread)
+        all &= page >= end;
+        Ok(self.fill_holes(start, end, thread)? && all)
     }
 
     /// Brings single pages that resident blocks lack. One look at each: a page that is gone when it is looked at
-    /// again was not held.
-    fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) -> Result<(), NotBrought> {
-        let has_holes = |start: u64, end: u64| {
+    /// again was not held. Whether there were none.
+    fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) -> Result<bool, NotBrought> {
+        let populate = |start: u64, end: u64| {
             let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
-            matches!(advise(address, len, MADV_POPULATE_READ), Err(Errno(libc::EFAULT | libc::EINVAL)))
+            advise(address, len, MADV_POPULATE_READ)
         };
-        if !has_holes(start, end) {
-            return Ok(());
+        match populate(start, end) {
+            Ok(()) => return Ok(true),
+            Err(Errno(libc::EFAULT | libc::EINVAL)) => {}
+            Err(_) => return Ok(false),
         }
         for page in start..end {
             let address = (page * PAGE_BYTES) as usize;
-            if has_holes(page, page + 1) && self.resolve(address, thread, true) == Outcome::NoRoom {
+            if matches!(populate(page, page + 1), Err(Errno(libc::EFAULT | libc::EINVAL)))
+                && self.resolve(address, thread, true) == Outcome::NoRoom
+            {
                 return Err(NotBrought);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Locks `start..start + len`: it stays until [`unlock`](Self::unlock). False when that is more than may be.

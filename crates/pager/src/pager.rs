@@ -8,7 +8,7 @@
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -278,6 +278,7 @@ impl Pager {
         settings.tier.renew().map_err(StartFailure::Tier)?;
         let slabs = Box::new(FamilySlabs::new(settings.family));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
+        let holds = Holds::new(Arc::clone(engine.map().changes()));
         let pager = Box::leak(Box::new(Pager {
             area,
             quarry,
@@ -295,7 +296,7 @@ impl Pager {
             budget_now: AtomicU64::new(budget_pages),
             ledger: settings.ledger,
             told_of_many: AtomicBool::new(false),
-            holds: Holds::new(),
+            holds,
             progress: EventCount::new(),
             worker_bell: Wakeup::new().map_err(StartFailure::Frames)?.kept(keep),
             lifeline: Lifeline::new().map_err(StartFailure::Frames)?,

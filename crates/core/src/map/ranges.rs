@@ -17,6 +17,7 @@ impl BlockMap {
     /// Adds the pages `start..end` as one mapping with blocks of `order`. Every block is Empty.
     pub fn insert(&mut self, start: u64, end: u64, order: Order, delivery: Delivery) {
         assert!(start < end && self.overlapping(start, end).next().is_none(), "mappings may not overlap");
+        self.changes.count(start, end);
         let count = (end - start).div_ceil(u64::from(REGION_PAGES));
         let regions = (0..count)
             .map(|index| {
@@ -79,6 +80,7 @@ impl BlockMap {
     /// Takes the pages `start..end` out of the map. Every block wholly inside must be Empty. A block that
     /// is only cut loses the pages and keeps its state. `freed` is told each slab that no region needs any more.
     pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u32)) {
+        self.changes.count(start, end);
         let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
         for key in touched {
             let mapping = self.mappings.remove(&key).expect("found just now");
@@ -141,6 +143,17 @@ mod tests {
     use super::*;
     use crate::map::Pages;
     use crate::slabs::OwnSlabs;
+
+    #[test]
+    fn what_comes_and_goes_is_counted() {
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        let before = map.changes().stamp(1500, 1510);
+        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
+        let between = map.changes().stamp(1500, 1510);
+        map.remove(1000, 2100, &mut |_| {});
+        let after = map.changes().stamp(1500, 1510);
+        assert!(before != between && between != after);
+    }
 
     #[test]
     fn a_cut_leaves_both_ends_and_gives_the_middle_back() {

@@ -3,6 +3,7 @@
 
 //! A program with threads, a worker and a tier around one engine, in whatever order the test says.
 
+use aquifer_core::block::State;
 use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings, Transfers};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::{self, PolicyName};
@@ -18,6 +19,8 @@ pub const THREADS: usize = 4;
 const JOBS_MOST: usize = 24;
 /// Failed write-backs after which a fault gives up, as the driver's does.
 const FAILURES_MOST: u32 = 16;
+/// Ranges that calls remember.
+const CALLS: usize = 16;
 
 /// Blocks up to here are copied to the program's address, larger ones moved.
 const COPIED_PAGES_MOST: u32 = 8;
@@ -64,6 +67,8 @@ pub struct World {
     steps: u64,
     /// Faults that ended without a frame, because nothing could be written back.
     pub gave_up: u64,
+    /// Pages that a call found resident, and their stamp then.
+    calls: [(u64, u64, u64); CALLS],
 }
 
 impl World {
@@ -89,7 +94,37 @@ impl World {
             budget_pages,
             steps: 0,
             gave_up: 0,
+            calls: [(0, 0, 0); CALLS],
         }
+    }
+
+    /// A call looks at a few pages from `page` on, and remembers them when the kernel would find them.
+    pub fn call(&mut self, page: u64, luck: u32) {
+        let end = page + 1 + u64::from(luck) % 15;
+        let map = self.engine.map();
+        let blocks_are_good = map.blocks_in(page, end).all(|block| {
+            let block = map.block(block);
+            block.state == State::Resident && !block.protected
+        });
+        if blocks_are_good && self.is_there(page, end) {
+            let stamp = map.changes().stamp(page, end).expect("a short range");
+            self.calls[luck as usize / 16 % CALLS] = (page, end, stamp);
+        }
+    }
+
+    /// What was found by calls is there as long as its stamp is the same.
+    pub fn check_calls(&self) {
+        for (start, end, stamp) in self.calls {
+            if self.engine.map().changes().stamp(start, end) == Some(stamp) {
+                assert!(self.is_there(start, end), "{start}..{end} is not there, and its stamp has not changed");
+            }
+        }
+    }
+
+    /// Whether the kernel can write to the pages.
+    fn is_there(&self, start: u64, end: u64) -> bool {
+        let there = |page: &Page| page.there.is_some() && !page.protected;
+        (start..end).all(|page| self.memory.pages.get(&page).is_some_and(there))
     }
 
     /// Adds a mapping; `populated` says what its pages hold already, if anything.

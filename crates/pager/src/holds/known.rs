@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Ranges of system calls that were found whole and resident, and how to tell that they still are.
+//!
+//! A program's buffers are the same ones from call to call. Looking at their blocks takes the engine's lock, two
+//! changes of the signal mask and a walk of the page table; here it is two loads. A range is kept as one word, made
+//! of its pages and of the [stamp](Changes::stamp) that they had when they were looked at, so there is nothing to be
+//! torn, and nothing to be taken out: a change of the stamp makes the word that of no range.
+//!
+//! Any thread, at any point; does not allocate and takes no lock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_core::map::changes::Changes;
+
+/// Ranges that are remembered. A choice: a buffer for each of a thousand connections.
+const RANGES: usize = 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Known {
+    changes: Arc<Changes>,
+    words: [AtomicU64; RANGES],
+}
+
+impl Known {
+    pub(super) fn new(changes: Arc<Changes>) -> Self {
+        Self { changes, words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// Whether the pages `start..end`, which the caller holds, are still as when they were remembered.
+    pub(super) fn is_good(&self, start: u64, end: u64) -> bool {
+        let stamp = self.changes.stamp(start, end);
+        stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == word(start, end, stamp))
+    }
+
+    /// The stamp to give to [`remember`](Self::remember), taken before the last look at the pages, which are held.
+    pub(super) fn stamp(&self, start: u64, end: u64) -> Option<u64> {
+        self.changes.stamp(start, end)
+    }
+
+    /// The pages `start..end` were whole and resident when they had `stamp`, or need not be.
+    pub(super) fn remember(&self, start: u64, end: u64, stamp: u64) {
+        self.place(start).store(word(start, end, stamp), Ordering::Relaxed);
+    }
+
+    fn place(&self, start: u64) -> &AtomicU64 {
+        &self.words[(start % RANGES as u64) as usize]
+    }
+}
+
+/// One number for three. That two give the same is as likely as that a checksum of 64 bits does not tell them apart.
+fn word(start: u64, end: u64, stamp: u64) -> u64 {
+    mix(start ^ mix(end ^ mix(stamp))) | 1
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+fn mix(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_remembered_is_good() {
+        let known = Known::new(Arc::default());
+        assert!(!known.is_good(10, 12));
+        let stamp = known.stamp(10, 12).expect("a short range");
+        known.remember(10, 12, stamp);
+        assert!(known.is_good(10, 12));
+        assert!(!known.is_good(10, 11) && !known.is_good(11, 12) && !known.is_good(10 + RANGES as u64, 12));
+        known.remember(10, 12, stamp + 1);
+        assert!(!known.is_good(10, 12), "its pages have changed since");
+        assert!(!known.is_good(10, 10_000), "long ranges are not remembered");
+    }
+}
