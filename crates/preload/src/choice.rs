@@ -3,9 +3,10 @@
 
 //! Which memory is managed, and which delivery it gets: one function for each question.
 //!
-//! The rule: memory that the kernel may touch unasked (small objects with futexes, event arrays, stdio
-//! buffers) needs a listener. Big arrays are touched by the program's own loads and stores, and by system
-//! calls that we see before the kernel; the faulting thread serves those itself, which is faster.
+//! The rule: what the program has allocated is touched by its own loads and stores, and by system calls that we see
+//! before the kernel; the faulting thread serves those itself, which is faster. Memory that the program has mapped, or
+//! was loaded with, may be anything (rings that the kernel fills unasked, stacks, another process's view), and has a
+//! listener.
 
 use aquifer_core::map::Delivery;
 
@@ -35,7 +36,7 @@ pub fn delivery(origin: Origin, forced: aquifer_config::Delivery) -> Delivery {
     match (forced, origin) {
         (aquifer_config::Delivery::Signal, _) => Delivery::Signal,
         (aquifer_config::Delivery::Listener, _) => Delivery::Listener,
-        (aquifer_config::Delivery::Auto, Origin::BigAllocation) => Delivery::Signal,
-        (aquifer_config::Delivery::Auto, Origin::Bss | Origin::Mapping | Origin::SmallObjects) => Delivery::Listener,
+        (aquifer_config::Delivery::Auto, Origin::BigAllocation | Origin::SmallObjects) => Delivery::Signal,
+        (aquifer_config::Delivery::Auto, Origin::Bss | Origin::Mapping) => Delivery::Listener,
     }
 }
