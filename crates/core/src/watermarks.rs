@@ -1,30 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How many frames are kept free ahead of demand.
+//! How many frames are kept free ahead of demand: as many as demand takes before the worker comes.
 //!
-//! Pure. All levels are pages and follow from the budget alone.
+//! Pure. All levels are pages. Free frames are DRAM that keeps nothing, and how many it takes depends on the program:
+//! one that misses a page here and there takes two or three while the worker wakes up, a stream takes megabytes. There
+//! is no clock. But whenever the worker looks it sees how much is left of what there was when its bell rang, and that
+//! says whether it was called in time.
 
-/// The levels between which eviction and cleaning run.
+/// The levels between which eviction and cleaning run, and what moves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
     /// Below this many free pages the worker is woken.
     pub free_low: u64,
     /// Up to this many free pages it cleans standby blocks.
     pub free_high: u64,
+    least: u64,
+    most: u64,
+    /// Looks in a row that were in time.
+    in_time: u32,
 }
 
 /// Free pages never need to exceed this, however large the budget: 64 MiB is half a second of a 1 Gb/s
 /// line and some 40 ms of a fast disk, which is longer than the worker ever sleeps.
 const FREE_HIGH_MOST: u64 = 16_384;
+/// The parts of the budget that the high level is at most, and at least. The first is where it was for all programs
+/// before it moved; the second is a choice.
+const MOST_PART: u64 = 32;
+const LEAST_PART: u64 = 256;
+/// Pages that are always kept free.
+const PAGES_LEAST: u64 = 64;
+/// Looks in a row that must be in time for the levels to sink, by a quarter. They rise at once, and double.
+const LOOKS_TO_SINK: u32 = 4;
 
 impl Watermarks {
-    /// The levels for a budget of `budget_pages`.
-    ///
-    /// One thirty-second: a choice, tried only against one sixteenth. More takes DRAM from what could be kept;
-    /// less was not measured.
+    /// The levels for a budget of `budget_pages`, as high as they get.
     pub fn for_budget(budget_pages: u64) -> Self {
-        let free_high = (budget_pages / 32).clamp(64, FREE_HIGH_MOST);
-        Self { free_low: free_high / 2, free_high }
+        let most = (budget_pages / MOST_PART).clamp(PAGES_LEAST, FREE_HIGH_MOST);
+        let least = (budget_pages / LEAST_PART).clamp(PAGES_LEAST, most);
+        Self { free_low: most / 2, free_high: most, least, most, in_time: 0 }
+    }
+
+    /// The worker looks, and `free` pages are free or will be soon.
+    pub fn look(&mut self, free: u64) {
+        if free >= self.free_low {
+            return; // It has not been called for this.
+        }
+        if free < self.free_low / 2 {
+            return self.rise();
+        }
+        self.in_time += 1;
+        if self.in_time == LOOKS_TO_SINK {
+            self.in_time = 0;
+            self.set((self.free_high - self.free_high / 4).max(self.least));
+        }
+    }
+
+    /// There were too few: the worker came late, or read-ahead found none.
+    pub fn rise(&mut self) {
+        self.in_time = 0;
+        self.set((self.free_high * 2).min(self.most));
+    }
+
+    fn set(&mut self, high: u64) {
+        (self.free_low, self.free_high) = (high / 2, high);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: u64 = 128 << 10;
+
+    fn after(looks: u32, left_of_low: impl Fn(u64) -> u64) -> Watermarks {
+        let mut levels = Watermarks::for_budget(BUDGET);
+        (0..looks).for_each(|_| levels.look(left_of_low(levels.free_low)));
+        levels
+    }
+
+    #[test]
+    fn they_sink_while_the_worker_comes_in_time() {
+        assert_eq!(after(100, |low| low - 3).free_high, BUDGET / LEAST_PART);
+        assert_eq!(after(3, |low| low - 3).free_high, BUDGET / MOST_PART);
+    }
+
+    #[test]
+    fn they_rise_when_it_comes_late() {
+        let mut levels = after(100, |low| low - 3);
+        (0..3).for_each(|_| levels.look(0));
+        assert_eq!(levels.free_high, BUDGET / MOST_PART);
+    }
+
+    #[test]
+    fn a_look_that_nobody_asked_for_says_nothing() {
+        assert_eq!(after(100, |low| low), Watermarks::for_budget(BUDGET));
+    }
+
+    #[test]
+    fn the_smallest_budget_has_levels() {
+        let levels = Watermarks::for_budget(100);
+        assert_eq!((levels.free_low, levels.free_high), (32, 64));
     }
 }

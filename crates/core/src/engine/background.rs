@@ -219,9 +219,15 @@ impl Engine {
     /// when there is nothing.
     pub fn plan(&mut self, plan: &mut Plan, transfers: Transfers) {
         plan.tasks.clear();
+        let before = self.watermarks;
+        let free = self.frames.free_pages() + self.cleaning_pages;
+        self.watermarks.look(if self.wants_credit() { free.min(self.frames.credit_pages()) } else { free });
         self.plan_repayment(plan);
         self.plan_credit(plan);
         self.plan_read_ahead(plan, transfers);
+        if self.watermarks.free_high != before.free_high {
+            self.policy.grow(self.map.blocks_len(), self.keep_pages());
+        }
         self.plan_departures(plan, transfers);
         self.plan_cleaning(plan, transfers);
         self.plan_eviction(plan);
@@ -274,6 +280,7 @@ impl Engine {
                 continue;
             }
             if self.frames.free_pages() < reserve + u64::from(self.weight(block)) {
+                self.watermarks.rise();
                 return;
             }
             if self.start_ahead(block, pages, plan).is_none() {
