@@ -80,15 +80,14 @@ impl Holding {
         }
     }
 
-    /// Holds the pages `start..end` where they are known to be there. Signals may come: see [`Holds::claim`].
+    /// Holds the pages `start..end` where they are known to be there.
     fn add_known(&mut self, start: u64, end: u64) -> bool {
         let holds = &self.pager.holds;
-        // Twice: most ranges that are not known are not worth a slot.
+        // Asked twice: what is not known is not worth a slot.
         if self.count == HOLDS_OF_CALL_MOST || !holds.found.is_good(start, end) {
             return false;
         }
-        // Small, and so not counted: it would be granted beyond the calls' part.
-        let Some(index) = holds.claim(thread_slot::token(), self.frame, start, end, 0) else { return false };
+        let Some(index) = self.claim_known(start, end) else { return false };
         if !holds.found.is_good(start, end) {
             holds.release(index);
             return false;
@@ -96,6 +95,17 @@ impl Holding {
         self.slots[self.count] = index as u16;
         self.count += 1;
         true
+    }
+
+    /// A small range is granted in any case, and not counted: so signals may come meanwhile, see [`Holds::claim`].
+    fn claim_known(&self, start: u64, end: u64) -> Option<usize> {
+        let claim = |weight| self.pager.holds.claim(thread_slot::token(), self.frame, start, end, weight);
+        if is_small(start, end) {
+            return claim(0);
+        }
+        let _blocked = Blocked::all();
+        let weight = self.pager.weight(start, end);
+        self.pager.grants(weight).then(|| claim(weight)).flatten()
     }
 
     fn add_unknown(&mut self, first: u64, last: u64) {
@@ -106,10 +116,7 @@ impl Holding {
         let remember = || _ = stamp.inspect(|stamp| found.remember(first, last, *stamp));
         let Some((start, end)) = self.pager.needs_hold(first, last) else { return remember() };
         let weight = self.pager.weight(start, end);
-        let most = self.pager.budget_now.load(Ordering::Relaxed) / CALLS_PART;
-        let spent = self.pager.holds.calls_pages.load(Ordering::SeqCst);
-        let small = (end - start) * PAGE_BYTES <= SMALL_BYTES;
-        let granted = self.count < HOLDS_OF_CALL_MOST && (small || spent + weight <= most);
+        let granted = self.count < HOLDS_OF_CALL_MOST && (is_small(start, end) || self.pager.grants(weight));
         let claimed =
             granted.then(|| self.pager.holds.claim(thread_slot::token(), self.frame, start, end, weight)).flatten();
         match claimed {
@@ -145,6 +152,12 @@ impl Pager {
     pub fn hold_bytes_most(&self) -> usize {
         // Half of what all may hold, so that two calls do not refuse each other.
         (self.budget_now.load(Ordering::Relaxed) / CALLS_PART / 2 * PAGE_BYTES) as usize
+    }
+
+    /// Whether calls may hold so many pages more.
+    fn grants(&self, weight: u64) -> bool {
+        let most = self.budget_now.load(Ordering::Relaxed) / CALLS_PART;
+        self.holds.calls_pages.load(Ordering::SeqCst) + weight <= most
     }
 
     /// What the program has locked, in pages.
@@ -318,6 +331,10 @@ impl Pager {
                 && slot.start.load(Ordering::SeqCst) < end
         })
     }
+}
+
+fn is_small(start: u64, end: u64) -> bool {
+    (end - start) * PAGE_BYTES <= SMALL_BYTES
 }
 
 /// The pages that `start..start + len` touches.

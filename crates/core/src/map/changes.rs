@@ -13,9 +13,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pages of one granule: 64 KiB.
-pub const GRANULE_PAGES: u64 = 16;
+const GRANULE_PAGES: u64 = 16;
 /// Counts. 512 MiB of neighbouring addresses share none.
 const COUNTS: u64 = 8192;
+/// Pages that have a stamp at most: 256 KiB.
+pub const STAMPED_PAGES_MOST: u64 = 64;
 
 /// See the module.
 #[derive(Debug)]
@@ -40,13 +42,14 @@ impl Changes {
     }
 
     /// A number that stays the same while nothing becomes of the pages `start..end`; `None` where they are more than
-    /// [`GRANULE_PAGES`] or none.
+    /// [`STAMPED_PAGES_MOST`] or none.
     pub fn stamp(&self, start: u64, end: u64) -> Option<u64> {
-        if start >= end || end - start > GRANULE_PAGES {
+        if start >= end || end - start > STAMPED_PAGES_MOST {
             return None;
         }
-        let at = |page: u64| u64::from(self.counts[(page / GRANULE_PAGES % COUNTS) as usize].load(Ordering::SeqCst));
-        Some(at(start) << 32 | at(end - 1))
+        let count = |granule: u64| u64::from(self.counts[(granule % COUNTS) as usize].load(Ordering::SeqCst));
+        // Counts only grow, so their sum is the same only if each is.
+        Some((start / GRANULE_PAGES..end.div_ceil(GRANULE_PAGES)).map(count).sum())
     }
 }
 
@@ -62,7 +65,7 @@ mod tests {
         changes.count(0, 16);
         changes.count(48, 64);
         assert_eq!(stamp(), before);
-        for (start, end) in [(31, 32), (32, 33), (0, 100), (0, u64::MAX), (33, 34)] {
+        for (start, end) in [(31, 32), (32, 33), (0, 100), (0, u64::MAX), (33, 34), (0, 33)] {
             let before = stamp();
             changes.count(start, end);
             assert_ne!(stamp(), before, "{start}..{end}");
@@ -72,8 +75,8 @@ mod tests {
     #[test]
     fn there_is_none_for_many_pages_or_for_none() {
         let changes = Changes::default();
-        assert!(changes.stamp(5, 5 + GRANULE_PAGES).is_some());
-        assert_eq!(changes.stamp(5, 6 + GRANULE_PAGES), None);
+        assert!(changes.stamp(5, 5 + STAMPED_PAGES_MOST).is_some());
+        assert_eq!(changes.stamp(5, 6 + STAMPED_PAGES_MOST), None);
         assert_eq!(changes.stamp(5, 5), None);
     }
 }
