@@ -44,6 +44,7 @@ impl RunSettings {
     pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
         let RunArgs { how, command } = args;
         check_budget(how.dram, memory_total()?)?;
+        check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
         let tier = check_tiers(&how.tier)?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
@@ -77,6 +78,22 @@ fn check_budget(dram: ByteSize, total: ByteSize) -> Result<(), Failure> {
             format!("--dram {dram} is more than this machine's memory ({total})"),
             format!("give at most {total}, or run the program without aquifer"),
         ));
+    }
+    Ok(())
+}
+
+/// The files that are written: none of them stdout, which is the program's, and each another one.
+fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(), Failure> {
+    for (flag, path) in [("--record", record), ("--stats-json", stats_json)] {
+        if path.is_some_and(|path| path.as_os_str() == "-") {
+            return Err(usage(
+                format!("{flag} - is no file, and stdout is the program's"),
+                "name a file, or ./- for one of that name",
+            ));
+        }
+    }
+    if record.is_some() && record == stats_json {
+        return Err(usage("--record and --stats-json name the same file".into(), "give each a file of its own"));
     }
     Ok(())
 }
@@ -202,6 +219,17 @@ mod tests {
         assert!(check_budget(total, total).is_ok());
         for dram in [ByteSize(0), ByteSize(DRAM_MIN.0 - 1), ByteSize(total.0 + 1)] {
             assert_eq!(check_budget(dram, total).unwrap_err().code, ExitCode::Usage);
+        }
+    }
+
+    #[test]
+    fn outputs_are_files_of_their_own() {
+        let check = |record, stats| check_outputs(record, stats).map_err(|failure| failure.code);
+        let path = |name| Some(Path::new(name));
+        assert_eq!(check(path("a"), path("b")), Ok(()));
+        assert_eq!(check(None, path("./-")), Ok(()));
+        for (record, stats) in [(path("a"), path("a")), (path("-"), None), (None, path("-"))] {
+            assert_eq!(check(record, stats), Err(ExitCode::Usage), "{record:?} {stats:?}");
         }
     }
 
