@@ -152,7 +152,7 @@ fn write_backs_that_fail_for_a_while_are_tried_again() {
         let Some(ended) = setting.torture_with(&["--tier", tier], 2, 2, "la") else { return };
         ended.expect(0).expect_line(
             "aquifer: cannot write to the failing tier (errno 5); blocks stay in DRAM and are tried again; \
-             free space where the tier lives, or check the medium",
+             check the medium and the kernel log (dmesg)",
         );
     }
 }

@@ -8,7 +8,10 @@
 //! checked) → `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
 //! evicts. `adopt.rs` is where mappings come in, and where nothing happens until the budget comes near.
 //! `trims.rs` gives freed room back to the tier. `doors.rs` stands before the engine, and `recorder.rs` writes down
-//! what goes through.
+//! what goes through. `holds.rs` keeps what system calls touch.
+//!
+//! A program and its children: `fork.rs` makes two pagers of one, `family.rs` counts who reads which slab of the tier,
+//! `ledger.rs` has what each process may take of the budget, in one of its `places.rs`, and `share.rs` asks for it.
 
 pub mod abort;
 pub mod adopt;

@@ -164,7 +164,8 @@ impl Pager {
                 failure.tier,
                 " tier (errno ",
                 errno.text(),
-                "); blocks stay in DRAM and are tried again; free space where the tier lives, or check the medium",
+                "); blocks stay in DRAM and are tried again; ",
+                failure.remedy(),
             ]);
         }
     }

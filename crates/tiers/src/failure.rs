@@ -134,7 +134,8 @@ impl fmt::Display for TierFailure {
 impl std::error::Error for TierFailure {}
 
 impl TierFailure {
-    fn remedy(&self) -> &'static str {
+    /// What an operator does about it, as the end of a sentence.
+    pub fn remedy(&self) -> &'static str {
         match (self.disposition(), self.errno()) {
             (_, Some(libc::EMFILE | libc::ENFILE)) => "raise the limit of open files (ulimit -n)",
             (Disposition::Refuse, _) if self.tier == "donor" => "let the donor lend more (its --size, its --quota)",
