@@ -67,6 +67,9 @@ pub fn vm(args: VmArgs) -> Result<process::ExitCode, Failure> {
     if let Some(notice) = notice {
         say(&notice);
     }
+    if let Some(notice) = nothing_to_page(args.how.dram, args.memory) {
+        say(&notice);
+    }
     let mut how = args.how;
     if how.delivery == Delivery::Auto {
         how.delivery = accelerator.delivery();
@@ -89,6 +92,14 @@ fn check_memory(memory: ByteSize) -> Result<(), Failure> {
     Err(Failure::new(ExitCode::Usage, cause, "give a multiple of 1MiB, for example 1GiB"))
 }
 
+/// A guest that fits gets all it asks for, and whoever meant to save memory would wonder.
+fn nothing_to_page(dram: ByteSize, memory: ByteSize) -> Option<String> {
+    let fits = dram.0 >= memory.0;
+    fits.then(|| {
+        format!("--dram {dram} holds all of the guest's --memory {memory}; nothing is paged unless you give less")
+    })
+}
+
 /// What `aquifer vm --help` ends with.
 fn after_help() -> String {
     const TEXT: &str = "\
@@ -108,6 +119,13 @@ Examples:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_that_fits_is_told() {
+        let [small, large] = [ByteSize(1 << 30), ByteSize(2 << 30)];
+        assert_eq!(nothing_to_page(small, large), None);
+        assert!(nothing_to_page(small, small).is_some() && nothing_to_page(large, small).is_some());
+    }
 
     #[test]
     fn memory_is_a_whole_number_of_mebibytes() {
