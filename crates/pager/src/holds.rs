@@ -10,8 +10,9 @@
 //! The order makes it safe. A hold is published before its blocks are looked at under the engine's lock. A victim
 //! chosen earlier is seen there as Leaving, and waited for; one chosen later finds the hold, and is refused.
 //!
-//! Threads: any thread of the program, with signals blocked. Does not allocate. The slots are in `holds/table.rs`,
-//! what is held for threads in `holds/threads.rs`, what was found resident lately in `holds/known.rs`.
+//! Threads: any thread of the program, with signals blocked unless all is known to be there. Does not allocate. The
+//! slots are in `holds/table.rs`, what is held for threads in `holds/threads.rs`, what was found resident lately in
+//! `holds/known.rs`.
 
 mod known;
 mod table;
