@@ -173,3 +173,30 @@ fn a_wait_can_be_left_by_a_jump() {
         must(write(ends[1], far, 1000) == 1000 && read(ends[0], away(1), 1000) == 1000, "pipe");"#,
     );
 }
+
+/// So does one out of a call with many entries, at whatever point: those are copied, and the copy is allocated.
+#[test]
+fn a_call_with_many_entries_can_be_left_by_a_jump() {
+    works(
+        "jump-entries",
+        "static sigjmp_buf out; static void on_alarm(int number) { (void)number; siglongjmp(out, 1); }",
+        r#"
+        int ends[2];
+        must(pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 && signal(SIGALRM, on_alarm) != SIG_ERR, "setup");
+        struct iovec *vector = (struct iovec *)away(1);
+        /* Now: what is allocated inside is not managed. */
+        unsigned char *far = away_filled(1, 7), *into = away(1);
+        for (int index = 0; index < 60; index++) vector[index] = (struct iovec){(char *)vector + 1024 + index * 32, 32};
+        for (volatile int turn = 0; turn < 2000; turn++) {
+            if (sigsetjmp(out, 1)) continue;
+            struct itimerval soon = {.it_value.tv_usec = 50 + turn % 50};
+            must(setitimer(ITIMER_REAL, &soon, NULL) == 0, "setitimer");
+            for (;;) (void)!readv(ends[0], vector, 60);
+        }
+        press();
+        must(write(ends[1], far, 1000) == 1000, "write");
+        press();
+        must(read(ends[0], into, 1000) == 1000, "read");
+        all(into, 1000, 7, "read");"#,
+    );
+}

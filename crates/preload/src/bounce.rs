@@ -14,7 +14,6 @@ use std::ffi::c_void;
 
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
-use aquifer_sys::thread_slot::Inside;
 
 use crate::calls::quietly;
 
@@ -45,8 +44,9 @@ impl Entries {
         if start == 0 || count > ENTRIES_MOST {
             return entries;
         }
+        // No `Inside` here: a signal may come, and a handler that jumps away would leave the thread inside for ever.
+        // The allocator blocks signals itself.
         if count > FEW {
-            let _inside = Inside::enter();
             entries.many = Vec::with_capacity(count);
         }
         for index in 0..count {
@@ -75,7 +75,6 @@ pub fn bytes(entries: &[libc::iovec]) -> usize {
 
 /// The part of a vector behind `done` bytes, `most` bytes long.
 pub fn window(entries: &[libc::iovec], mut done: usize, mut most: usize) -> Vec<libc::iovec> {
-    let _inside = Inside::enter();
     let mut window = Vec::new();
     for entry in entries {
         let skip = done.min(entry.iov_len);
