@@ -68,9 +68,11 @@ pub struct Adopter {
     /// The addresses between which every mapping lies whose memory calls must hold; only ever grows.
     held_low: AtomicUsize,
     held_high: AtomicUsize,
-    /// The program had an io_uring or a virtual machine of KVM when the pager started. Both touch memory when no call
-    /// is to be seen, so all memory gets listener delivery where that can be had.
+    /// The program had an io_uring or a virtual machine of KVM when the pager started, or inner threads. They touch
+    /// memory when no call is to be seen, so all memory gets listener delivery where that can be had.
     unseen: AtomicBool,
+    /// The C library has been asked for what it does on threads of its own, which nobody prepares.
+    inner_threads: AtomicBool,
     /// What system calls touch: `early.rs`.
     reach: Reach,
     /// The pager is being started, or was: whoever makes a call waits until what it touches is looked after.
@@ -133,6 +135,7 @@ impl Adopter {
             held_low: AtomicUsize::new(usize::MAX),
             held_high: AtomicUsize::new(0),
             unseen: AtomicBool::new(false),
+            inner_threads: AtomicBool::new(false),
             reach,
             starting: AtomicBool::new(false),
             started: AtomicBool::new(false),
@@ -265,7 +268,8 @@ impl Adopter {
                 "and there can be none; sysctl vm.unprivileged_userfaultfd=1, or run the machine without KVM",
             ]);
         }
-        self.unseen.store(with_rings || with_guest, Ordering::Relaxed);
+        let with_inner_threads = self.inner_threads.load(Ordering::SeqCst);
+        self.unseen.store(with_rings || with_guest || with_inner_threads, Ordering::Relaxed);
         self.pager.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
         self.counters.set(Gauge::Active, 1);
         for lacking in state.said.lacking() {
@@ -301,6 +305,20 @@ impl Adopter {
             Some(_) if self.unseen.load(Ordering::Relaxed) => Delivery::Listener,
             Some(_) => range.delivery,
         }
+    }
+
+    /// The C library is asked for something that it does on threads of its own. Whether it may: there is no memory with
+    /// signal delivery then, and if this is early enough there will be none; nor, for `transfers`, any that calls must
+    /// hold.
+    pub fn may_have_inner_threads(&self, transfers: bool) -> bool {
+        // SeqCst pairs with `start`, which says that it starts before it looks at this.
+        self.inner_threads.store(true, Ordering::SeqCst);
+        if self.is_starting() {
+            self.wait_until_started();
+        }
+        let none_by_signal =
+            || self.unseen.load(Ordering::Relaxed) && self.pager().is_some_and(|pager| pager.listener_uffd().is_some());
+        !self.watches_calls() || (!transfers && none_by_signal())
     }
 
     /// Whether the pager has started, and calls look after their memory themselves.

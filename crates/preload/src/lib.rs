@@ -19,6 +19,7 @@ mod descriptors;
 mod forks;
 mod guests;
 mod heap;
+mod inner_threads;
 mod kernel;
 mod locale;
 mod locks;

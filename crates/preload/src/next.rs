@@ -90,6 +90,17 @@ pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 pub type PthreadCreate =
     unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
 
+/// `timer_create(2)`.
+pub type TimerCreate = unsafe extern "C" fn(c_int, *mut libc::sigevent, *mut c_void) -> c_int;
+/// `mq_notify(3)`.
+pub type MqNotify = unsafe extern "C" fn(c_int, *const libc::sigevent) -> c_int;
+/// `aio_read(3)`, `aio_write(3)`.
+pub type Aio = unsafe extern "C" fn(*mut c_void) -> c_int;
+/// `aio_fsync(3)`.
+pub type AioFsync = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
+/// `lio_listio(3)`, and `getaddrinfo_a(3)`.
+pub type ListIo = unsafe extern "C" fn(c_int, *const *mut c_void, c_int, *mut c_void) -> c_int;
+
 /// `pthread_exit(3)`.
 pub type PthreadExit = unsafe extern "C-unwind" fn(*mut c_void) -> !;
 
@@ -98,6 +109,28 @@ next! {
     pthread_create: PthreadCreate = c"pthread_create";
     /// The C library's `pthread_exit`.
     pthread_exit: PthreadExit = c"pthread_exit";
+    /// The C library's `timer_create`.
+    timer_create: TimerCreate = c"timer_create";
+    /// The C library's `mq_notify`.
+    mq_notify: MqNotify = c"mq_notify";
+    /// The C library's `aio_read`.
+    aio_read: Aio = c"aio_read";
+    /// The C library's `aio_read64`.
+    aio_read64: Aio = c"aio_read64";
+    /// The C library's `aio_write`.
+    aio_write: Aio = c"aio_write";
+    /// The C library's `aio_write64`.
+    aio_write64: Aio = c"aio_write64";
+    /// The C library's `aio_fsync`.
+    aio_fsync: AioFsync = c"aio_fsync";
+    /// The C library's `aio_fsync64`.
+    aio_fsync64: AioFsync = c"aio_fsync64";
+    /// The C library's `lio_listio`.
+    lio_listio: ListIo = c"lio_listio";
+    /// The C library's `lio_listio64`.
+    lio_listio64: ListIo = c"lio_listio64";
+    /// The C library's `getaddrinfo_a`.
+    getaddrinfo_a: ListIo = c"getaddrinfo_a";
     /// The C library's `fread`.
     fread: Fread = c"fread";
     /// The C library's `fread_unlocked`.
