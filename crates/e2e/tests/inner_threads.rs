@@ -11,6 +11,7 @@ use aquifer_e2e::run::{Ended, LIMIT, managed, run};
 
 const FUNCTIONS: &str = r##"
 #include <aio.h>
+#include <threads.h>
 static volatile int rung;
 static void ring(union sigval value) { rung += value.sival_int; }
 /* Small objects of twice the budget, one after the other. */
@@ -56,7 +57,11 @@ static int a_file(void) {
 "##;
 
 fn program(name: &str, delivery: &str, body: &str) -> Option<Ended> {
-    let text = format!("{PROLOGUE}{FUNCTIONS}int main(void) {{\n{body}\nreturn 0;\n}}\n");
+    program_with("", name, delivery, body)
+}
+
+fn program_with(functions: &str, name: &str, delivery: &str, body: &str) -> Option<Ended> {
+    let text = format!("{PROLOGUE}{FUNCTIONS}{functions}int main(void) {{\n{body}\nreturn 0;\n}}\n");
     let program = compile_text(name, &text)?;
     let words = ["--dram", "16MiB", "--tier", "dram:size=256MiB", "--delivery", delivery];
     Some(run(managed(&words, &program, &[]), LIMIT))
@@ -102,5 +107,30 @@ fn later_ones_are_refused_beside_memory_with_signal_delivery() {
             "aquifer: timers and messages that start a thread, and POSIX asynchronous I/O, are refused (ENOSYS) beside \
              memory with signal delivery; run with --delivery listener",
         );
+    }
+}
+
+/// C11's threads are not among those: they are prepared, and their calls trap.
+#[test]
+fn threads_of_c11_are_like_any_other() {
+    let functions = r#"
+        static int use(void *unused) {
+            (void)unused;
+            for (int turn = 0; turn < 3; turn++) {
+                look();
+                long result = direct(SYS_fstat, 0, (long)objects[100 * turn], 0, 0, 0, 0); errno = -result; must(result == 0, "fstat");
+                memset(objects[100 * turn], (100 * turn) & 255, 900);
+            }
+            return -7;
+        }"#;
+    let body = r#"
+        fill();
+        thrd_t thread;
+        int result = 0;
+        must(thrd_create(&thread, use, NULL) == thrd_success && thrd_join(thread, &result) == thrd_success, "thread");
+        must(result == -7, "the result");"#;
+    for delivery in ["auto", "signal", "listener"] {
+        let Some(ended) = program_with(functions, "threads-of-c11", delivery, body) else { return };
+        ended.expect(0);
     }
 }
