@@ -9,12 +9,13 @@
 mod status;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process;
 use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{Donor, LEASE, Security, Settings, Source};
+use aquifer_donor::{Donor, Files, LEASE, Security, Settings, Source};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nix::sys::signal::{SigSet, Signal};
 use serde_json::json;
@@ -29,17 +30,22 @@ const SOURCES: [(&str, Source); 3] =
 
 /// Lend this machine's memory to programs on others
 ///
-/// Runs until it is interrupted. A program elsewhere borrows with --tier donor:HOST:PORT. What a borrower leaves is
-/// wiped before anybody else gets it; what it does not renew comes back by itself.
+/// Runs until it is interrupted. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE.
+/// What a borrower leaves is wiped before anybody else gets it; what it does not renew comes back by itself. docs/donor.md
+/// has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
 Examples:
+  aquifer donor --size 64GiB --listen 10.0.0.2:7411 \\
+    --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem
+  aquifer run --dram 4GiB \\
+    --tier donor:10.0.0.2:7411,cert=borrower.pem,key=borrower.key,ca=ca.pem -- ./program
   aquifer donor --size 64GiB --security plain                  for programs on this machine
-  aquifer donor --size 64GiB --listen 10.0.0.2:7411 --security plain
   aquifer donor --size 8GiB --source huge --quota 2GiB --security plain
-  aquifer donor status 10.0.0.2:7411
-  aquifer run --dram 4GiB --tier donor:10.0.0.2:7411,security=plain -- ./program")]
+  aquifer donor status 10.0.0.2:7411 \\
+    --tls-cert borrower.pem --tls-key borrower.key --tls-ca ca.pem
+  aquifer run --dram 4GiB --tier donor:127.0.0.1:7411,security=plain -- ./program")]
 pub struct DonorArgs {
     #[command(subcommand)]
     action: Option<Action>,
@@ -52,10 +58,8 @@ pub struct DonorArgs {
     #[arg(long, value_name = "ADDRESS:PORT", default_value = LISTEN, value_parser = address)]
     listen: SocketAddr,
 
-    /// How connections are protected; plain: not at all, so that whoever reaches the port can borrow, and whoever is
-    /// on the way can read
-    #[arg(long, value_name = "HOW")]
-    security: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
 
     /// What the memory is taken from
     #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source())]
@@ -72,6 +76,50 @@ pub struct DonorArgs {
     /// One JSON object that says what is lent and where
     #[arg(long)]
     json: bool,
+}
+
+/// How connections are protected.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TlsArgs {
+    /// How connections are protected; tls: both sides show certificates; plain: not at all, so that whoever reaches the
+    /// port can borrow, and whoever is on the way can read
+    #[arg(long, value_name = "HOW", default_value = "tls", value_parser = ["tls", "plain"])]
+    security: String,
+
+    /// The certificate of this side, in PEM, with those between it and its authority
+    #[arg(long, value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+
+    /// The authority that the other side's certificate must be signed by, in PEM
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// What is asked for, if it is whole.
+    fn security(&self, what: &str) -> Result<Security, Failure> {
+        let usage = |cause: &str, remedy: &str| Failure::new(ExitCode::Usage, cause, remedy);
+        let (cert, key, ca) = (&self.tls_cert, &self.tls_key, &self.tls_ca);
+        if self.security == "plain" {
+            if [cert, key, ca].iter().any(|file| file.is_some()) {
+                return Err(usage(
+                    "--security plain uses no certificates",
+                    "leave it out, or leave --tls-cert, --tls-key and --tls-ca out",
+                ));
+            }
+            return Ok(Security::Plain);
+        }
+        let (Some(cert), Some(key), Some(ca)) = (cert.clone(), key.clone(), ca.clone()) else {
+            let remedy = "give --tls-cert FILE, --tls-key FILE and --tls-ca FILE, or --security plain where nobody else is \
+                          on the network";
+            return Err(usage(what, remedy));
+        };
+        Ok(Security::Tls(Files { cert, key, ca }))
+    }
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -109,19 +157,10 @@ pub fn donor(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
 }
 
 fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
-    let usage = |cause: &str, remedy: &str| Failure::new(ExitCode::Usage, cause, remedy);
-    match args.security.as_deref() {
-        Some("plain") => {}
-        Some(_) => return Err(usage("--security knows one word in this build", "write --security plain")),
-        None => {
-            return Err(usage(
-                "memory is lent encrypted unless plain text is asked for, and this build cannot encrypt yet",
-                "write --security plain where nobody else is on the network",
-            ));
-        }
-    }
+    let what = "memory is lent over TLS unless plain text is asked for, and that takes certificates";
+    let security = args.tls.security(what)?;
     let size = args.size.expect("clap asks for it");
-    let settings = Settings::new(args.listen, size.0, args.source, Security::Plain);
+    let settings = Settings::new(args.listen, size.0, args.source, security);
     Ok(Settings { quota_bytes: args.quota.map(|quota| quota.0), node: args.node, ..settings })
 }
 
@@ -133,6 +172,7 @@ fn cannot(cause: String) -> Failure {
 fn announcement(as_json: bool, settings: &Settings, donor: &Donor) -> String {
     let (address, capacity) = (donor.address(), donor.capacity_bytes());
     let (source, _) = SOURCES.iter().find(|(_, source)| *source == settings.source).expect("every source has its word");
+    let is_plain = settings.security == Security::Plain;
     if as_json {
         let quota = settings.quota_bytes.unwrap_or(capacity);
         let lease_ms = u64::try_from(LEASE.as_millis()).expect("a minute");
@@ -141,14 +181,18 @@ fn announcement(as_json: bool, settings: &Settings, donor: &Donor) -> String {
             "capacity_bytes": capacity,
             "quota_bytes": quota,
             "source": source,
-            "security": "plain",
+            "security": if is_plain { "plain" } else { "tls" },
             "lease_ms": lease_ms,
             "pid": process::id(),
         });
         return format!("{line}\n");
     }
+    let (how, options) = match is_plain {
+        true => ("in plain text", "security=plain"),
+        false => ("over TLS", "cert=FILE,key=FILE,ca=FILE"),
+    };
     format!(
-        "lends {} of {source} memory at {address} in plain text\nborrow it with --tier donor:{address},security=plain\n",
+        "lends {} of {source} memory at {address} {how}\nborrow it with --tier donor:{address},{options}\n",
         ByteSize(capacity)
     )
 }

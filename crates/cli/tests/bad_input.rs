@@ -126,8 +126,9 @@ fn a_tier_that_is_none() {
         ("tape:", "'tape' is not a kind of tier; write flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE"),
         (
             "donor:10.0.0.2:7411",
-            "memory goes to a donor encrypted unless plain text is asked for, and this build cannot encrypt yet; write \
-             donor:10.0.0.2:7411,security=plain where nobody else is on the network",
+            "memory goes to a donor over TLS unless plain text is asked for, and that takes certificates; write \
+             donor:10.0.0.2:7411,cert=FILE,key=FILE,ca=FILE, or donor:10.0.0.2:7411,security=plain where nobody else is \
+             on the network",
         ),
         ("dram:size=20EiB", "'20EiB' is more than 64 bits can count; give less than 16EiB"),
         (
@@ -148,11 +149,18 @@ fn a_tier_that_is_none() {
 #[test]
 fn a_donor_that_lends_in_plain_text_unasked() {
     let Some(preload) = stand_in() else { return };
-    let line = "memory is lent encrypted unless plain text is asked for, and this build cannot encrypt yet; write \
-                --security plain where nobody else is on the network";
+    let line = "memory is lent over TLS unless plain text is asked for, and that takes certificates; give --tls-cert \
+                FILE, --tls-key FILE and --tls-ca FILE, or --security plain where nobody else is on the network";
     refuses(preload, &["donor", "--size", "64MiB"], 2, line);
-    let line = "--security knows one word in this build; write --security plain";
-    refuses(preload, &["donor", "--size", "64MiB", "--security", "tls"], 2, line);
+    refuses(preload, &["donor", "--size", "64MiB", "--security", "tls", "--tls-cert", "c.pem"], 2, line);
+    let line = "--security plain uses no certificates; leave it out, or leave --tls-cert, --tls-key and --tls-ca out";
+    refuses(preload, &["donor", "--size", "64MiB", "--security", "plain", "--tls-cert", "c.pem"], 2, line);
+    let files = ["--tls-cert", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem", "--tls-ca", "/nowhere/ca.pem"];
+    let line = "the private key /nowhere/k.pem cannot be read: No such file or directory (os error 2); check the path";
+    refuses(preload, &[&["donor", "--size", "64MiB"], &files[..]].concat(), 1, line);
+    let tier = "donor:127.0.0.1:1,cert=/nowhere/c.pem,key=/nowhere/k.pem,ca=/nowhere/ca.pem";
+    let words = ["run", "--dram", "16MiB", "--tier", tier, "--", "true"];
+    refuses(preload, &words, 125, &format!("--tier {tier}: {line}"));
     let line = "a donor lends slabs of 2 MiB; lend at least one, for example 64GiB";
     refuses(preload, &["donor", "--size", "64", "--security", "plain"], 1, line);
 }

@@ -8,39 +8,41 @@
 //!
 //! Threads: the connection's own; `Outlet::send` also the one that stops the donor.
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{IpAddr, TcpStream};
-use std::os::fd::AsRawFd;
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup;
-use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version};
+use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version, is_tls};
 
+use crate::channel::Channel;
 use crate::service::Service;
 use crate::settings::Patience;
 
 /// The way out of a connection.
 #[derive(Debug)]
 pub(crate) struct Outlet {
-    stream: Mutex<TcpStream>,
+    channel: Arc<dyn Channel>,
+    /// A frame goes out whole.
+    turn: Mutex<()>,
 }
 
 impl Outlet {
-    pub(crate) fn new(stream: TcpStream) -> Outlet {
-        Outlet { stream: Mutex::new(stream) }
+    pub(crate) fn new(channel: Arc<dyn Channel>) -> Outlet {
+        Outlet { channel, turn: Mutex::new(()) }
     }
 
     /// Sends one frame whole, within `patience`.
     pub(crate) fn send(&self, request: u64, message: Message, body: &[u8], patience: Duration) -> io::Result<()> {
         let header = Header::new(request, message, body).encode();
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + patience;
         let mut sent = 0;
         while sent < HEADER_BYTES + body.len() {
             let head = &header[sent.min(HEADER_BYTES)..];
             let tail = &body[sent.saturating_sub(HEADER_BYTES)..];
-            match stream.write_vectored(&[IoSlice::new(head), IoSlice::new(tail)]) {
+            match self.channel.write(head, tail) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(bytes) => sent += bytes,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -56,16 +58,14 @@ impl Outlet {
     /// Ends the connection, from whatever thread.
     pub(crate) fn shut(&self) {
         // Not under the lock: a sender that is stuck has it.
-        if let Ok(stream) = self.stream.try_lock() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
+        self.channel.shut();
     }
 }
 
 /// A connection in service.
 pub(crate) struct Connection<'a> {
     service: &'a Service,
-    stream: TcpStream,
+    channel: &'a dyn Channel,
     outlet: &'a Outlet,
     peer: IpAddr,
     patience: Patience,
@@ -77,15 +77,9 @@ pub(crate) struct Connection<'a> {
 const BODY_STEP: usize = 64 << 10;
 
 impl<'a> Connection<'a> {
-    /// `stream` gives up reading and writing after `patience.frame`.
-    pub(crate) fn new(
-        service: &'a Service,
-        stream: TcpStream,
-        outlet: &'a Outlet,
-        peer: IpAddr,
-        patience: Patience,
-    ) -> Self {
-        Self { service, stream, outlet, peer, patience, body: Vec::new() }
+    /// The channel gives up reading and writing after `patience.frame`.
+    pub(crate) fn new(service: &'a Service, outlet: &'a Outlet, peer: IpAddr, patience: Patience) -> Self {
+        Self { service, channel: &*outlet.channel, outlet, peer, patience, body: Vec::new() }
     }
 
     /// Serves until the borrower ends the connection, or something is wrong with it. `connections` says how many there
@@ -93,8 +87,7 @@ impl<'a> Connection<'a> {
     pub(crate) fn serve(mut self, connections: impl Fn() -> usize) {
         if let Err(refusal) = self.converse(connections) {
             self.service.tallies.refuse(self.peer, refusal);
-            // Whoever speaks another protocol would not understand.
-            if refusal != Refusal::Foreign {
+            if is_understood(refusal) {
                 let _ = self.outlet.send(0, Message::Error { refusal }, &[], self.patience.frame);
             }
         }
@@ -102,6 +95,7 @@ impl<'a> Connection<'a> {
     }
 
     fn converse(&mut self, connections: impl Fn() -> usize) -> Result<(), Refusal> {
+        self.channel.open(self.patience)?;
         let Some((who, mut expected)) = self.greet()? else { return Ok(()) };
         while let Some(header) = self.next_header(true)? {
             if header.request != expected {
@@ -146,22 +140,18 @@ impl<'a> Connection<'a> {
     /// The next header; `None` when the connection has ended between two frames, or nothing has come for too long.
     fn next_header(&mut self, may_idle: bool) -> Result<Option<Header>, Refusal> {
         let mut bytes = [0; HEADER_BYTES];
-        let mut filled = 0;
+        let (mut filled, mut has_begun) = (0, false);
         let mut deadline = Instant::now() + self.patience.frame;
         while filled < HEADER_BYTES {
-            match self.stream.read(&mut bytes[filled..]) {
+            match self.channel.read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Ok(None),
                 Ok(0) => return Err(Refusal::Truncated),
-                Ok(count) => {
-                    if filled == 0 {
-                        deadline = Instant::now() + self.patience.frame;
-                    }
-                    filled += count;
-                }
+                Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => return Err(Refusal::RecordDamaged),
                 Err(error) if !is_late(&error) => return Ok(None),
-                Err(_) if filled == 0 && may_idle => {
-                    if !wakeup::readable(self.stream.as_raw_fd(), self.patience.idle) {
+                Err(_) if !has_begun && may_idle => {
+                    if !wakeup::readable(self.channel.socket(), self.patience.idle) {
                         return Ok(None);
                     }
                     deadline = Instant::now() + self.patience.frame;
@@ -169,11 +159,17 @@ impl<'a> Connection<'a> {
                 }
                 Err(_) => return Err(Refusal::Slow),
             }
+            if !has_begun {
+                (has_begun, deadline) = (true, Instant::now() + self.patience.frame);
+            }
             if filled < HEADER_BYTES && Instant::now() > deadline {
                 return Err(Refusal::Slow);
             }
         }
-        Header::decode(&bytes).map(Some)
+        match Header::decode(&bytes) {
+            Err(Refusal::Foreign) if is_tls(&bytes) => Err(Refusal::PlainOnly),
+            header => header.map(Some),
+        }
     }
 
     fn read_body(&mut self, header: &Header) -> Result<(), Refusal> {
@@ -185,10 +181,11 @@ impl<'a> Connection<'a> {
             if filled == self.body.len() {
                 self.body.resize(wanted.min(filled + BODY_STEP), 0);
             }
-            match self.stream.read(&mut self.body[filled..]) {
+            match self.channel.read(&mut self.body[filled..]) {
                 Ok(0) => return Err(Refusal::Truncated),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => return Err(Refusal::RecordDamaged),
                 Err(error) => return Err(if is_late(&error) { Refusal::Slow } else { Refusal::Truncated }),
             }
             if filled < wanted && Instant::now() > deadline {
@@ -197,6 +194,22 @@ impl<'a> Connection<'a> {
         }
         header.check_body(&self.body)
     }
+}
+
+/// Whether a peer that is refused for this reason takes a frame for an answer. Whoever speaks another protocol does not,
+/// and a handshake that fails has said so in its own words.
+fn is_understood(refusal: Refusal) -> bool {
+    !matches!(
+        refusal,
+        Refusal::Foreign
+            | Refusal::Handshake
+            | Refusal::NoCertificate
+            | Refusal::CertificateExpired
+            | Refusal::CertificateUnknown
+            | Refusal::CertificateUnusable
+            | Refusal::Distrusted
+            | Refusal::RecordDamaged
+    )
 }
 
 fn is_late(error: &io::Error) -> bool {

@@ -29,13 +29,14 @@ pub struct Donor {
 impl Donor {
     /// Maps the memory, listens, and lends. `log` gets one line at a time, from any thread.
     pub fn start(settings: Settings, log: Box<dyn Fn(&str) + Send + Sync>) -> Result<Donor, StartFailure> {
+        let protection = settings.security.protection()?;
         let service = Service::new(&settings, log)?;
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).map_err(|error| StartFailure::Listen(listen, error))?;
         let address = listener.local_addr().map_err(|error| StartFailure::Listen(listen, error))?;
         listener.set_nonblocking(true).map_err(StartFailure::System)?;
         let bell = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
-        let shared = Arc::new(Shared::new(service, settings, bell));
+        let shared = Arc::new(Shared::new(service, settings, protection, bell));
         let (accepting, keeping) = (Arc::clone(&shared), Arc::clone(&shared));
         let threads = vec![
             start_thread("donor-accept", move || listener::run(&accepting, &listener))?,

@@ -5,7 +5,7 @@
 //!
 //! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`]. Who has which slab is decided in
 //! [`leases`], which is pure; what is said on a connection, in `aquifer_wire`. A connection's way: `listener.rs` takes
-//! it in, `connection.rs` reads its frames, `service.rs` does what they ask.
+//! it in, `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod channel;
 mod connection;
 mod donor;
 pub mod leases;
@@ -29,7 +30,8 @@ mod settings;
 mod status;
 mod tallies;
 
+pub use aquifer_tls::{CredentialFailure, Files};
 pub use donor::Donor;
 pub use memory::Source;
 pub use settings::{CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};
-pub use status::status;
+pub use status::{StatusFailure, status};

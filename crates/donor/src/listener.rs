@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal};
 
+use crate::channel::channel;
 use crate::connection::{Connection, Outlet};
 use crate::service::Service;
-use crate::settings::Settings;
+use crate::settings::{Protection, Settings};
 
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -34,6 +35,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub(crate) struct Shared {
     pub(crate) service: Service,
     pub(crate) settings: Settings,
+    pub(crate) protection: Protection,
     pub(crate) bell: Wakeup,
     pub(crate) is_over: AtomicBool,
     connections: Mutex<Connections>,
@@ -46,8 +48,8 @@ struct Connections {
 }
 
 impl Shared {
-    pub(crate) fn new(service: Service, settings: Settings, bell: Wakeup) -> Shared {
-        Shared { service, settings, bell, is_over: AtomicBool::new(false), connections: Mutex::default() }
+    pub(crate) fn new(service: Service, settings: Settings, protection: Protection, bell: Wakeup) -> Shared {
+        Shared { service, settings, protection, bell, is_over: AtomicBool::new(false), connections: Mutex::default() }
     }
 
     fn connections(&self) -> MutexGuard<'_, Connections> {
@@ -115,7 +117,7 @@ fn take_in(shared: &Arc<Shared>, stream: TcpStream, peer: IpAddr) -> std::io::Re
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(patience.frame))?;
     stream.set_write_timeout(Some(patience.frame))?;
-    let outlet = Arc::new(Outlet::new(stream.try_clone()?));
+    let outlet = Arc::new(Outlet::new(channel(stream, &shared.protection, patience)));
     shared.service.tallies.add(Figure::ConnectionsTotal, 1);
     let Some(number) = shared.enter(&outlet) else {
         let refusal = Refusal::TooManyConnections;
@@ -126,7 +128,7 @@ fn take_in(shared: &Arc<Shared>, stream: TcpStream, peer: IpAddr) -> std::io::Re
     let for_thread = Arc::clone(shared);
     let serve = move || {
         let shared = for_thread;
-        Connection::new(&shared.service, stream, &outlet, peer, patience).serve(|| shared.count());
+        Connection::new(&shared.service, &outlet, peer, patience).serve(|| shared.count());
         shared.leave(number);
     };
     let started = thread::Builder::new().name("donor-serve".into()).stack_size(STACK_BYTES).spawn(serve);

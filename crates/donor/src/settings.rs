@@ -4,10 +4,13 @@
 //! What a donor is to lend and how, and why it may be unable to.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use aquifer_tls::{CredentialFailure, Files};
 use aquifer_wire::SLAB_BYTES;
+use rustls::ServerConfig;
 
 use crate::leases::SLABS_MOST;
 use crate::memory::Source;
@@ -20,11 +23,32 @@ pub const LEASE: Duration = Duration::from_secs(60);
 pub const CONNECTIONS_MOST: usize = 256;
 
 /// How the connections are protected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Security {
     /// Not at all: whoever can reach the donor can borrow, and whoever is in between can read and change what is lent.
     Plain,
+    /// By TLS 1.3. A borrower must show a certificate that the authority has signed.
+    Tls(Files),
+}
+
+/// The same, with what the files hold.
+#[derive(Clone, Debug)]
+pub(crate) enum Protection {
+    Plain,
+    Tls(Arc<ServerConfig>),
+}
+
+impl Security {
+    pub(crate) fn protection(&self) -> Result<Protection, StartFailure> {
+        Ok(match self {
+            Security::Plain => Protection::Plain,
+            Security::Tls(files) => {
+                let credentials = files.load().map_err(StartFailure::Credentials)?;
+                Protection::Tls(credentials.for_donor().map_err(StartFailure::Credentials)?)
+            }
+        })
+    }
 }
 
 /// How long a donor waits for a peer.
@@ -32,6 +56,8 @@ pub enum Security {
 pub struct Patience {
     /// From the first byte of a frame to its last, and for a greeting at all.
     pub frame: Duration,
+    /// For a TLS handshake from its first byte to its last.
+    pub handshake: Duration,
     /// From one frame to the next.
     pub idle: Duration,
 }
@@ -39,7 +65,8 @@ pub struct Patience {
 impl Default for Patience {
     fn default() -> Self {
         // A frame of 2 MiB takes 5 s at 3.4 Mbit/s. A borrower opens a connection anew when it needs one.
-        Patience { frame: Duration::from_secs(5), idle: Duration::from_secs(600) }
+        let (frame, handshake) = (Duration::from_secs(5), Duration::from_secs(5));
+        Patience { frame, handshake, idle: Duration::from_secs(600) }
     }
 }
 
@@ -102,6 +129,8 @@ impl Settings {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartFailure {
+    /// The files of TLS are no good.
+    Credentials(CredentialFailure),
     /// The address cannot be listened at.
     Listen(SocketAddr, io::Error),
     /// The memory cannot be had.
@@ -119,6 +148,7 @@ pub enum StartFailure {
 impl fmt::Display for StartFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            StartFailure::Credentials(failure) => write!(f, "{failure}"),
             StartFailure::Listen(address, error) => {
                 write!(f, "cannot listen at {address}: {error}; give an address of this machine and a free port")
             }

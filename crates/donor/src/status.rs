@@ -7,39 +7,155 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use aquifer_tls::{
+    Borrower, Broken, CredentialFailure, Distrust, Opening, Pipe, Protection, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES,
+    ShakeFailure,
+};
 use aquifer_wire::{
-    BorrowerId, HEADER_BYTES, Header, Message, STANDING_BYTES, Standing, VERSION_NEWEST, VERSION_OLDEST,
+    BorrowerId, HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing, VERSION_NEWEST, VERSION_OLDEST,
+    is_frame,
 };
 
-/// Asks the donor at `address`, and waits at most `patience` for each step.
-pub fn status(address: SocketAddr, patience: Duration) -> io::Result<Standing> {
-    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+use crate::settings::Security;
+
+/// Why a donor's standing is not known.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StatusFailure {
+    /// The files of TLS are no good.
+    Credentials(CredentialFailure),
+    /// The two ends do not trust each other.
+    Distrust(Distrust),
+    /// There is no answer, or none of a donor.
+    Io(io::Error),
+    /// This is no name that a certificate can be for.
+    Name(String),
+    /// The donor says no.
+    Refused(Refusal),
+}
+
+impl From<io::Error> for StatusFailure {
+    fn from(error: io::Error) -> Self {
+        StatusFailure::Io(error)
+    }
+}
+
+/// Asks the donor at `address`, whose certificate is for `name`, and waits at most `patience` for each step.
+pub fn status(
+    address: SocketAddr,
+    name: &str,
+    security: &Security,
+    patience: Duration,
+) -> Result<Standing, StatusFailure> {
+    let stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
+    let mut line = Line { stream, protection: None, text: Vec::new() };
+    if let Security::Tls(files) = security {
+        let server = Borrower::name(name).ok_or_else(|| StatusFailure::Name(name.into()))?;
+        let credentials = files.load().map_err(StatusFailure::Credentials)?;
+        let borrower = Borrower::new(credentials, server).map_err(StatusFailure::Credentials)?;
+        line.protection = Some(line.shake_hands(&borrower)?);
+    }
     let bits = || aquifer_sys::raw::random().map_err(|errno| io::Error::from_raw_os_error(errno.0));
     let borrower = BorrowerId(u128::from(bits()?) << 64 | u128::from(bits()?));
     let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower };
-    let Message::Welcome { first_request, .. } = ask(&mut stream, 0, hello)? else { return Err(unexpected()) };
-    if ask(&mut stream, first_request, Message::Status)? != Message::Standing {
+    let Message::Welcome { first_request, .. } = line.ask(0, hello)? else { return Err(unexpected()) };
+    if line.ask(first_request, Message::Status)? != Message::Standing {
         return Err(unexpected());
     }
     let mut body = [0; STANDING_BYTES];
-    stream.read_exact(&mut body)?;
+    line.fill(&mut body)?;
     Ok(Standing::decode(&body))
 }
 
-fn ask(stream: &mut TcpStream, request: u64, message: Message) -> io::Result<Message> {
-    stream.write_all(&Header::new(request, message, &[]).encode())?;
-    let mut header = [0; HEADER_BYTES];
-    stream.read_exact(&mut header)?;
-    let header = Header::decode(&header).map_err(io::Error::other)?;
-    match header.message {
-        Message::Error { refusal } => Err(io::Error::other(refusal)),
-        message if header.request == request => Ok(message),
-        _ => Err(unexpected()),
+/// A connection.
+struct Line {
+    stream: TcpStream,
+    /// None: in plain text.
+    protection: Option<Protection>,
+    /// Received, and not taken yet.
+    text: Vec<u8>,
+}
+
+impl Line {
+    fn shake_hands(&mut self, borrower: &Borrower) -> Result<Protection, StatusFailure> {
+        match borrower.shake_hands(&mut Through(&mut self.stream)) {
+            Ok(protection) => Ok(protection),
+            Err(ShakeFailure::Distrust(distrust)) => Err(StatusFailure::Distrust(distrust)),
+            Err(ShakeFailure::Pipe(error)) => Err(StatusFailure::Io(error)),
+            Err(ShakeFailure::Foreign(begun)) if is_frame(&begun) => {
+                let mut header = [0; HEADER_BYTES];
+                header[..begun.len()].copy_from_slice(&begun);
+                self.stream.read_exact(&mut header[begun.len()..])?;
+                match Header::decode(&header).map(|header| header.message) {
+                    Ok(Message::Error { refusal }) => Err(StatusFailure::Refused(refusal)),
+                    _ => Err(unexpected()),
+                }
+            }
+            Err(ShakeFailure::Foreign(_)) => Err(StatusFailure::Distrust(Distrust::NoHandshake)),
+        }
+    }
+
+    fn ask(&mut self, request: u64, message: Message) -> Result<Message, StatusFailure> {
+        let frame = Header::new(request, message, &[]).encode();
+        match &mut self.protection {
+            None => self.stream.write_all(&frame)?,
+            Some(protection) => {
+                let mut record = [0; HEADER_BYTES + RECORD_EXTRA_BYTES];
+                protection.sealing.seal(&frame, &[], &mut record).map_err(broken)?;
+                self.stream.write_all(&record)?;
+            }
+        }
+        let mut header = [0; HEADER_BYTES];
+        self.fill(&mut header)?;
+        let header = Header::decode(&header).map_err(StatusFailure::Refused)?;
+        match header.message {
+            Message::Error { refusal } => Err(StatusFailure::Refused(refusal)),
+            message if header.request == request => Ok(message),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), StatusFailure> {
+        let Some(protection) = &mut self.protection else { return Ok(self.stream.read_exact(into)?) };
+        while self.text.len() < into.len() {
+            let mut record = vec![0; RECORD_HEAD_BYTES];
+            self.stream.read_exact(&mut record)?;
+            let whole = Opening::length(&record).map_err(broken)?.expect("the head is whole");
+            record.resize(whole, 0);
+            self.stream.read_exact(&mut record[RECORD_HEAD_BYTES..])?;
+            let text = protection.opening.open(&mut record).map_err(broken)?;
+            self.text.extend_from_slice(&record[text]);
+        }
+        into.copy_from_slice(&self.text[..into.len()]);
+        self.text.drain(..into.len());
+        Ok(())
     }
 }
 
-fn unexpected() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "not the answer of a donor")
+/// The stream while hands are shaken.
+struct Through<'a>(&'a mut TcpStream);
+
+impl Pipe for Through<'_> {
+    type Failure = io::Error;
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact(into)
+    }
+}
+
+fn broken(broken: Broken) -> StatusFailure {
+    match broken {
+        Broken::Ended(distrust) => StatusFailure::Distrust(distrust),
+        _ => unexpected(),
+    }
+}
+
+fn unexpected() -> StatusFailure {
+    StatusFailure::Io(io::Error::new(ErrorKind::InvalidData, "not the answer of a donor"))
 }

@@ -7,27 +7,31 @@
 #[path = "../../tiers/tests/steps/mod.rs"]
 mod steps;
 
+#[macro_use]
+mod certificates;
+
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Donor, Security, Settings, Source};
+use aquifer_donor::{Donor, Settings, Source};
 use aquifer_tiers::conformance::{check, frames, model};
 use aquifer_tiers::{Disposition, Operation, PAGE, Request, Tier, TierSpec, Wait, open};
 use aquifer_wire::{Figure, Refusal, SLAB_BYTES};
+use certificates::Kind;
 use proptest::prelude::*;
 
 /// Longer than any loss is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn settings() -> Settings {
-    Settings::new(([127, 0, 0, 1], 0).into(), 64 << 20, Source::Anonymous, Security::Plain)
+fn settings(kind: Kind) -> Settings {
+    Settings::new(([127, 0, 0, 1], 0).into(), 64 << 20, Source::Anonymous, kind.security())
 }
 
 fn start(settings: Settings) -> Donor {
     Donor::start(settings, Box::new(|line| println!("{line}"))).unwrap()
 }
 
-fn tier(donor: &Donor) -> Box<dyn Tier> {
-    let spec = format!("donor:{},security=plain,size=16MiB", donor.address());
+fn tier(donor: &Donor, kind: Kind) -> Box<dyn Tier> {
+    let spec = format!("donor:{},size=16MiB{}", donor.address(), kind.options());
     open(&spec.parse::<TierSpec>().unwrap()).unwrap()
 }
 
@@ -53,31 +57,41 @@ fn wait_until(donor: &Donor, what: impl Fn(&Donor) -> bool) {
     }
 }
 
-#[test]
-fn a_donor_passes_the_suite() {
-    let donor = start(settings());
-    check("donor", &|| tier(&donor));
+fn a_donor_passes_the_suite(kind: Kind) {
+    let donor = start(settings(kind));
+    check("donor", &|| tier(&donor, kind));
     wait_until(&donor, |donor| donor.standing().figure(Figure::LentBytes) == 0);
     for refusal in Refusal::ALL {
         assert_eq!(donor.standing().refused(*refusal), 0, "{refusal}");
     }
 }
 
+for_each_kind! {
+    a_donor_passes_the_suite,
+    slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded,
+    leases_stay_while_they_are_tended,
+    connections_that_break_are_made_anew,
+    a_donor_that_is_gone_is_an_error_within_a_bound,
+    a_donor_that_was_started_anew_has_nothing_of_ours,
+    a_donor_with_nothing_left_is_a_full_tier,
+    what_cannot_be_opened_says_why,
+}
+
 proptest! {
     #![proptest_config(steps::config())]
 
     #[test]
-    fn every_read_returns_the_last_write(depth in 1u32..16, steps in steps::steps()) {
-        let donor = start(settings());
-        model::replay(&*tier(&donor), depth, &steps);
+    fn every_read_returns_the_last_write(is_plain: bool, depth in 1u32..16, steps in steps::steps()) {
+        let kind = if is_plain { Kind::Plain } else { Kind::Tls };
+        let donor = start(settings(kind));
+        model::replay(&*tier(&donor, kind), depth, &steps);
         donor.stop(Duration::ZERO);
     }
 }
 
-#[test]
-fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded() {
-    let donor = start(settings());
-    let tier = tier(&donor);
+fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discarded(kind: Kind) {
+    let donor = start(settings(kind));
+    let tier = tier(&donor, kind);
     let lent = || donor.standing().figure(Figure::LentBytes) / SLAB_BYTES;
     assert_eq!(lent(), 0);
     write(&*tier, 0, 1);
@@ -92,11 +106,10 @@ fn slabs_are_borrowed_when_they_are_written_and_given_back_when_they_are_discard
     assert_eq!(lent(), 0);
 }
 
-#[test]
-fn leases_stay_while_they_are_tended() {
+fn leases_stay_while_they_are_tended(kind: Kind) {
     let lease = Duration::from_millis(1500);
-    let donor = start(Settings { lease, ..settings() });
-    let tier = tier(&donor);
+    let donor = start(Settings { lease, ..settings(kind) });
+    let tier = tier(&donor, kind);
     write(&*tier, 0, 1);
     let begun = Instant::now();
     while begun.elapsed() < 2 * lease {
@@ -119,12 +132,12 @@ fn leases_stay_while_they_are_tended() {
     read(&*tier, 0, 2);
 }
 
-#[test]
-fn connections_that_break_are_made_anew() {
+fn connections_that_break_are_made_anew(kind: Kind) {
     // Every idle connection is dropped by the donor at once.
-    let patience = aquifer_donor::Patience { idle: Duration::from_millis(1), frame: Duration::from_millis(50) };
-    let donor = start(Settings { patience, ..settings() });
-    let tier = tier(&donor);
+    let (idle, frame) = (Duration::from_millis(1), Duration::from_millis(50));
+    let patience = aquifer_donor::Patience { idle, frame, ..aquifer_donor::Patience::default() };
+    let donor = start(Settings { patience, ..settings(kind) });
+    let tier = tier(&donor, kind);
     let mut queue = tier.open_queue(4).unwrap();
     for version in 0..5 {
         write(&*tier, 0, version);
@@ -144,10 +157,9 @@ fn connections_that_break_are_made_anew() {
     }
 }
 
-#[test]
-fn a_donor_that_is_gone_is_an_error_within_a_bound() {
-    let donor = start(settings());
-    let tier = tier(&donor);
+fn a_donor_that_is_gone_is_an_error_within_a_bound(kind: Kind) {
+    let donor = start(settings(kind));
+    let tier = tier(&donor, kind);
     write(&*tier, 0, 1);
     let mut queue = tier.open_queue(4).unwrap();
     donor.stop(Duration::ZERO);
@@ -173,14 +185,13 @@ fn a_donor_that_is_gone_is_an_error_within_a_bound() {
     assert!(begun.elapsed() < PATIENCE);
 }
 
-#[test]
-fn a_donor_that_was_started_anew_has_nothing_of_ours() {
-    let donor = start(settings());
+fn a_donor_that_was_started_anew_has_nothing_of_ours(kind: Kind) {
+    let donor = start(settings(kind));
     let address = donor.address();
-    let tier = tier(&donor);
+    let tier = tier(&donor, kind);
     write(&*tier, 0, 1);
     donor.stop(Duration::ZERO);
-    let _successor = start(Settings { listen: address, ..settings() });
+    let _successor = start(Settings { listen: address, ..settings(kind) });
     let mut frame = frames::frame(1, 0xee);
     let failure = tier.read(0, &mut frame).unwrap_err();
     assert_eq!((failure.errno(), failure.disposition()), (Some(libc::ESTALE), Disposition::Poison), "{failure}");
@@ -188,10 +199,9 @@ fn a_donor_that_was_started_anew_has_nothing_of_ours() {
     frames::give_back(frame);
 }
 
-#[test]
-fn a_donor_with_nothing_left_is_a_full_tier() {
-    let donor = start(Settings { capacity_bytes: 16 << 20, ..settings() });
-    let (one, other) = (tier(&donor), tier(&donor));
+fn a_donor_with_nothing_left_is_a_full_tier(kind: Kind) {
+    let donor = start(Settings { capacity_bytes: 16 << 20, ..settings(kind) });
+    let (one, other) = (tier(&donor, kind), tier(&donor, kind));
     (0..8).for_each(|slab| write(&*one, slab * SLAB_BYTES, 1));
     let frame = frames::frame(1, 0);
     assert_eq!(other.write(0, &frame).unwrap_err().disposition(), Disposition::Refuse);
@@ -200,19 +210,18 @@ fn a_donor_with_nothing_left_is_a_full_tier() {
     frames::give_back(frame);
 }
 
-#[test]
-fn what_cannot_be_opened_says_why() {
-    let donor = start(settings());
+fn what_cannot_be_opened_says_why(kind: Kind) {
+    let donor = start(settings(kind));
     let address = donor.address();
     for (spec, remedy) in [
-        (format!("donor:{address},security=plain,size=1GiB"), "less with size="),
-        (format!("donor:{address},security=plain,size=1MiB"), "at least 2MiB"),
-        ("donor:127.0.0.1:1,security=plain".into(), "aquifer donor"),
+        (format!("donor:{address},size=1GiB{}", kind.options()), "less with size="),
+        (format!("donor:{address},size=1MiB{}", kind.options()), "at least 2MiB"),
+        (format!("donor:127.0.0.1:1{}", kind.options()), "aquifer donor"),
     ] {
         let message = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
         assert!(message.contains(remedy) && !message.contains('\n'), "{message}");
     }
-    assert_eq!(tier(&donor).capacity_bytes() as usize % PAGE, 0);
+    assert_eq!(tier(&donor, kind).capacity_bytes() as usize % PAGE, 0);
 }
 
 /// Between a borrower and a donor: passes frames on, and keeps the first write back while it is told to.
@@ -272,10 +281,10 @@ mod detour {
 }
 
 /// A write got no answer, was repeated and overwritten, and only then came to the donor. Without a new token for the
-/// second write, the first one's bytes were what a read returned from then on.
+/// second write, the first one's bytes were what a read returned from then on. In plain text: the detour reads frames.
 #[test]
 fn a_write_that_is_late_does_not_land() {
-    let donor = start(settings());
+    let donor = start(settings(Kind::Plain));
     let detour = detour::start(donor.address());
     let spec = format!("donor:{},security=plain,size=16MiB", detour.address);
     let tier = open(&spec.parse::<TierSpec>().unwrap()).unwrap();

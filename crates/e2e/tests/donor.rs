@@ -8,6 +8,7 @@
 //! zeros where its data was.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,27 +19,65 @@ use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, managed, run, start, s
 struct Donor {
     child: Child,
     address: String,
+    /// What its borrowers say about security, as options of a tier and as flags.
+    options: String,
+    flags: Vec<String>,
+}
+
+/// Makes the certificates that `docs/donor.md` makes, with its commands. `None` where there is no openssl.
+fn certificates() -> Option<PathBuf> {
+    let directory = scratch("donor-certificates");
+    let text = include_str!("../../../docs/donor.md");
+    let (_, rest) = text.split_once("```sh certificates\n").expect("the page has the commands");
+    let (commands, _) = rest.split_once("```").expect("they end");
+    let script = format!("set -e\n{}", commands.replace("10.0.0.2", "127.0.0.1"));
+    let made = std::process::Command::new("sh").args(["-c", &script]).current_dir(&directory).output();
+    if !std::process::Command::new("openssl").arg("version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped, because there is no openssl");
+        return None;
+    }
+    let made = made.expect("sh can be started");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Some(directory)
 }
 
 impl Donor {
     fn start(words: &[&str]) -> Donor {
+        let flags = ["--security", "plain"].map(String::from);
+        Donor::with(words, &flags, ",security=plain".into(), flags.to_vec())
+    }
+
+    /// One that lends over TLS.
+    fn start_secure(words: &[&str]) -> Option<Donor> {
+        let directory = certificates()?;
+        let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
+        let flags = |cert: &str, key: &str| {
+            ["--tls-cert", &file(cert), "--tls-key", &file(key), "--tls-ca", &file("ca.pem")].map(String::from)
+        };
+        let (cert, key, ca) = (file("borrower.pem"), file("borrower.key"), file("ca.pem"));
+        let options = format!(",cert={cert},key={key},ca={ca}");
+        let borrowers = flags("borrower.pem", "borrower.key").to_vec();
+        Some(Donor::with(words, &flags("donor.pem", "donor.key"), options, borrowers))
+    }
+
+    fn with(words: &[&str], security: &[String], options: String, flags: Vec<String>) -> Donor {
         let mut command = aquifer();
-        command.args(["donor", "--security", "plain", "--json", "--listen", "127.0.0.1:0"]).args(words);
+        command.args(["donor", "--json", "--listen", "127.0.0.1:0"]).args(security).args(words);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
         let said: serde_json::Value = serde_json::from_str(&line).expect("one object");
         assert_eq!(said["pid"], child.id());
-        Donor { child, address: said["address"].as_str().expect("an address").to_owned() }
+        Donor { child, address: said["address"].as_str().expect("an address").to_owned(), options, flags }
     }
 
     fn tier(&self, options: &str) -> String {
-        format!("donor:{},security=plain{options}", self.address)
+        format!("donor:{}{}{options}", self.address, self.options)
     }
 
     fn status(&self) -> serde_json::Value {
         let mut command = aquifer();
-        command.args(["donor", "status", &self.address, "--json"]);
+        command.args(["donor", "status", &self.address, "--json"]).args(&self.flags);
         let ended = run(command, LIMIT);
         serde_json::from_str(&ended.expect(0).stdout).expect("one object")
     }
@@ -139,11 +178,20 @@ fn words<'a>(tier: &'a str, delivery: &'a str) -> [&'a str; 6] {
 
 #[test]
 fn every_byte_comes_back_from_a_donor() {
-    let Some(program) = compile_text("donor-alone", PROGRAM) else { return };
-    let donor = Donor::start(&["--size", "256MiB"]);
+    every_byte_comes_back("donor-alone", &Donor::start(&["--size", "256MiB"]));
+}
+
+#[test]
+fn every_byte_comes_back_over_tls() {
+    let Some(donor) = Donor::start_secure(&["--size", "256MiB"]) else { return };
+    every_byte_comes_back("donor-secure", &donor);
+}
+
+fn every_byte_comes_back(name: &str, donor: &Donor) {
+    let Some(program) = compile_text(name, PROGRAM) else { return };
     let tier = donor.tier(",size=128MiB");
     for delivery in ["signal", "listener"] {
-        let file = scratch("donor-stats").join("stats.json");
+        let file = scratch(name).join("stats.json");
         let file_text = file.to_str().expect("a path of ours");
         let settings = [&words(&tier, delivery)[..], &["--stats-json", file_text]].concat();
         run(managed(&settings, &program, &[]), LIMIT).expect(0);
@@ -162,8 +210,17 @@ fn every_byte_comes_back_from_a_donor() {
 
 #[test]
 fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
-    let Some(program) = compile_text("donor-forks", PROGRAM) else { return };
-    let donor = Donor::start(&["--size", "1GiB"]);
+    parents_and_children("donor-forks", &Donor::start(&["--size", "1GiB"]));
+}
+
+#[test]
+fn parents_and_children_have_their_own_sessions_over_tls() {
+    let Some(donor) = Donor::start_secure(&["--size", "1GiB"]) else { return };
+    parents_and_children("donor-secure-forks", &donor);
+}
+
+fn parents_and_children(name: &str, donor: &Donor) {
+    let Some(program) = compile_text(name, PROGRAM) else { return };
     let tier = donor.tier(",size=512MiB");
     for delivery in ["signal", "listener"] {
         run(managed(&words(&tier, delivery), &program, &["fork"]), LIMIT).expect(0);

@@ -5,18 +5,22 @@
 //!
 //! A demand read is one round trip of the faulting thread's own, straight into the frame; the background has a
 //! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`
-//! the one that there is, `link.rs` a connection of it. What goes over it: `docs/formats.md`; why so:
-//! `docs/decisions/0015-a-donor-lends-slabs.md`.
+//! the one that there is, `link.rs` a connection of it, `channel.rs` what protects that, TLS or nothing. What goes over
+//! it: `docs/formats.md`; why so: `docs/decisions/0015-a-donor-lends-slabs.md`.
 //!
 //! After fork(2) parent and child read the same slabs, each over connections of its own, and each renews the leases of
 //! both: as one borrower, whose leases last until the last of them has been gone for the time of a lease.
 
+mod channel;
 mod contact;
+mod deadline;
 mod link;
+mod plain;
 mod queue;
 mod ranges;
 mod remote;
 mod tcp;
+mod tls;
 mod transport;
 mod turns;
 
@@ -27,15 +31,17 @@ use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, random};
-use aquifer_wire::{BorrowerId, SLAB_BYTES};
+use aquifer_tls::{Borrower, CredentialFailure};
+use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
 
+use self::channel::{Miss, Security};
 use self::link::Greeting;
 use self::remote::Remote;
 use self::tcp::{SharedTcp, Tcp};
 use self::transport::Loss;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::open_failure::OpenFailure;
-use crate::spec::DonorSpec;
+use crate::spec::{DonorSecurity, DonorSpec};
 use crate::tier::{Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
 
@@ -52,17 +58,28 @@ impl Donor {
         let system = |what, source| OpenFailure::System { tier: NAME, what, source };
         let id = || random().map(u128::from).map_err(|errno| system("drawing a random number", error(errno)));
         let who = BorrowerId(id()? << 64 | id()?);
+        let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
         let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        let mut last = failure(io::ErrorKind::NotFound.into());
         for address in spec.address.to_socket_addrs().map_err(failure)? {
-            let tcp = Tcp::new(address, who).map_err(|errno| system("making sockets", error(errno)))?;
-            match tcp.greet() {
+            let tcp = Tcp::new(address, security.clone(), who);
+            let tcp = tcp.map_err(|errno| system("making sockets", error(errno)))?;
+            let address = spec.address.clone();
+            last = match tcp.greet() {
                 Ok(greeting) => return Self::with(spec, tcp, greeting),
-                Err(Loss::Connection(errno)) => last = io::Error::from_raw_os_error(errno),
-                Err(Loss::Refused(refusal)) => last = io::Error::other(refusal),
-            }
+                Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
+                Err(Miss::Loss(Loss::Refused(Refusal::PlainOnly))) => OpenFailure::DonorPlain { address },
+                Err(Miss::Loss(Loss::Refused(Refusal::TlsOnly))) => OpenFailure::DonorTls { address },
+                Err(Miss::Loss(Loss::Refused(refusal))) => failure(io::Error::other(refusal)),
+                Err(Miss::Loss(Loss::Connection(errno))) => failure(io::Error::from_raw_os_error(errno)),
+            };
         }
-        Err(failure(last))
+        Err(last)
+    }
+
+    /// Refuses files that no connection could be protected with.
+    pub(crate) fn check_place(spec: &DonorSpec) -> Result<(), OpenFailure> {
+        security(spec).map(|_| ()).map_err(|failure| OpenFailure::Credentials { failure })
     }
 
     fn with(spec: &DonorSpec, tcp: Tcp, greeting: Greeting) -> Result<Donor, OpenFailure> {
@@ -79,6 +96,16 @@ impl Donor {
         let transport = Box::new(SharedTcp(Arc::new(tcp)));
         Ok(Donor { remote: Arc::new(Remote::new(transport, slabs, greeting.lease)) })
     }
+}
+
+fn security(spec: &DonorSpec) -> Result<Security, CredentialFailure> {
+    Ok(match &spec.security {
+        DonorSecurity::Plain => Security::Plain,
+        DonorSecurity::Tls { files, name } => {
+            let name = Borrower::name(name).expect("a description has a name that can be one");
+            Security::Tls(Arc::new(Borrower::new(files.load()?, name)?))
+        }
+    })
 }
 
 impl Tier for Donor {

@@ -54,5 +54,5 @@ pub use failure_plan::FailurePlan;
 pub use flash::Flash;
 pub use open::{check_place, open};
 pub use open_failure::OpenFailure;
-pub use spec::{DonorSpec, FlashSpec, SpecFailure, TierSpec};
+pub use spec::{DonorSecurity, DonorSpec, FlashSpec, SpecFailure, TierSpec};
 pub use tier::{Completion, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};

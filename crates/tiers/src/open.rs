@@ -19,7 +19,8 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Flash(spec) => Flash::check_place(spec),
         TierSpec::Failing { inner, .. } => check_place(inner),
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
-        TierSpec::Donor(_) | TierSpec::Dram { .. } => Ok(()),
+        TierSpec::Donor(spec) => Donor::check_place(spec),
+        TierSpec::Dram { .. } => Ok(()),
     }
 }
 

@@ -9,11 +9,17 @@ use std::path::PathBuf;
 use std::{fmt, io};
 
 use aquifer_core::units::ByteSize;
+use aquifer_tls::{CredentialFailure, Distrust};
 
 /// A tier that did not come up.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenFailure {
+    /// The files that a connection is protected with are no good.
+    Credentials {
+        /// Which, and why.
+        failure: CredentialFailure,
+    },
     /// The block device is mounted, or another program holds it.
     DeviceInUse {
         /// The device.
@@ -25,6 +31,23 @@ pub enum OpenFailure {
         address: String,
         /// Why not.
         source: io::Error,
+    },
+    /// The donor and this process do not trust each other.
+    DonorDistrust {
+        /// Where.
+        address: String,
+        /// Why not.
+        distrust: Distrust,
+    },
+    /// The donor lends in plain text, and was asked over TLS.
+    DonorPlain {
+        /// Where.
+        address: String,
+    },
+    /// The donor lends over TLS, and was asked in plain text.
+    DonorTls {
+        /// Where.
+        address: String,
     },
     /// The donor lends less than was asked for.
     DonorTooSmall {
@@ -146,6 +169,20 @@ impl fmt::Display for OpenFailure {
                 "no donor answers at {address}: {source}; start one there with 'aquifer donor', or check the address and \
                  the network"
             ),
+            OpenFailure::Credentials { failure } => write!(f, "{failure}"),
+            OpenFailure::DonorDistrust { address, distrust } => {
+                write!(f, "nothing is borrowed from {address}: {distrust}")
+            }
+            OpenFailure::DonorPlain { address } => write!(
+                f,
+                "the donor at {address} lends in plain text, and was asked over TLS; give the donor certificates, or write \
+                 security=plain where nobody else is on the network"
+            ),
+            OpenFailure::DonorTls { address } => write!(
+                f,
+                "the donor at {address} lends over TLS, and was asked in plain text; leave security=plain out, and give \
+                 cert=FILE, key=FILE and ca=FILE"
+            ),
             OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes } => write!(
                 f,
                 "the donor tier should hold {}, but {address} lends {} at most to one borrower; give it less with size=",
@@ -249,6 +286,12 @@ mod tests {
         for (failure, remedy) in [
             (OpenFailure::DeviceInUse { path: path() }, "unmount it"),
             (OpenFailure::Donor { address: "host:7000".into(), source: error(libc::ECONNREFUSED) }, "aquifer donor"),
+            (
+                OpenFailure::DonorDistrust { address: "host:7000".into(), distrust: Distrust::DonorName },
+                "name=SERVERNAME",
+            ),
+            (OpenFailure::DonorPlain { address: "host:7000".into() }, "security=plain"),
+            (OpenFailure::DonorTls { address: "host:7000".into() }, "cert=FILE"),
             (
                 OpenFailure::DonorTooSmall { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },
                 "less with size=",

@@ -8,6 +8,7 @@
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
 //! dram:[size=SIZE]
+//! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use aquifer_core::units::ByteSize;
+use aquifer_tls::{Borrower, Files};
 
 use crate::failure_plan::FailurePlan;
 
@@ -64,6 +66,22 @@ pub struct DonorSpec {
     pub address: String,
     /// Capacity; by default what the donor lends to one borrower.
     pub size: Option<ByteSize>,
+    /// How connections are protected.
+    pub security: DonorSecurity,
+}
+
+/// How connections to a donor are protected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DonorSecurity {
+    /// Not at all.
+    Plain,
+    /// By TLS 1.3, with certificates on both sides.
+    Tls {
+        /// Who we are, and whom we trust.
+        files: Files,
+        /// What the donor's certificate must be for; by default the address's host.
+        name: String,
+    },
 }
 
 /// A flash tier, described.
@@ -158,25 +176,63 @@ fn donor(rest: &str) -> Result<DonorSpec, String> {
             "'{address}' is no donor's address; write donor:HOST:PORT, for example donor:10.0.0.2:7000"
         ));
     }
-    let mut spec = DonorSpec { address: address.into(), size: None };
-    let mut is_plain = false;
+    let mut size = None;
+    let mut is_plain = None;
+    let [mut cert, mut key, mut ca, mut name] = [None; 4];
     for option in options(rest) {
         match option {
-            ("size", Some(value)) => set_size(&mut spec.size, value)?,
-            ("security", Some("plain")) => is_plain = true,
+            ("size", Some(value)) => set_size(&mut size, value)?,
+            ("security", Some("plain")) => is_plain = Some(true),
+            ("security", Some("tls")) => is_plain = Some(false),
             ("security", Some(other)) => {
-                return Err(format!("'{other}' is no security that this build has; write security=plain"));
+                return Err(format!("'{other}' is no security; write security=tls or security=plain"));
             }
-            (name, _) => return Err(unknown(name, "security=plain or size=SIZE")),
+            ("cert", Some(file)) if !file.is_empty() => cert = Some(file),
+            ("key", Some(file)) if !file.is_empty() => key = Some(file),
+            ("ca", Some(file)) if !file.is_empty() => ca = Some(file),
+            ("name", Some(text)) if Borrower::name(text).is_some() => name = Some(text),
+            ("name", Some(text)) => {
+                return Err(format!("'{text}' is no name of a server; write a host's name or an address"));
+            }
+            (word, _) => {
+                return Err(unknown(
+                    word,
+                    "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain or size=SIZE",
+                ));
+            }
         }
     }
-    if !is_plain {
-        return Err(format!(
-            "memory goes to a donor encrypted unless plain text is asked for, and this build cannot encrypt yet; \
-             write donor:{address},security=plain where nobody else is on the network"
-        ));
+    let address = address.to_owned();
+    if is_plain == Some(true) {
+        if [cert, key, ca, name].iter().any(Option::is_some) {
+            return Err(
+                "security=plain uses no certificates; leave it out, or leave cert=, key=, ca= and name= out".into()
+            );
+        }
+        return Ok(DonorSpec { address, size, security: DonorSecurity::Plain });
     }
-    Ok(spec)
+    let (Some(cert), Some(key), Some(ca)) = (cert, key, ca) else {
+        return Err(format!(
+            "memory goes to a donor over TLS unless plain text is asked for, and that takes certificates; write \
+             donor:{address},cert=FILE,key=FILE,ca=FILE, or donor:{address},security=plain where nobody else is on the \
+             network"
+        ));
+    };
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None => {
+            let (host, _) = address.rsplit_once(':').expect("it was checked");
+            let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+            if Borrower::name(&host).is_none() {
+                return Err(format!(
+                    "'{host}' is no name that a certificate can be for; give one with name=SERVERNAME"
+                ));
+            }
+            host
+        }
+    };
+    let files = Files { cert: cert.into(), key: key.into(), ca: ca.into() };
+    Ok(DonorSpec { address, size, security: DonorSecurity::Tls { files, name } })
 }
 
 fn emulated(rest: &str) -> Result<TierSpec, String> {
@@ -262,10 +318,22 @@ mod tests {
 
     #[test]
     fn donors_take_an_address_and_options() {
-        let donor = |address: &str, size| TierSpec::Donor(DonorSpec { address: address.into(), size });
+        let security = DonorSecurity::Plain;
+        let donor = |address: &str, size| {
+            TierSpec::Donor(DonorSpec { address: address.into(), size, security: security.clone() })
+        };
         assert_eq!(spec("donor:host:7000,security=plain"), donor("host:7000", None));
         let sized = donor("[::1]:7000", Some(ByteSize(1 << 30)));
         assert_eq!(spec("donor:[::1]:7000,size=1GiB,security=plain"), sized);
+        for (text, name) in [
+            ("donor:host:7000,cert=/c,key=k,ca=./a", "host"),
+            ("donor:[::1]:7000,ca=./a,security=tls,key=k,cert=/c", "::1"),
+            ("donor:10.0.0.2:7000,cert=/c,key=k,ca=./a,name=memory.example", "memory.example"),
+        ] {
+            let TierSpec::Donor(donor) = spec(text) else { panic!("not a donor") };
+            let files = Files { cert: "/c".into(), key: "k".into(), ca: "./a".into() };
+            assert_eq!(donor.security, DonorSecurity::Tls { files, name: name.into() }, "{text}");
+        }
     }
 
     #[test]
@@ -316,9 +384,14 @@ mod tests {
             ("donor::7000", "':7000'", "donor:HOST:PORT"),
             ("donor:host:0", "'host:0'", "donor:HOST:PORT"),
             ("donor:host:70000", "'host:70000'", "donor:HOST:PORT"),
-            ("donor:host:7000", "encrypted", "donor:host:7000,security=plain"),
-            ("donor:host:7000,size=1GiB", "encrypted", "donor:host:7000,security=plain"),
-            ("donor:host:7000,security=tls", "'tls'", "security=plain"),
+            ("donor:host:7000", "over TLS", "donor:host:7000,security=plain"),
+            ("donor:host:7000,size=1GiB", "over TLS", "donor:host:7000,cert=FILE,key=FILE,ca=FILE"),
+            ("donor:host:7000,security=tls,cert=c,key=k", "over TLS", "ca=FILE"),
+            ("donor:host:7000,cert=,key=k,ca=a", "'cert'", "cert=FILE"),
+            ("donor:host:7000,cert=c,key=k,ca=a,name=a b", "'a b'", "a host's name"),
+            ("donor:a b:7000,cert=c,key=k,ca=a", "'a b'", "name=SERVERNAME"),
+            ("donor:host:7000,security=plain,cert=c", "no certificates", "leave it out"),
+            ("donor:host:7000,security=ssl", "'ssl'", "security=plain"),
             ("donor:host:7000,security", "'security'", "security=plain"),
             ("pool:fast", "not in this build", "flash:PATH"),
             ("dax:/dev/dax0.0", "not in this build", "flash:PATH"),

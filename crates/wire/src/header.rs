@@ -113,6 +113,16 @@ impl Header {
     }
 }
 
+/// Whether bytes begin as a frame does, in whatever version.
+pub fn is_frame(begun: &[u8]) -> bool {
+    begun.starts_with(MAGIC)
+}
+
+/// Whether bytes begin as a handshake of TLS does.
+pub fn is_tls(begun: &[u8]) -> bool {
+    begun.starts_with(&[22, 3])
+}
+
 /// The newest version that both speak, of what a greeting offers.
 pub fn choose_version(oldest: u16, newest: u16) -> Result<u16, Refusal> {
     let version = newest.min(VERSION_NEWEST);

@@ -24,7 +24,7 @@ mod message;
 mod refusal;
 mod standing;
 
-pub use header::{HEADER_BYTES, Header, VERSION_NEWEST, VERSION_OLDEST, body_crc, choose_version};
+pub use header::{HEADER_BYTES, Header, VERSION_NEWEST, VERSION_OLDEST, body_crc, choose_version, is_frame, is_tls};
 pub use message::{BODY_BYTES_MOST, BorrowerId, EVERY_LEASE, Message, PAGE_BYTES, SLAB_BYTES};
 pub use refusal::Refusal;
 pub use standing::{FIGURES, Figure, STANDING_BYTES, Standing};

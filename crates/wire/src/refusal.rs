@@ -53,6 +53,15 @@ refusals! {
     18 Busy "busy" "the slab is in use at this moment",
     19 TooManyConnections "too_many_connections" "more connections than the donor serves",
     20 Ending "ending" "the donor takes its memory back and lends nothing new",
+    21 PlainOnly "plain_only" "TLS at a donor that lends in plain text",
+    22 TlsOnly "tls_only" "plain text at a donor that lends over TLS",
+    23 Handshake "handshake" "a TLS handshake that did not come to its end",
+    24 NoCertificate "no_certificate" "no certificate where one is asked for",
+    25 CertificateExpired "certificate_expired" "a certificate that has expired or is not valid yet",
+    26 CertificateUnknown "certificate_unknown" "a certificate of another authority",
+    27 CertificateUnusable "certificate_unusable" "a certificate that cannot be used",
+    28 Distrusted "distrusted" "a borrower that does not trust this donor's certificate",
+    29 RecordDamaged "record_damaged" "a TLS record that cannot be opened",
 }
 
 impl Refusal {

@@ -8,6 +8,7 @@ use std::process;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
+use aquifer_donor::StatusFailure;
 use aquifer_wire::{Figure, Refusal, Standing};
 use serde_json::{Map, Value};
 
@@ -22,12 +23,21 @@ const PATIENCE: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  aquifer donor status 10.0.0.2:7411         a table
-  aquifer donor status 10.0.0.2:7411 --json  one object")]
+  aquifer donor status 10.0.0.2:7411 \\
+    --tls-cert borrower.pem --tls-key borrower.key --tls-ca ca.pem
+  aquifer donor status 127.0.0.1:7411 --security plain         a table
+  aquifer donor status 127.0.0.1:7411 --security plain --json  one object")]
 pub struct StatusArgs {
     /// Where the donor listens
     #[arg(value_name = "HOST:PORT")]
     address: String,
+
+    #[command(flatten)]
+    tls: super::TlsArgs,
+
+    /// The name that the donor's certificate is for [default: the host]
+    #[arg(long, value_name = "SERVERNAME")]
+    tls_name: Option<String>,
 
     /// One JSON object
     #[arg(long)]
@@ -36,15 +46,42 @@ pub struct StatusArgs {
 
 /// Asks and prints.
 pub fn status(args: &StatusArgs) -> Result<process::ExitCode, Failure> {
-    let failure = |error: std::io::Error| {
-        let cause = format!("no donor answers at {}: {error}", args.address.escape_debug());
-        Failure::new(ExitCode::Failure, cause, "start one there with 'aquifer donor', or check the address")
-    };
-    let mut addresses = args.address.to_socket_addrs().map_err(failure)?;
-    let address = addresses.next().ok_or_else(|| failure(std::io::ErrorKind::NotFound.into()))?;
-    let standing = aquifer_donor::status(address, PATIENCE).map_err(failure)?;
+    let security = args.tls.security("a donor is asked over TLS unless plain text is asked for")?;
+    let silent = |error| failure(args, StatusFailure::Io(error));
+    let mut addresses = args.address.to_socket_addrs().map_err(silent)?;
+    let address = addresses.next().ok_or_else(|| silent(std::io::ErrorKind::NotFound.into()))?;
+    let host = args.address.rsplit_once(':').map_or("", |(host, _)| host);
+    let name = args.tls_name.as_deref().unwrap_or(host.trim_start_matches('[').trim_end_matches(']'));
+    let standing = aquifer_donor::status(address, name, &security, PATIENCE).map_err(|why| failure(args, why))?;
     output::print(&if args.json { json(&standing) } else { page(&standing) })?;
     Ok(ExitCode::Success.into())
+}
+
+fn failure(args: &StatusArgs, why: StatusFailure) -> Failure {
+    let address = args.address.escape_debug();
+    let (cause, remedy) = match why {
+        StatusFailure::Credentials(failure) => (failure.to_string(), ""),
+        StatusFailure::Distrust(distrust) => (format!("nothing is heard from {address}: {distrust}"), ""),
+        StatusFailure::Name(name) => {
+            (format!("'{}' is no name that a certificate can be for", name.escape_debug()), "give one with --tls-name")
+        }
+        StatusFailure::Refused(Refusal::PlainOnly) => {
+            (format!("the donor at {address} lends in plain text, and was asked over TLS"), "write --security plain")
+        }
+        StatusFailure::Refused(Refusal::TlsOnly) => (
+            format!("the donor at {address} lends over TLS, and was asked in plain text"),
+            "give --tls-cert, --tls-key and --tls-ca",
+        ),
+        StatusFailure::Refused(refusal) => {
+            (format!("the donor at {address} refuses: {refusal}"), "see what it says on its machine")
+        }
+        StatusFailure::Io(error) => (
+            format!("no donor answers at {address}: {error}"),
+            "start one there with 'aquifer donor', or check the address",
+        ),
+        why => (format!("the donor at {address} cannot be asked: {why:?}"), "check the address"),
+    };
+    Failure::new(ExitCode::Failure, cause, remedy)
 }
 
 fn json(standing: &Standing) -> String {

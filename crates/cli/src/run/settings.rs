@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_config::{Budget, Config};
 use aquifer_core::units::ByteSize;
-use aquifer_tiers::{OpenFailure, SpecFailure, TierSpec};
+use aquifer_tiers::{DonorSecurity, DonorSpec, OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
 
 use super::args::RunArgs;
@@ -137,7 +137,7 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let path = match parsed {
         TierSpec::Donor(donor) => {
             let options = rest.strip_prefix(&donor.address).expect("the address comes first");
-            return Ok(format!("{kind}:{}{options}", resolved(&donor.address)?));
+            return Ok(format!("{kind}:{}{}", resolved(&donor.address)?, donor_options(options, donor)?));
         }
         TierSpec::Flash(flash) => flash.path.as_path(),
         TierSpec::Emulated { profile, .. } if !aquifer_tiers::profile::names().any(|name| name == profile) => {
@@ -152,6 +152,22 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let typed = path.to_str().expect("the path was cut out of a string");
     let options = rest.strip_prefix(typed).expect("the path comes first");
     Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
+}
+
+/// The options of a donor, with absolute paths, and with the name that the address had.
+fn donor_options(options: &str, donor: &DonorSpec) -> Result<String, Failure> {
+    let DonorSecurity::Tls { name, .. } = &donor.security else { return Ok(options.into()) };
+    let mut written = String::new();
+    for option in options.split(',').skip(1) {
+        written += &match option.split_once('=') {
+            Some((file @ ("cert" | "key" | "ca"), path)) => {
+                format!(",{file}={}", absolute_text("--tier", Path::new(path))?)
+            }
+            Some(("name", _)) => String::new(),
+            _ => format!(",{option}"),
+        };
+    }
+    Ok(format!("{written},name={name}"))
 }
 
 /// A donor's address in numbers: a program that only just starts should not look up names.

@@ -26,7 +26,8 @@ pub fn settings(slabs: u64) -> Settings {
 
 /// A donor that gives up on slow peers soon.
 pub fn impatient(slabs: u64) -> Settings {
-    let patience = Patience { frame: Duration::from_millis(200), ..Patience::default() };
+    let (frame, handshake) = (Duration::from_millis(200), Duration::from_millis(200));
+    let patience = Patience { frame, handshake, ..Patience::default() };
     Settings { patience, ..settings(slabs) }
 }
 

@@ -12,24 +12,28 @@
 //! which ends the program ends it soon; each has a deadline.
 
 use std::fs::File;
-use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::own_descriptors::{keep_file, replace};
-use aquifer_sys::raw::{self, now_ns};
-use aquifer_sys::signals::{self, HEEDED_WITHIN};
+use aquifer_sys::raw;
+use aquifer_sys::signals::HEEDED_WITHIN;
 use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, VERSION_NEWEST, VERSION_OLDEST};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
-use rustix::net::{AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use super::channel::{Channel, HANDSHAKE_PATIENCE, Miss, Security};
+use super::deadline::Deadline;
 use super::transport::Loss;
 
-/// How long a connection may take to come about, greeting included.
-pub(crate) const CONNECT_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a socket may take to be connected, and how long a donor to greet back.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a connection may take to come about.
+pub(crate) const OPEN_PATIENCE: Duration =
+    Duration::from_secs(2 * CONNECT_PATIENCE.as_secs() + HANDSHAKE_PATIENCE.as_secs());
 /// How long a donor has for one answer. It has it within a millisecond, or something is wrong with it or the way there.
 pub(crate) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 /// One wait in the kernel.
@@ -47,63 +51,46 @@ pub(crate) struct Greeting {
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
+    channel: Box<dyn Channel>,
     is_connected: AtomicBool,
     /// The number of the next request.
     next: AtomicU64,
 }
 
-/// A time limit.
-#[derive(Clone, Copy)]
-struct Deadline(u64);
-
-impl Deadline {
-    fn after(patience: Duration) -> Self {
-        Self(now_ns() + patience.as_nanos() as u64)
-    }
-
-    /// What to do when a call of the kernel's has failed: nothing, so that it is repeated, or give up.
-    fn judge(self, errno: Errno) -> Result<(), Loss> {
-        match errno {
-            Errno::INTR | Errno::AGAIN if now_ns() < self.0 => {
-                signals::end_if_asked();
-                Ok(())
-            }
-            Errno::AGAIN | Errno::INPROGRESS => Err(Loss::Connection(libc::ETIMEDOUT)),
-            errno => Err(Loss::Connection(errno.raw_os_error())),
-        }
-    }
-
-    fn check(self) -> Result<(), Loss> {
-        if now_ns() < self.0 { Ok(()) } else { Err(Loss::Connection(libc::ETIMEDOUT)) }
-    }
-}
-
 impl Link {
     /// A socket that is not connected. `is_kept`: the program cannot close it.
-    pub(crate) fn new(address: &SocketAddr, is_kept: bool) -> Result<Link, Errno> {
+    pub(crate) fn new(address: &SocketAddr, security: &Security, is_kept: bool) -> Result<Link, Errno> {
         let socket = socket(address)?;
         let socket = if is_kept { OwnedFd::from(keep_file(File::from(socket))) } else { socket };
-        Ok(Link { socket, is_connected: AtomicBool::new(false), next: AtomicU64::new(0) })
+        Ok(Link { socket, channel: security.channel(), is_connected: AtomicBool::new(false), next: AtomicU64::new(0) })
     }
 
-    /// In a forked child: a socket of its own under the same number.
-    pub(crate) fn renew(&self, address: &SocketAddr) -> Result<(), raw::Errno> {
+    /// In a forked child: a socket of its own under the same number. False when the link cannot be used here.
+    pub(crate) fn renew(&self, address: &SocketAddr) -> Result<bool, raw::Errno> {
         let own = socket(address).map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
-        replace(own, self.socket.as_fd())
+        replace(own, self.socket.as_fd())?;
+        Ok(self.channel.renew())
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
+    /// Whether there is a connection for another request. Asked while none is on its way.
     pub(crate) fn is_connected(&self) -> bool {
+        if self.channel.is_worn() {
+            self.disconnect();
+        }
         self.is_connected.load(Ordering::Relaxed)
     }
 
     /// Connects and greets. Only where there is no connection.
-    pub(crate) fn connect(&self, address: &SocketAddr, who: BorrowerId) -> Result<Greeting, Loss> {
-        let greeting = self.try_connect(address, who);
+    pub(crate) fn connect(&self, address: &SocketAddr, who: BorrowerId) -> Result<Greeting, Miss> {
+        let greeting = self.try_connect(address, who).map_err(|miss| match self.channel.last_word() {
+            Some(distrust) => Miss::Distrust(distrust),
+            None => miss,
+        });
         match &greeting {
             Ok(_) => self.is_connected.store(true, Ordering::Relaxed),
             Err(_) => self.disconnect(),
@@ -111,7 +98,7 @@ impl Link {
         greeting
     }
 
-    fn try_connect(&self, address: &SocketAddr, who: BorrowerId) -> Result<Greeting, Loss> {
+    fn try_connect(&self, address: &SocketAddr, who: BorrowerId) -> Result<Greeting, Miss> {
         let deadline = Deadline::after(CONNECT_PATIENCE);
         // A connection that is under way is gone on with by the next call.
         while let Err(errno) = rustix::net::connect(&self.socket, address) {
@@ -122,6 +109,8 @@ impl Link {
             }
             deadline.check()?;
         }
+        self.channel.open(self.socket())?;
+        let deadline = Deadline::after(CONNECT_PATIENCE);
         let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower: who };
         self.send_frame(0, hello, &[], deadline)?;
         match self.receive_header(0, deadline)?.message {
@@ -129,14 +118,15 @@ impl Link {
                 self.next.store(first_request, Ordering::Relaxed);
                 Ok(Greeting { lease: Duration::from_millis(lease_ms.into()), instance, lendable_bytes })
             }
-            Message::Error { refusal } => Err(Loss::Refused(refusal)),
-            _ => Err(Loss::Connection(libc::EPROTO)),
+            Message::Error { refusal } => Err(Loss::Refused(refusal).into()),
+            _ => Err(Loss::Connection(libc::EPROTO).into()),
         }
     }
 
     /// Takes the connection off.
     pub(crate) fn disconnect(&self) {
         self.is_connected.store(false, Ordering::Relaxed);
+        self.channel.close();
         // Fails where there is none, which is as good.
         let _ = rustix::net::connect_unspec(&self.socket);
     }
@@ -180,7 +170,7 @@ impl Link {
         let header = Header::new(request, message, payload).encode();
         let mut sent = 0;
         while sent < HEADER_BYTES + payload.len() {
-            match send_rest(self.socket(), &header, payload, sent, SendFlags::empty()) {
+            match self.send_rest(&header, payload, sent, SendFlags::empty()) {
                 Ok(bytes) => sent += bytes,
                 Err(errno) => deadline.judge(errno)?,
             }
@@ -209,33 +199,36 @@ impl Link {
     fn receive(&self, into: &mut [u8], deadline: Deadline) -> Result<(), Loss> {
         let mut filled = 0;
         while filled < into.len() {
-            match rustix::net::recv(&self.socket, &mut into[filled..], RecvFlags::WAITALL) {
-                Ok((_, 0)) => return Err(Loss::Connection(libc::ECONNRESET)),
-                Ok((_, bytes)) => filled += bytes,
+            match self.receive_some(&mut into[filled..], RecvFlags::WAITALL) {
+                Ok(0) => return Err(Loss::Connection(libc::ECONNRESET)),
+                Ok(bytes) => filled += bytes,
                 Err(errno) => deadline.judge(errno)?,
             }
             deadline.check()?;
         }
         Ok(())
     }
+
+    /// Sends what is left of a frame, as much as goes. Returns how many bytes went.
+    pub(crate) fn send_rest(
+        &self,
+        header: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        sent: usize,
+        flags: SendFlags,
+    ) -> Result<usize, Errno> {
+        self.channel.send(self.socket(), header, payload, sent, flags)
+    }
+
+    /// What is there, at most all of `into`; 0 when the connection has ended.
+    pub(crate) fn receive_some(&self, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
+        self.channel.receive(self.socket(), into, flags)
+    }
 }
 
 /// What a caller is told of a header that cannot be read.
 pub(crate) fn errno_of_damage(refusal: Refusal) -> i32 {
     if refusal == Refusal::HeaderDamaged { libc::EBADMSG } else { libc::EPROTO }
-}
-
-/// Sends what is left of a frame, as much as goes. Returns how many bytes went.
-pub(crate) fn send_rest(
-    socket: BorrowedFd<'_>,
-    header: &[u8; HEADER_BYTES],
-    payload: &[u8],
-    sent: usize,
-    flags: SendFlags,
-) -> Result<usize, Errno> {
-    let parts =
-        [IoSlice::new(&header[sent.min(HEADER_BYTES)..]), IoSlice::new(&payload[sent.saturating_sub(HEADER_BYTES)..])];
-    rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags | SendFlags::NOSIGNAL)
 }
 
 fn socket(address: &SocketAddr) -> Result<OwnedFd, Errno> {

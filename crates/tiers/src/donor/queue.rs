@@ -23,7 +23,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::link::{ANSWER_PATIENCE, Link, send_rest};
+use super::link::{ANSWER_PATIENCE, Link};
 use super::ranges::Lease;
 use super::remote::{self, Piece, Remote, pieces};
 use super::tcp::Tcp;
@@ -135,7 +135,8 @@ impl TcpQueue {
 
     /// Whether there is a connection, after having tried for one where there is none.
     fn is_connected(&mut self) -> bool {
-        if self.link.is_connected() {
+        // What is on the way goes on, on a connection that has grown old, too.
+        if self.on_the_way() > 0 || self.link.is_connected() {
             return true;
         }
         // How long to look for a donor is for the demand links to decide.
@@ -175,7 +176,7 @@ impl TcpQueue {
                 Operation::Read => &[][..],
                 Operation::Write => flight.buffer.bytes(),
             };
-            match send_rest(self.link.socket(), &flight.header, payload, self.sent, SendFlags::DONTWAIT) {
+            match self.link.send_rest(&flight.header, payload, self.sent, SendFlags::DONTWAIT) {
                 Ok(bytes) => self.sent += bytes,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Ok(()),
@@ -217,18 +218,21 @@ impl TcpQueue {
 
     /// True when the header of the next answer is whole, and is an answer to what has flown longest.
     fn receive_header(&mut self) -> Result<bool, Loss> {
-        while self.arriving.filled < HEADER_BYTES {
-            match receive(&self.link, &mut self.arriving.bytes[self.arriving.filled..])? {
-                0 => return Ok(false),
-                bytes => self.arriving.filled += bytes,
+        let header = loop {
+            while self.arriving.filled < HEADER_BYTES {
+                match receive(&self.link, &mut self.arriving.bytes[self.arriving.filled..])? {
+                    0 => return Ok(false),
+                    bytes => self.arriving.filled += bytes,
+                }
+                self.moved_ns = now_ns();
             }
-            self.moved_ns = now_ns();
-        }
-        let header = Header::decode(&self.arriving.bytes).map_err(Loss::Refused)?;
-        if let Message::Revoke { .. } = header.message {
+            let header = Header::decode(&self.arriving.bytes).map_err(Loss::Refused)?;
+            if !matches!(header.message, Message::Revoke { .. }) {
+                break header;
+            }
+            // What follows may have come already, and the socket has nothing more then.
             self.arriving = NOTHING;
-            return Ok(false);
-        }
+        };
         let flight = self.flying.front().expect("the caller looked");
         let body_bytes = if header.message == Message::Found { flight.buffer.len() } else { 0 };
         if header.request != flight.number || header.body_bytes as usize != body_bytes {
@@ -357,9 +361,9 @@ impl Drop for TcpQueue {
 /// What is there now, at most all of `into`; 0 when nothing is.
 fn receive(link: &Link, into: &mut [u8]) -> Result<usize, Loss> {
     loop {
-        return match rustix::net::recv(link.socket(), &mut *into, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => Err(Loss::Connection(libc::ECONNRESET)),
-            Ok((_, bytes)) => Ok(bytes),
+        return match link.receive_some(&mut *into, RecvFlags::DONTWAIT) {
+            Ok(0) => Err(Loss::Connection(libc::ECONNRESET)),
+            Ok(bytes) => Ok(bytes),
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => Ok(0),
             Err(errno) => Err(Loss::Connection(errno.raw_os_error())),

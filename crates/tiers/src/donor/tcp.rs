@@ -21,7 +21,8 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_wire::{BorrowerId, Message};
 
-use super::link::{ANSWER_PATIENCE, CONNECT_PATIENCE, Greeting, Link};
+use super::channel::{Miss, Security};
+use super::link::{ANSWER_PATIENCE, Greeting, Link, OPEN_PATIENCE};
 use super::queue::TcpQueue;
 use super::remote::Remote;
 use super::transport::{Loss, Transport};
@@ -30,7 +31,7 @@ use crate::tier::TierQueue;
 /// Links for demand. A choice: threads that wait for one at the same time share the way to one donor anyway.
 const LINKS: usize = 8;
 /// How long somebody waits for a link: until everybody before has come to the end of a connection and an answer.
-const LINK_PATIENCE: Duration = Duration::from_secs(2 * (CONNECT_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
+const LINK_PATIENCE: Duration = Duration::from_secs(2 * (OPEN_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
 /// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
@@ -46,6 +47,7 @@ struct Line {
 pub(crate) struct Tcp {
     address: SocketAddr,
     who: BorrowerId,
+    security: Security,
     lines: Box<[Line]>,
     /// Signalled when a link came free.
     freed: EventCount,
@@ -71,31 +73,31 @@ impl Drop for Taken<'_> {
 
 impl Tcp {
     /// Makes the sockets. Nothing is connected.
-    pub(crate) fn new(address: SocketAddr, who: BorrowerId) -> Result<Tcp, Errno> {
+    pub(crate) fn new(address: SocketAddr, security: Security, who: BorrowerId) -> Result<Tcp, Errno> {
         let line = |_| {
-            let link = Link::new(&address, true).map_err(|errno| Errno(errno.raw_os_error()))?;
+            let link = Link::new(&address, &security, true).map_err(|errno| Errno(errno.raw_os_error()))?;
             Ok(Line { link, taken: AtomicU32::new(FREE) })
         };
         let lines = (0..LINKS).map(line).collect::<Result<_, Errno>>()?;
         let own = OwnWord::new()?;
         own.word().store(1, Ordering::Relaxed);
-        Ok(Tcp { address, who, lines, freed: EventCount::new(), instance: AtomicU64::new(0), own })
+        Ok(Tcp { address, who, security, lines, freed: EventCount::new(), instance: AtomicU64::new(0), own })
     }
 
     /// Connects the first link, to see what the donor says.
-    pub(crate) fn greet(&self) -> Result<Greeting, Loss> {
+    pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
         let taken = self.take()?;
         self.connect(&taken.line.link)
     }
 
-    pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Loss> {
+    pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {
         let greeting = link.connect(&self.address, self.who)?;
         let known = self.instance.compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
                 // It was started anew, and has nothing of what its predecessor was given.
                 link.disconnect();
-                Err(Loss::Connection(libc::ESTALE))
+                Err(Loss::Connection(libc::ESTALE).into())
             }
             _ => Ok(greeting),
         }
@@ -127,7 +129,7 @@ impl Tcp {
 
     /// A link for a queue, not connected yet.
     pub(crate) fn new_link(&self) -> Result<Link, Errno> {
-        Link::new(&self.address, false).map_err(|errno| Errno(errno.raw_os_error()))
+        Link::new(&self.address, &self.security, false).map_err(|errno| Errno(errno.raw_os_error()))
     }
 }
 
@@ -154,10 +156,15 @@ impl Transport for SharedTcp {
         if tcp.is_own() {
             return Ok(false);
         }
+        let mut usable = 0;
         for line in &tcp.lines {
-            line.link.renew(&tcp.address)?;
-            // Whoever had it is a thread of the parent's.
-            line.taken.store(FREE, Ordering::Relaxed);
+            // Whoever had it is a thread of the parent's. Where it was amid a session, nobody has it here.
+            let is_usable = line.link.renew(&tcp.address)?;
+            line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
+            usable += usize::from(is_usable);
+        }
+        if usable == 0 {
+            return Err(Errno(libc::EAGAIN));
         }
         tcp.own.word().store(1, Ordering::Release);
         Ok(true)

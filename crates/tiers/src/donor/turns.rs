@@ -13,10 +13,10 @@ use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
-use super::link::{ANSWER_PATIENCE, CONNECT_PATIENCE};
+use super::link::{ANSWER_PATIENCE, OPEN_PATIENCE};
 
 /// How long somebody waits: until the one before has come to the end of a connection and an answer, and once more.
-const TURN_PATIENCE: Duration = Duration::from_secs(2 * (CONNECT_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
+const TURN_PATIENCE: Duration = Duration::from_secs(2 * (OPEN_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
 /// Looks before the kernel is asked to wait. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How the bytes of a connection become those of its socket: as they are (`plain.rs`), or sealed (`tls.rs`).
+//!
+//! Threads: the connection's own reads; any writes, one at a time (`connection.rs`, `Outlet`).
+
+mod plain;
+mod tls;
+
+use std::fmt::Debug;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use aquifer_wire::Refusal;
+
+use crate::settings::{Patience, Protection};
+
+/// See the module. What waits gives up after `Patience::frame`, by the socket's own time limits.
+pub(crate) trait Channel: Debug + Send + Sync {
+    /// Before anything is read. Until then, what is written goes out as it is: a refusal at most.
+    fn open(&self, patience: Patience) -> Result<(), Refusal>;
+
+    /// What is there, at most all of `into`; 0 when the connection has ended. `Interrupted` when something has come of
+    /// which nothing can be read yet; `InvalidData` when it is nothing that can be opened.
+    fn read(&self, into: &mut [u8]) -> io::Result<usize>;
+
+    /// Writes all of both, or as much as goes. Returns how much.
+    fn write(&self, header: &[u8], body: &[u8]) -> io::Result<usize>;
+
+    /// Its socket, to wait for.
+    fn socket(&self) -> RawFd;
+
+    /// Ends the connection. Waits for nothing.
+    fn shut(&self);
+}
+
+/// The channel of a connection that was taken in.
+pub(crate) fn channel(stream: TcpStream, protection: &Protection, patience: Patience) -> Arc<dyn Channel> {
+    match protection {
+        Protection::Plain => Arc::new(plain::PlainChannel(stream)),
+        Protection::Tls(config) => Arc::new(tls::TlsChannel::new(stream, Arc::clone(config), patience.frame)),
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Authorities and certificates for tests, in files.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aquifer_donor::{Files, Security};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+
+/// How the connections of a test are protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Plain,
+    Tls,
+}
+
+impl Kind {
+    /// For the donor.
+    pub fn security(self) -> Security {
+        match self {
+            Kind::Plain => Security::Plain,
+            Kind::Tls => Security::Tls(good().donor.clone()),
+        }
+    }
+
+    /// For a tier of its.
+    pub fn options(self) -> String {
+        match self {
+            Kind::Plain => ",security=plain".into(),
+            Kind::Tls => options(&good().borrower),
+        }
+    }
+}
+
+/// Every test of the list, once for each kind.
+#[allow(unused_macros, reason = "not every test file has a list")]
+macro_rules! for_each_kind {
+    ($($test:ident),+ $(,)?) => {
+        mod plain { $(#[test] fn $test() { super::$test(crate::certificates::Kind::Plain); })+ }
+        mod tls { $(#[test] fn $test() { super::$test(crate::certificates::Kind::Tls); })+ }
+    };
+}
+
+/// An authority.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    pub fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A file with its certificate.
+    pub fn file(&self) -> PathBuf {
+        write("ca.pem", &self.0.pem())
+    }
+
+    /// A certificate for `name` that was good until the end of `year`, and its key. Whom its holder trusts is `ca`.
+    pub fn sign(&self, name: &str, year: i32, ca: &Authority) -> Files {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(2000, 1, 1), date_time_ymd(year, 12, 31));
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        Files {
+            cert: write("cert.pem", &certificate.pem()),
+            key: write("key.pem", &key.serialize_pem()),
+            ca: ca.file(),
+        }
+    }
+}
+
+/// A pair whose ends trust each other.
+pub struct Pair {
+    pub authority: Authority,
+    pub donor: Files,
+    pub borrower: Files,
+}
+
+pub fn good() -> &'static Pair {
+    static PAIR: OnceLock<Pair> = OnceLock::new();
+    PAIR.get_or_init(|| {
+        let authority = Authority::new();
+        let (donor, borrower) =
+            (authority.sign("127.0.0.1", 2100, &authority), authority.sign("borrower", 2100, &authority));
+        Pair { authority, donor, borrower }
+    })
+}
+
+/// A tier's options.
+pub fn options(files: &Files) -> String {
+    format!(",cert={},key={},ca={}", files.cert.display(), files.key.display(), files.ca.display())
+}
+
+/// A file of a test's own.
+pub fn write(name: &str, text: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("certificates");
+    std::fs::create_dir_all(&directory).unwrap();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = directory.join(format!("{}-{number}-{name}", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    path
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Calls that need more stack than the calling thread may have: on a stack of their own.
+//!
+//! A fault is resolved on an alternate signal stack, which is the program's where it has set one, and may then have
+//! 16 KiB. Nearly all that is done there is made for that. What is not, and is rare enough, comes here.
+//!
+//! Signals are blocked meanwhile. The kernel takes a thread whose stack pointer is elsewhere for one that is not on its
+//! alternate stack, and would put the next handler's frame where the interrupted one's is.
+
+use std::any::Any;
+use std::arch::asm;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::memory::map_anonymous;
+use crate::raw::{Errno, syscall};
+use crate::signals::Blocked;
+
+/// How large it is. Four times what the deepest call needs that there is, a handshake of TLS in a build without
+/// optimisation; pages that are not touched cost nothing.
+const STACK_BYTES: usize = 512 << 10;
+/// At its low end, so that running over it is a crash and not somebody else's bytes.
+const GUARD_BYTES: usize = 4096;
+/// Zeros at its high end: whoever prints a backtrace looks there for the caller's frame, and finds that there is none.
+const END_BYTES: usize = 4096;
+
+/// Calls `act` on a stack of its own, and returns what it returns. ENOMEM where there is no memory for one.
+pub fn call<T>(act: impl FnOnce() -> T) -> Result<T, Errno> {
+    let start = map_anonymous(STACK_BYTES)?;
+    let none = libc::PROT_NONE as usize;
+    // SAFETY: the first page of the mapping that was just made, which nobody uses.
+    let guarded = unsafe { syscall(libc::SYS_mprotect, [start, GUARD_BYTES, none, 0, 0, 0]) };
+    let outcome = guarded.map(|_| {
+        let _blocked = Blocked::all();
+        let mut job = Job { act: Some(act), outcome: None };
+        // SAFETY: the stack is `STACK_BYTES` of this call's own, aligned to a page, and stays mapped until it is back;
+        // signals are blocked, so no handler's frame is put beneath. `job` outlives the call and is what `enter` takes.
+        unsafe { switch(start + STACK_BYTES - END_BYTES, enter_of(&job), (&raw mut job).cast()) };
+        job.outcome.expect("the call has come back")
+    });
+    // SAFETY: nobody uses the stack any more.
+    let _ = unsafe { syscall(libc::SYS_munmap, [start, STACK_BYTES, 0, 0, 0, 0]) };
+    outcome.map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic)))
+}
+
+struct Job<T, F> {
+    act: Option<F>,
+    outcome: Option<Result<T, Box<dyn Any + Send>>>,
+}
+
+/// The `enter` for this job.
+fn enter_of<T, F: FnOnce() -> T>(_: &Job<T, F>) -> unsafe extern "C" fn(*mut c_void) {
+    enter::<T, F>
+}
+
+/// # Safety
+/// `job` points to a `Job<T, F>` that nobody else uses.
+unsafe extern "C" fn enter<T, F: FnOnce() -> T>(job: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let job = unsafe { &mut *job.cast::<Job<T, F>>() };
+    // An unwinder does not find its way from this stack to the other one.
+    job.outcome = job.act.take().map(|act| catch_unwind(AssertUnwindSafe(act)));
+}
+
+/// # Safety
+/// `top` is the end of a stack that nobody uses, aligned to 16 bytes; `enter` may be called with `job` and returns.
+unsafe fn switch(top: usize, enter: unsafe extern "C" fn(*mut c_void), job: *mut c_void) {
+    // SAFETY: the call finds the stack as the ABI has it, aligned to 16 bytes before the return address; r12 is kept by
+    // what is called, and the registers that are not are given up.
+    unsafe {
+        asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {enter}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            enter = in(reg) enter,
+            in("rdi") job,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+
+    use super::*;
+
+    /// Touches 256 KiB of the stack that it runs on.
+    fn deep() -> u64 {
+        let mut bytes = [0u8; 256 << 10];
+        black_box(&mut bytes).fill(3);
+        bytes.iter().map(|byte| u64::from(*byte)).sum()
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_thread_s_stack_fits_into_this_one() {
+        let run = || assert_eq!(call(deep), Ok(3 << 18));
+        std::thread::Builder::new().stack_size(64 << 10).spawn(run).unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn the_stack_is_another_one_and_is_given_back() {
+        let here = 0u8;
+        for _ in 0..1000 {
+            let far = call(|| {
+                let there = 0u8;
+                black_box(&raw const there) as usize
+            });
+            assert!(far.unwrap().abs_diff(&raw const here as usize) > 64 << 10);
+        }
+        let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(text.lines().count() < 1000, "{} mappings", text.lines().count());
+    }
+
+    #[test]
+    fn a_panic_comes_out_as_one() {
+        let panic = std::panic::catch_unwind(|| call(|| panic!("deep down")));
+        assert_eq!(panic.unwrap_err().downcast_ref::<&str>(), Some(&"deep down"));
+    }
+}

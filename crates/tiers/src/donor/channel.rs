@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How the bytes of a link become those of its socket: as they are (`plain.rs`), or sealed (`tls.rs`).
+//!
+//! A channel belongs to one link and, like it, to one thread at a time, maybe in a signal handler. What it does between
+//! `open` and `close` allocates nothing, and waits only where the socket does.
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_tls::{Borrower, Distrust};
+use aquifer_wire::HEADER_BYTES;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::plain::PlainChannel;
+use super::tls::TlsChannel;
+use super::transport::Loss;
+
+/// How long a handshake may take. It is two round trips and some milliseconds of computing at each end; a donor that
+/// many processes come to at once does one after the other.
+pub(crate) const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why there is no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Miss {
+    /// The two ends do not trust each other.
+    Distrust(Distrust),
+    /// As for any request.
+    Loss(Loss),
+}
+
+impl From<Loss> for Miss {
+    fn from(loss: Loss) -> Miss {
+        Miss::Loss(loss)
+    }
+}
+
+impl From<Miss> for Loss {
+    /// For those who want an answer and not the reason.
+    fn from(miss: Miss) -> Loss {
+        match miss {
+            Miss::Distrust(distrust) => Loss::Connection(distrust.errno()),
+            Miss::Loss(loss) => loss,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) trait Channel: Debug + Send + Sync {
+    /// On a socket that has just been connected, before anything else goes over it. Runs [`HANDSHAKE_PATIENCE`] at most.
+    fn open(&self, socket: BorrowedFd<'_>) -> Result<(), Miss>;
+
+    /// Sends what is left of a frame of which `sent` bytes have gone, as much as goes. Returns how many bytes more have.
+    /// Who is told `AGAIN` or `INTR` comes again with the same, or ends the connection.
+    fn send(
+        &self,
+        socket: BorrowedFd<'_>,
+        header: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        sent: usize,
+        flags: SendFlags,
+    ) -> Result<usize, Errno>;
+
+    /// What is there, at most all of `into`; 0 when the connection has ended.
+    fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno>;
+
+    /// Why the donor has ended the connection, if it has said so.
+    fn last_word(&self) -> Option<Distrust> {
+        None
+    }
+
+    /// Whether the connection should be made anew before the next request.
+    fn is_worn(&self) -> bool {
+        false
+    }
+
+    /// The connection is over.
+    fn close(&self) {}
+
+    /// In a forked child, which has no connection. False when it cannot be used here any more.
+    fn renew(&self) -> bool {
+        true
+    }
+}
+
+/// How all links to a donor are protected.
+#[derive(Clone, Debug)]
+pub(crate) enum Security {
+    Plain,
+    Tls(Arc<Borrower>),
+}
+
+impl Security {
+    pub(crate) fn channel(&self) -> Box<dyn Channel> {
+        match self {
+            Security::Plain => Box::new(PlainChannel),
+            Security::Tls(borrower) => Box::new(TlsChannel::new(Arc::clone(borrower))),
+        }
+    }
+}

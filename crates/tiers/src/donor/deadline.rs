@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A time limit for what is done with a socket, whose calls each end soon.
+
+use std::time::Duration;
+
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals;
+use rustix::io::Errno;
+
+use super::transport::Loss;
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline(u64);
+
+impl Deadline {
+    pub(crate) fn after(patience: Duration) -> Self {
+        Self(now_ns() + patience.as_nanos() as u64)
+    }
+
+    /// What to do when a call of the kernel's has failed: nothing, so that it is repeated, or give up.
+    pub(crate) fn judge(self, errno: Errno) -> Result<(), Loss> {
+        match errno {
+            Errno::INTR | Errno::AGAIN if now_ns() < self.0 => {
+                signals::end_if_asked();
+                Ok(())
+            }
+            Errno::AGAIN | Errno::INPROGRESS => Err(Loss::Connection(libc::ETIMEDOUT)),
+            errno => Err(Loss::Connection(errno.raw_os_error())),
+        }
+    }
+
+    pub(crate) fn check(self) -> Result<(), Loss> {
+        if now_ns() < self.0 { Ok(()) } else { Err(Loss::Connection(libc::ETIMEDOUT)) }
+    }
+}

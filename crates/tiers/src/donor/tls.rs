@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The bytes of a link sealed: TLS 1.3, of which `aquifer_tls` does the sealing.
+//!
+//! A handshake allocates, as much as it needs and no more, and gives it back; it runs on a deep stack, since the thread
+//! may be one in a signal handler. Afterwards there are two boxes of a fixed size, made with the link: one for records
+//! that wait to go out, one for what has come in.
+//!
+//! Threads: the one that has the link. The lock is never waited for: who finds it taken is in a forked child, where a
+//! thread of the parent's had it.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+use aquifer_sys::deep_stack;
+use aquifer_tls::{
+    Borrower, Broken, Distrust, Opening, Pipe, Protection, RECORD_BYTES_MOST, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES,
+    ShakeFailure, TEXT_BYTES_MOST,
+};
+use aquifer_wire::{HEADER_BYTES, Header, Message, is_frame};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::channel::{Channel, HANDSHAKE_PATIENCE, Miss};
+use super::deadline::Deadline;
+use super::transport::Loss;
+
+/// Records that go out, or come in, by one call of the kernel's. A choice: 64 KiB is what sockets take at a time.
+const RECORDS_AT_ONCE: usize = 4;
+
+/// See the module.
+pub(crate) struct TlsChannel {
+    borrower: Arc<Borrower>,
+    session: Mutex<Session>,
+}
+
+impl fmt::Debug for TlsChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // No keys.
+        f.debug_struct("TlsChannel").finish_non_exhaustive()
+    }
+}
+
+struct Session {
+    /// While there is a connection.
+    protection: Option<Protection>,
+    outbox: Box<[u8]>,
+    /// What of the outbox has not gone, and how many bytes of the frame it is.
+    waiting: Range<usize>,
+    waiting_bytes: usize,
+    inbox: Box<[u8]>,
+    /// What of the inbox has been opened and not been taken.
+    text: Range<usize>,
+    /// What of it is still sealed.
+    sealed: Range<usize>,
+    last_word: Option<Distrust>,
+}
+
+impl TlsChannel {
+    pub(crate) fn new(borrower: Arc<Borrower>) -> TlsChannel {
+        let session = Session {
+            protection: None,
+            outbox: vec![0; RECORDS_AT_ONCE * (TEXT_BYTES_MOST + RECORD_EXTRA_BYTES)].into(),
+            waiting: 0..0,
+            waiting_bytes: 0,
+            inbox: vec![0; RECORDS_AT_ONCE * RECORD_BYTES_MOST].into(),
+            text: 0..0,
+            sealed: 0..0,
+            last_word: None,
+        };
+        TlsChannel { borrower, session: Mutex::new(session) }
+    }
+
+    fn session(&self) -> Result<MutexGuard<'_, Session>, Errno> {
+        match self.session.try_lock() {
+            Ok(session) => Ok(session),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Errno::DEADLK),
+        }
+    }
+}
+
+impl Channel for TlsChannel {
+    fn open(&self, socket: BorrowedFd<'_>) -> Result<(), Miss> {
+        let mut session = self.session().map_err(lost)?;
+        session.forget();
+        let mut pipe = Handshake { socket, deadline: Deadline::after(HANDSHAKE_PATIENCE) };
+        let shaken = deep_stack::call(|| self.borrower.shake_hands(&mut pipe));
+        match shaken.map_err(|errno| Loss::Connection(errno.0))? {
+            Ok(protection) => {
+                session.protection = Some(protection);
+                Ok(())
+            }
+            Err(ShakeFailure::Pipe(loss)) => Err(loss.into()),
+            Err(ShakeFailure::Distrust(distrust)) => Err(Miss::Distrust(distrust)),
+            Err(ShakeFailure::Foreign(begun)) => Err(pipe.refusal(begun)),
+        }
+    }
+
+    fn send(
+        &self,
+        socket: BorrowedFd<'_>,
+        header: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        sent: usize,
+        flags: SendFlags,
+    ) -> Result<usize, Errno> {
+        let session = &mut *self.session()?;
+        if session.waiting.is_empty() {
+            session.seal(header, payload, sent)?;
+        }
+        while !session.waiting.is_empty() {
+            let rest = &session.outbox[session.waiting.clone()];
+            session.waiting.start += rustix::net::send(socket, rest, flags | SendFlags::NOSIGNAL)?;
+        }
+        Ok(session.waiting_bytes)
+    }
+
+    fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
+        let session = &mut *self.session()?;
+        loop {
+            if !session.text.is_empty() {
+                return Ok(session.take_text(into));
+            }
+            if session.open()? {
+                continue;
+            }
+            let room = session.room();
+            // Not until all of it is full: a record may be all that comes.
+            match rustix::net::recv(socket, &mut session.inbox[room], flags - RecvFlags::WAITALL)? {
+                (_, 0) => return Ok(0),
+                (_, bytes) => session.sealed.end += bytes,
+            }
+        }
+    }
+
+    fn last_word(&self) -> Option<Distrust> {
+        self.session().ok().and_then(|session| session.last_word)
+    }
+
+    fn is_worn(&self) -> bool {
+        let is_worn = |protection: &Protection| protection.sealing.is_worn() || protection.opening.is_worn();
+        self.session().is_ok_and(|session| session.protection.as_ref().is_some_and(is_worn))
+    }
+
+    fn close(&self) {
+        if let Ok(mut session) = self.session() {
+            session.forget();
+        }
+    }
+
+    fn renew(&self) -> bool {
+        // What is under this lock is whole where it can be had.
+        self.session().map(|mut session| session.forget()).is_ok()
+    }
+}
+
+impl Session {
+    fn forget(&mut self) {
+        self.protection = None;
+        (self.waiting, self.waiting_bytes) = (0..0, 0);
+        (self.text, self.sealed) = (0..0, 0..0);
+        self.last_word = None;
+    }
+
+    /// Fills the outbox with records of a frame, from `sent` on.
+    fn seal(&mut self, header: &[u8; HEADER_BYTES], payload: &[u8], sent: usize) -> Result<(), Errno> {
+        let protection = self.protection.as_mut().ok_or(Errno::NOTCONN)?;
+        let (mut filled, mut at, whole) = (0, sent, HEADER_BYTES + payload.len());
+        for _ in 0..RECORDS_AT_ONCE {
+            if at == whole {
+                break;
+            }
+            let first = &header[at.min(HEADER_BYTES)..];
+            let second = &payload[at.saturating_sub(HEADER_BYTES)..];
+            let second = &second[..second.len().min(TEXT_BYTES_MOST - first.len())];
+            filled += protection.sealing.seal(first, second, &mut self.outbox[filled..]).map_err(errno_of)?;
+            at += first.len() + second.len();
+        }
+        (self.waiting, self.waiting_bytes) = (0..filled, at - sent);
+        Ok(())
+    }
+
+    fn take_text(&mut self, into: &mut [u8]) -> usize {
+        let bytes = self.text.len().min(into.len());
+        into[..bytes].copy_from_slice(&self.inbox[self.text.start..self.text.start + bytes]);
+        self.text.start += bytes;
+        bytes
+    }
+
+    /// Opens the next record, if it is whole.
+    fn open(&mut self) -> Result<bool, Errno> {
+        let sealed = &mut self.inbox[self.sealed.clone()];
+        let Some(whole) = Opening::length(sealed).map_err(errno_of)?.filter(|whole| *whole <= sealed.len()) else {
+            return Ok(false);
+        };
+        let protection = self.protection.as_mut().ok_or(Errno::NOTCONN)?;
+        match protection.opening.open(&mut sealed[..whole]) {
+            Ok(text) => {
+                self.text = self.sealed.start + text.start..self.sealed.start + text.end;
+                self.sealed.start += whole;
+                Ok(true)
+            }
+            Err(broken) => {
+                if let Broken::Ended(distrust) = broken {
+                    self.last_word = Some(distrust);
+                }
+                Err(errno_of(broken))
+            }
+        }
+    }
+
+    /// Where in the inbox more can come to. Nothing has been opened and not been taken.
+    fn room(&mut self) -> Range<usize> {
+        if self.inbox.len() - self.sealed.start < RECORD_BYTES_MOST || self.sealed.is_empty() {
+            self.inbox.copy_within(self.sealed.clone(), 0);
+            self.sealed = 0..self.sealed.len();
+        }
+        self.sealed.end..self.inbox.len()
+    }
+}
+
+/// The socket while hands are shaken.
+struct Handshake<'a> {
+    socket: BorrowedFd<'a>,
+    deadline: Deadline,
+}
+
+impl Pipe for Handshake<'_> {
+    type Failure = Loss;
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Loss> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match rustix::net::send(self.socket, &bytes[sent..], SendFlags::NOSIGNAL) {
+                Ok(bytes) => sent += bytes,
+                Err(errno) => self.deadline.judge(errno)?,
+            }
+            self.deadline.check()?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Loss> {
+        let mut filled = 0;
+        while filled < into.len() {
+            match rustix::net::recv(self.socket, &mut into[filled..], RecvFlags::empty()) {
+                Ok((_, 0)) => return Err(Loss::Connection(libc::ECONNRESET)),
+                Ok((_, bytes)) => filled += bytes,
+                Err(errno) => self.deadline.judge(errno)?,
+            }
+            self.deadline.check()?;
+        }
+        Ok(())
+    }
+}
+
+impl Handshake<'_> {
+    /// What is said by one who does not speak TLS: a donor's refusal, which goes out as it is where there is no session.
+    fn refusal(&mut self, begun: [u8; RECORD_HEAD_BYTES]) -> Miss {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..RECORD_HEAD_BYTES].copy_from_slice(&begun);
+        if !is_frame(&begun) || self.receive(&mut bytes[RECORD_HEAD_BYTES..]).is_err() {
+            return Miss::Distrust(Distrust::NoHandshake);
+        }
+        match Header::decode(&bytes).map(|header| header.message) {
+            Ok(Message::Error { refusal }) => Miss::Loss(Loss::Refused(refusal)),
+            _ => Miss::Distrust(Distrust::NoHandshake),
+        }
+    }
+}
+
+fn lost(errno: Errno) -> Loss {
+    Loss::Connection(errno.raw_os_error())
+}
+
+fn errno_of(broken: Broken) -> Errno {
+    match broken {
+        Broken::Damaged => Errno::BADMSG,
+        Broken::Ended(distrust) => Errno::from_raw_os_error(distrust.errno()),
+        Broken::Foreign => Errno::PROTO,
+        // The connection is made anew, with new keys.
+        Broken::Spent => Errno::CONNRESET,
+    }
+}

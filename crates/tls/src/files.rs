@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The three files of each end: its certificate, the certificate's key, and the authority that the other end's
+//! certificate must be signed by.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, io};
+
+use rustls::client::Resumption;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
+
+use crate::PROTOCOL;
+
+/// A certificate, or the key of one, or an authority's certificates: more than that is not one. A choice, so that a path
+/// that leads elsewhere is not read to its end.
+const FILE_BYTES_MOST: u64 = 1 << 20;
+
+/// Where they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// The certificate, and those between it and the authority, in PEM.
+    pub cert: PathBuf,
+    /// Its private key, in PEM.
+    pub key: PathBuf,
+    /// The authority's certificates, in PEM.
+    pub ca: PathBuf,
+}
+
+/// Which of the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Of the other end's authority.
+    Authority,
+    /// The own certificate.
+    Certificate,
+    /// Its key.
+    Key,
+}
+
+/// One file, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl fmt::Display for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.purpose {
+            Purpose::Authority => "the authority's certificate",
+            Purpose::Certificate => "the certificate",
+            Purpose::Key => "the private key",
+        };
+        write!(f, "{what} {}", self.path.display().to_string().escape_debug())
+    }
+}
+
+/// Why files are no credentials: one line that names the cause and the remedy.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CredentialFailure {
+    /// Not in PEM, or with something else in it.
+    NotPem(File),
+    /// The key is of another certificate.
+    OtherKey {
+        /// The key.
+        key: File,
+        /// The certificate.
+        cert: PathBuf,
+    },
+    /// It cannot be read.
+    Unreadable(File, io::Error),
+    /// It can be read, and is of a kind that is not supported.
+    Unusable(File, Error),
+}
+
+impl fmt::Display for CredentialFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CredentialFailure::NotPem(file) => {
+                let label = if file.purpose == Purpose::Key { "PRIVATE KEY" } else { "CERTIFICATE" };
+                write!(f, "{file} is not PEM; give a text file that has '-----BEGIN {label}-----'")
+            }
+            CredentialFailure::OtherKey { key, cert } => {
+                let cert = cert.display().to_string();
+                write!(f, "{key} is not the key of {}; give the key that it was made for", cert.escape_debug())
+            }
+            CredentialFailure::Unreadable(file, error) => {
+                let remedy = match error.kind() {
+                    io::ErrorKind::NotFound => "check the path",
+                    io::ErrorKind::PermissionDenied => "make it readable for this user",
+                    _ => "give another file",
+                };
+                write!(f, "{file} cannot be read: {error}; {remedy}")
+            }
+            CredentialFailure::Unusable(file, error) => {
+                write!(f, "{file} cannot be used: {error}; make one with an ECDSA key on P-256, or an Ed25519 key")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CredentialFailure {}
+
+/// What the files hold.
+#[derive(Debug)]
+pub struct Credentials {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    roots: Arc<RootCertStore>,
+    files: Files,
+}
+
+impl Files {
+    /// Reads them.
+    pub fn load(&self) -> Result<Credentials, CredentialFailure> {
+        let file = |purpose, path: &Path| File { purpose, path: path.to_owned() };
+        let key_file = file(Purpose::Key, &self.key);
+        let key = match PrivateKeyDer::from_pem_slice(&read(&key_file)?) {
+            Ok(key) => key,
+            Err(_) => return Err(CredentialFailure::NotPem(key_file)),
+        };
+        let mut roots = RootCertStore::empty();
+        let ca = file(Purpose::Authority, &self.ca);
+        for certificate in certificates(&ca)? {
+            roots.add(certificate).map_err(|error| CredentialFailure::Unusable(ca.clone(), error))?;
+        }
+        let chain = certificates(&file(Purpose::Certificate, &self.cert))?;
+        Ok(Credentials { chain, key, roots: Arc::new(roots), files: self.clone() })
+    }
+}
+
+fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
+    let read = || {
+        use std::io::Read;
+        let mut bytes = Vec::new();
+        std::fs::File::open(&file.path)?.take(FILE_BYTES_MOST).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    read().map_err(|error| CredentialFailure::Unreadable(file.clone(), error))
+}
+
+fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, CredentialFailure> {
+    let found: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&read(file)?).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(CredentialFailure::NotPem(file.clone())),
+    }
+}
+
+/// ring, and nothing that a process could have chosen as a default: this one may be another's.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+impl Credentials {
+    /// How a donor's sessions are.
+    pub fn for_donor(self) -> Result<Arc<ServerConfig>, CredentialFailure> {
+        let ca = self.file(Purpose::Authority);
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider())
+            .build()
+            .map_err(|error| CredentialFailure::Unusable(ca, Error::General(error.to_string())))?;
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .expect("the provider has suites of TLS 1.3")
+            .with_client_cert_verifier(verifier);
+        let (chain, key) = (self.chain.clone(), self.key.clone_key());
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| self.judge(error))?;
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        // A borrower keeps its connections, and shakes hands anew when one is lost.
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Arc::new(config))
+    }
+
+    /// How a borrower's handshakes are.
+    pub(crate) fn for_borrower(self) -> Result<Arc<ClientConfig>, CredentialFailure> {
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .expect("the provider has suites of TLS 1.3")
+            .with_root_certificates(Arc::clone(&self.roots));
+        let (chain, key) = (self.chain.clone(), self.key.clone_key());
+        let mut config = builder.with_client_auth_cert(chain, key).map_err(|error| self.judge(error))?;
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.resumption = Resumption::disabled();
+        config.enable_secret_extraction = true;
+        Ok(Arc::new(config))
+    }
+
+    fn file(&self, purpose: Purpose) -> File {
+        let path = match purpose {
+            Purpose::Authority => &self.files.ca,
+            Purpose::Certificate => &self.files.cert,
+            Purpose::Key => &self.files.key,
+        };
+        File { purpose, path: path.clone() }
+    }
+
+    fn judge(&self, error: Error) -> CredentialFailure {
+        match error {
+            Error::InconsistentKeys(_) => {
+                CredentialFailure::OtherKey { key: self.file(Purpose::Key), cert: self.files.cert.clone() }
+            }
+            Error::InvalidCertificate(_) => CredentialFailure::Unusable(self.file(Purpose::Certificate), error),
+            _ => CredentialFailure::Unusable(self.file(Purpose::Key), error),
+        }
+    }
+}
