@@ -31,8 +31,8 @@ const SOURCES: [(&str, Source); 3] =
 /// Lend this machine's memory to programs on others
 ///
 /// Runs until it is interrupted. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE.
-/// What a borrower leaves is wiped before anybody else gets it; what it does not renew comes back by itself. docs/donor.md
-/// has the commands that make certificates.
+/// What a borrower leaves is wiped before anybody else gets it; what it does not renew comes back by itself.
+/// docs/donor.md has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\

@@ -127,8 +127,8 @@ fn a_tier_that_is_none() {
         (
             "donor:10.0.0.2:7411",
             "memory goes to a donor over TLS unless plain text is asked for, and that takes certificates; write \
-             donor:10.0.0.2:7411,cert=FILE,key=FILE,ca=FILE, or donor:10.0.0.2:7411,security=plain where nobody else is \
-             on the network",
+             donor:10.0.0.2:7411,cert=FILE,key=FILE,ca=FILE, or donor:10.0.0.2:7411,security=plain where nobody else \
+             is on the network",
         ),
         ("dram:size=20EiB", "'20EiB' is more than 64 bits can count; give less than 16EiB"),
         (

@@ -196,8 +196,8 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Whether a peer that is refused for this reason takes a frame for an answer. Whoever speaks another protocol does not,
-/// and a handshake that fails has said so in its own words.
+/// Whether a peer that is refused for this reason takes a frame for an answer. Whoever speaks another protocol does
+/// not, and a handshake that fails has said so in its own words.
 fn is_understood(refusal: Refusal) -> bool {
     !matches!(
         refusal,

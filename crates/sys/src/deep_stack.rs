@@ -18,8 +18,8 @@ use crate::memory::map_anonymous;
 use crate::raw::{Errno, syscall};
 use crate::signals::Blocked;
 
-/// How large it is. Four times what the deepest call needs that there is, a handshake of TLS in a build without
-/// optimisation; pages that are not touched cost nothing.
+/// How large it is. A choice: a handshake of TLS, the deepest call there is, runs on it also in a build without
+/// optimisation. Pages that are not touched cost nothing.
 const STACK_BYTES: usize = 512 << 10;
 /// At its low end, so that running over it is a crash and not somebody else's bytes.
 const GUARD_BYTES: usize = 4096;

@@ -3,9 +3,9 @@
 
 //! A borrower's handshake: rustls does it, and is gone afterwards.
 //!
-//! It allocates some 100 KiB, all of which it gives back, and needs a deep stack (`aquifer_sys::deep_stack`). Records are
-//! read one at a time, so nothing of what follows the handshake is taken along, and a peer that speaks something else
-//! is known by its first bytes.
+//! It allocates some 100 KiB, all of which it gives back, and needs a deep stack (`aquifer_sys::deep_stack`). Records
+//! are read one at a time, so nothing of what follows the handshake is taken along, and a peer that speaks something
+//! else is known by its first bytes.
 
 use std::sync::Arc;
 

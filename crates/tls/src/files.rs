@@ -18,8 +18,8 @@ use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 
 use crate::PROTOCOL;
 
-/// A certificate, or the key of one, or an authority's certificates: more than that is not one. A choice, so that a path
-/// that leads elsewhere is not read to its end.
+/// A certificate, or the key of one, or an authority's certificates: more than that is not one. A choice, so that a
+/// path that leads elsewhere is not read to its end.
 const FILE_BYTES_MOST: u64 = 1 << 20;
 
 /// Where they are.

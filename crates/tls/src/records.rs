@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The nonce of a record is its number, exclusive-or the direction's vector; numbers count up and are never repeated. A
-//! key protects so many records and no more ([`RECORDS_MOST`]): then the connection is made anew, with new keys. Nothing
-//! but application data is taken: a donor of ours sends neither tickets nor new keys so early, and its alerts end the
-//! connection.
+//! key protects so many records and no more ([`RECORDS_MOST`]): then the connection is made anew, with new keys.
+//! Nothing but application data is taken: a donor of ours sends neither tickets nor new keys so early, and its alerts
+//! end the connection.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use rustls::{AlertDescription, ConnectionTrafficSecrets};
@@ -96,8 +96,8 @@ impl Sealing {
         Direction::new(secrets, number).map(Sealing)
     }
 
-    /// Makes one record of `first` and then `second`, of which there are [`TEXT_BYTES_MOST`] at most, at the beginning of
-    /// `out`. Returns how long it is.
+    /// Makes one record of `first` and then `second`, of which there are [`TEXT_BYTES_MOST`] at most, at the beginning
+    /// of `out`. Returns how long it is.
     pub fn seal(&mut self, first: &[u8], second: &[u8], out: &mut [u8]) -> Result<usize, Broken> {
         let text_bytes = first.len() + second.len();
         assert!(text_bytes <= TEXT_BYTES_MOST, "a record carries so much");

@@ -4,7 +4,7 @@
 //! How a donor stands: its figures, and how often it refused what. The body of the answer to `Status`.
 //!
 //! Each is a number of 8 bytes, little-endian: first the figures in the order of [`Figure::ALL`], then one count for
-//! each [`Refusal`] in the order of its code.
+//! each [`Refusal`] in the order of its code. One more of either makes the body longer, which is another version.
 
 use crate::refusal::Refusal;
 

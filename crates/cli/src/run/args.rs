@@ -97,9 +97,15 @@ Tiers:
       plain-queue         do without io_uring also where it works, to compare
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]
-  donor:HOST:PORT,security=plain[,size=SIZE]
-                          memory of another machine, where 'aquifer donor' lends it; in plain text,
-                          which has to be asked for [default size: what it lends to one borrower]
+  donor:HOST:PORT,OPTION[,OPTION]...
+                          memory of another machine, where 'aquifer donor' lends it: over TLS with
+                          cert, key and ca, or in plain text
+      cert=FILE           who we are: a certificate, and then those that lead to its authority
+      key=FILE            its private key
+      ca=FILE             the authorities whose donors we trust
+      name=NAME           what the donor's certificate is for [default: HOST]
+      security=plain      without TLS: whoever is on the way can read and change the memory
+      size=SIZE           capacity [default: what the donor lends to one borrower]
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as late as a device would; PROFILE is the path
                           of a file, or comes with aquifer:";

@@ -51,11 +51,12 @@ impl From<Miss> for Loss {
 
 /// See the module.
 pub(crate) trait Channel: Debug + Send + Sync {
-    /// On a socket that has just been connected, before anything else goes over it. Runs [`HANDSHAKE_PATIENCE`] at most.
+    /// On a socket that has just been connected, before anything else goes over it. Runs [`HANDSHAKE_PATIENCE`] at
+    /// most.
     fn open(&self, socket: BorrowedFd<'_>) -> Result<(), Miss>;
 
-    /// Sends what is left of a frame of which `sent` bytes have gone, as much as goes. Returns how many bytes more have.
-    /// Who is told `AGAIN` or `INTR` comes again with the same, or ends the connection.
+    /// Sends what is left of a frame of which `sent` bytes have gone, as much as goes. Returns how many bytes more
+    /// have. Who is told `AGAIN` or `INTR` comes again with the same, or ends the connection.
     fn send(
         &self,
         socket: BorrowedFd<'_>,

@@ -259,7 +259,8 @@ impl Pipe for Handshake<'_> {
 }
 
 impl Handshake<'_> {
-    /// What is said by one who does not speak TLS: a donor's refusal, which goes out as it is where there is no session.
+    /// What is said by one who does not speak TLS: a donor's refusal, which goes out as it is where there is no
+    /// session.
     fn refusal(&mut self, begun: [u8; RECORD_HEAD_BYTES]) -> Miss {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..RECORD_HEAD_BYTES].copy_from_slice(&begun);
