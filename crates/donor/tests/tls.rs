@@ -7,16 +7,21 @@
 mod certificates;
 mod peer;
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Files, Security, Settings, status};
 use aquifer_tiers::{TierSpec, open};
-use aquifer_wire::{Figure, Refusal};
+use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, Refusal};
 use certificates::{Authority, Kind, good, options, write};
 use peer::{Peer, impatient, settings, start, wait_until};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 fn secure(files: &Files) -> Settings {
     Settings { security: Security::Tls(files.clone()), ..settings(4) }
@@ -51,6 +56,32 @@ fn a_borrower_without_a_good_certificate_is_refused_and_told_why() {
         wait_until(&donor, |standing| standing.refused(refusal) > 0);
     }
     assert_eq!(peer::figure(&donor, Figure::LentBytes), 0);
+    is_lent_to_the_good(&donor);
+}
+
+/// No borrower of ours comes without a certificate, so this one is made by hand.
+#[test]
+fn a_borrower_without_any_certificate_is_refused() {
+    let pair = good();
+    let (donor, _) = start(secure(&pair.donor));
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&pair.donor.ca).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]).unwrap();
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"aquifer/1".to_vec()];
+    let name = donor.address().ip().into();
+    let session = ClientConnection::new(Arc::new(config), ServerName::IpAddress(name)).unwrap();
+    let stream = TcpStream::connect(donor.address()).unwrap();
+    stream.set_read_timeout(Some(peer::PATIENCE)).unwrap();
+    let mut stream = StreamOwned::new(session, stream);
+    let hello = Message::Hello { oldest: 1, newest: 1, borrower: BorrowerId(7) };
+    // In TLS 1.3 a client may send before the server has looked at its certificate.
+    let answer =
+        stream.write_all(&Header::new(0, hello, &[]).encode()).and_then(|()| stream.read_exact(&mut [0; HEADER_BYTES]));
+    let message = answer.expect_err("it is not greeted").to_string();
+    assert!(message.contains("CertificateRequired"), "{message}");
+    wait_until(&donor, |standing| standing.refused(Refusal::NoCertificate) == 1);
     is_lent_to_the_good(&donor);
 }
 
