@@ -9,7 +9,8 @@
 //!
 //! What the program foretells of a region (`advice.rs`) comes first. Other evidence is what the prefetcher says of
 //! each fault. A fault of a stream merges the block it comes to with its neighbours. One of no stream is *scattered*;
-//! when most fetches of late were, it splits the block.
+//! when most fetches of late were, and one by one they would be of few pages for each block (`clusters.rs`), it splits
+//! the block. Where they would be of many it makes the block whole again.
 //!
 //! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
 
@@ -56,12 +57,18 @@ impl Engine {
             self.scatter.saw(streams);
         }
         if streams {
-            self.suit_stream(block)
-        } else if stored && self.scatter.is_high() && self.map.stride(block) > 1 {
-            self.split(page, block)
-        } else {
-            block
+            return self.suit_stream(block);
         }
+        if !stored || !self.scatter.is_high() {
+            return block;
+        }
+        let suited = match self.map.stride(block) > 1 {
+            _ if self.clusters.want_large(page) => self.grow(block, Order::DEFAULT),
+            true => self.split(page, block),
+            false => block,
+        };
+        self.clusters.saw(page, self.map.stride(suited) == 1);
+        suited
     }
 
     fn split(&mut self, page: u64, block: BlockIndex) -> BlockIndex {
@@ -80,8 +87,12 @@ impl Engine {
         if !self.settings.elastic || !entry.is_away() || random {
             return block;
         }
-        // Where a part of the large block is in DRAM, as much around this one as is away.
-        let exponents = entry.order.exponent() as u8 + 1..=self.large.exponent() as u8;
+        self.grow(block, self.large)
+    }
+
+    /// Makes one block of `most` of those around `block`. Where a part of that is in DRAM, as much as is away.
+    fn grow(&mut self, block: BlockIndex, most: Order) -> BlockIndex {
+        let exponents = self.map.block(block).order.exponent() as u8 + 1..=most.exponent() as u8;
         for order in exponents.rev().filter_map(Order::new) {
             let merged = self.map.merge(block, order);
             if self.map.block(merged).order == order {

@@ -11,7 +11,7 @@
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - What the program foretells by madvise(2) is in `advice.rs`.
 //! - How much DRAM there is may change: `budget.rs`.
-//! - Which block size suits a region is decided in `elastic.rs`.
+//! - Which block size suits a region is decided in `elastic.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
 //!
@@ -21,6 +21,7 @@
 mod advice;
 mod background;
 mod budget;
+mod clusters;
 mod elastic;
 mod fault;
 mod fork;
@@ -33,6 +34,7 @@ pub use fault::{CleanVerdict, Exchange, FaultStep};
 pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
 
+use self::clusters::Clusters;
 use crate::block::{NONE, State};
 use crate::frames::FramePool;
 use crate::map::BlockMap;
@@ -104,6 +106,8 @@ pub struct Engine {
     departures: advice::Departures,
     /// How scattered the latest fetches on demand were.
     scatter: elastic::Scatter,
+    /// Whether they lie in clusters.
+    clusters: Clusters,
     /// The block size where streams pass.
     large: Order,
     pub(crate) settings: Settings,
@@ -140,6 +144,7 @@ impl Engine {
             ahead: background::Ahead::default(),
             departures: advice::Departures::default(),
             scatter: elastic::Scatter::default(),
+            clusters: Clusters::new(settings.fetch_cost <= 1, settings.budget_pages),
             large: elastic::large(settings.budget_pages),
             settings,
             resident_pages: 0,

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Whether pages that are fetched one by one lie in clusters, so that a large block would have brought several of them.
+//!
+//! Pure, and called on the fault path. A fetch of a small block is *near* when another one of the same granule was
+//! fetched a short while before. Where one in two is near, a visit to a granule wants two pages; where three in four
+//! are, four. From how many on does a large block pay?
+//!
+//! Of large blocks nothing can be seen. So while they are used, those of a few granules are split all the same, as
+//! *samples*.
+
+use crate::units::Order;
+
+/// Pages of a granule: the block size that all memory begins with.
+const GRANULE_PAGES: u64 = Order::DEFAULT.pages() as u64;
+/// Fetches after which another one of the same granule is not near any more, at most, and in what part of the granules
+/// that the budget has room for. Choices. With as many as there is room for, what comes back by chance would count, and
+/// betweenness centrality at scale 18 took twice as long.
+const NEAR_MOST: u32 = 256;
+const NEAR_PART: u64 = 8;
+/// Granules that are remembered, by the hash of their numbers.
+const REMEMBERED: usize = 1024;
+/// One of so many granules is a sample: while it is plain which size suits, and while it is not.
+const SAMPLE_PLAIN: u64 = 64;
+const SAMPLE_OPEN: u64 = 16;
+/// The part that is near, in these units, is a mean of some `1 << MEAN_SHIFT` fetches.
+const WHOLE: u32 = 1 << 16;
+const MEAN_SHIFT: u32 = 6;
+/// From which part on large blocks pay: six pages of a visit; and eight where a tier is memory, which copies 4 KiB in a
+/// fifth of the time for 128 KiB, and a medium in half. On the clock two pages and five would do. But the pages that
+/// nobody wants take the room of others, some of which are missed: betweenness centrality at scale 18 with 60 % local
+/// had as many fetches of 128 KiB as of 4 KiB, when two pages were enough for it.
+const LIMIT_MEDIUM: u32 = WHOLE - WHOLE / 6;
+const LIMIT_MEMORY: u32 = WHOLE - WHOLE / 8;
+/// How far beyond the limit the part must be for a change, and from where on it is plain.
+const MARGIN: u32 = WHOLE / 32;
+const PLAIN: u32 = WHOLE / 16;
+
+/// When a granule was fetched from last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Visit {
+    granule: u64,
+    at: u32,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Clusters {
+    visits: Box<[Visit; REMEMBERED]>,
+    fetches: u32,
+    near_fetches: u32,
+    near: u32,
+    limit: u32,
+    are_dense: bool,
+}
+
+impl Clusters {
+    /// Nothing is known, and blocks stay as they are. `is_memory`: a fetch takes what copying takes.
+    pub(super) fn new(is_memory: bool, budget_pages: u64) -> Self {
+        let limit = if is_memory { LIMIT_MEMORY } else { LIMIT_MEDIUM };
+        let visits = Box::new([Visit::default(); REMEMBERED]);
+        let near_fetches = (budget_pages / GRANULE_PAGES / NEAR_PART).clamp(1, u64::from(NEAR_MOST)) as u32;
+        // The first visit is not near one at the beginning of time.
+        Self { visits, fetches: NEAR_MOST + 1, near_fetches, near: limit, limit, are_dense: true }
+    }
+
+    /// A page is fetched that belongs to no stream; `alone`, or with more of its granule.
+    pub(super) fn saw(&mut self, page: u64, alone: bool) {
+        self.fetches = self.fetches.wrapping_add(1);
+        if !alone {
+            return;
+        }
+        let granule = page / GRANULE_PAGES;
+        let visit = &mut self.visits[hash(granule) as usize % REMEMBERED];
+        let is_near = visit.granule == granule && self.fetches.wrapping_sub(visit.at) <= self.near_fetches;
+        *visit = Visit { granule, at: self.fetches };
+        self.near = self.near - (self.near >> MEAN_SHIFT) + if is_near { WHOLE >> MEAN_SHIFT } else { 0 };
+        if self.near > self.limit + MARGIN {
+            self.are_dense = true;
+        } else if self.near + MARGIN < self.limit {
+            self.are_dense = false;
+        }
+    }
+
+    /// Whether a large block suits the granule with this page: most visits want several of its pages, and it is no
+    /// sample.
+    pub(super) fn want_large(&self, page: u64) -> bool {
+        let is_plain = self.near.abs_diff(self.limit) > PLAIN;
+        let one_of = if is_plain { SAMPLE_PLAIN } else { SAMPLE_OPEN };
+        self.are_dense && !(hash(page / GRANULE_PAGES) >> 32).is_multiple_of(one_of)
+    }
+}
+
+/// Fibonacci hashing: neighbours are scattered, and the upper bits are good.
+fn hash(granule: u64) -> u64 {
+    granule.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: u64 = 1 << 17;
+
+    /// Granules that are no neighbours, one after the other.
+    fn granules() -> impl Iterator<Item = u64> {
+        (0..).map(|at: u64| at * 405 % 8192)
+    }
+
+    fn large_of(clusters: &Clusters) -> usize {
+        (0..1024).filter(|granule| clusters.want_large(granule * GRANULE_PAGES)).count()
+    }
+
+    /// Fetches `pages` of each of the first granules, or one of those that are large.
+    fn visit(clusters: &mut Clusters, visits: usize, pages: u64) {
+        for granule in granules().take(visits) {
+            let first = granule * GRANULE_PAGES;
+            if clusters.want_large(first) {
+                clusters.saw(first, false);
+            } else {
+                (0..pages).for_each(|page| clusters.saw(first + page * 3, true));
+            }
+        }
+    }
+
+    #[test]
+    fn one_page_of_each_granule_wants_small_blocks() {
+        let mut clusters = Clusters::new(false, BUDGET);
+        assert!(large_of(&clusters) > 900, "at first they stay as they are");
+        visit(&mut clusters, 4000, 1);
+        assert_eq!(large_of(&clusters), 0);
+    }
+
+    #[test]
+    fn many_pages_of_each_granule_want_large_blocks_but_for_samples() {
+        let mut clusters = Clusters::new(false, BUDGET);
+        visit(&mut clusters, 4000, 1);
+        visit(&mut clusters, 200, 10);
+        assert!((900..1024).contains(&large_of(&clusters)));
+        visit(&mut clusters, 8000, 1);
+        assert_eq!(large_of(&clusters), 0, "the samples tell when that ends");
+    }
+
+    #[test]
+    fn where_fetches_cost_little_more_pages_are_needed() {
+        for (is_memory, pages, dense) in [(false, 8, true), (true, 6, false), (true, 11, true)] {
+            let mut clusters = Clusters::new(is_memory, BUDGET);
+            visit(&mut clusters, 8000, pages);
+            assert_eq!(large_of(&clusters) > 0, dense, "{is_memory} {pages}");
+        }
+    }
+
+    #[test]
+    fn what_comes_back_by_chance_is_not_near() {
+        for count in [2048_u64, 128] {
+            let mut clusters = Clusters::new(false, count * GRANULE_PAGES / 3);
+            for fetch in 0..20_000 {
+                let granule = if count == 128 { fetch * 45 } else { fetch * 405 } % count;
+                clusters.saw(granule * GRANULE_PAGES + fetch / count % GRANULE_PAGES, true);
+            }
+            assert_eq!(large_of(&clusters), 0, "{count}");
+        }
+    }
+}
