@@ -18,7 +18,7 @@ use crate::machine::Machine;
 use crate::measure::Bench;
 use crate::overhead::{self, CASES, OverheadRun};
 use crate::overhead_run::OverheadBench;
-use crate::plan::{self, Plan};
+use crate::plan::{self, Plan, Step};
 use crate::prepare::{
     check_reports, find_aquifer, footprints, graph_file, lock, make_directory, obstacles, swap_areas,
 };
@@ -79,10 +79,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     let obstacles = obstacles(settings, &hierarchy, aquifer.is_some(), &measured);
     let mut plan = plan::plan(&measured, &settings.locals, &settings.contenders, settings.rounds, &obstacles);
     if settings.plan_only {
-        print_plan(&plan);
-        for case in CASES.iter().filter(|case| settings.overheads.contains(&case.overhead)) {
-            println!("{} {}, {} rounds", case.overhead, case.name, settings.overhead_rounds(case.overhead));
-        }
+        print(&describe(&plan, settings));
         return Ok(ExitCode::SUCCESS);
     }
     let areas = swap_areas(&mut plan, settings, &token, &progress);
@@ -204,13 +201,7 @@ fn measure_overheads(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Ve
 fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure> {
     let json = serde_json::to_string_pretty(record)
         .map_err(|error| BenchFailure::trouble(format!("cannot write JSON: {error}"), ""))?;
-    let mut stdout = std::io::stdout().lock();
-    // A reader that went away is no failure.
-    let _ = if settings.json_on_stdout() {
-        writeln!(stdout, "{json}")
-    } else {
-        write!(stdout, "{}", table::render(record))
-    };
+    print(&if settings.json_on_stdout() { format!("{json}\n") } else { table::render(record) });
     if let Some(path) = settings.json.as_ref().filter(|_| !settings.json_on_stdout()) {
         fs::write(path, json + "\n")
             .map_err(|error| BenchFailure::io(format!("cannot write {}", path.display()), &error))?;
@@ -230,23 +221,22 @@ fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure
     }))
 }
 
-fn print_plan(plan: &Plan) {
-    for (reads, writes) in &plan.mixes {
-        println!("fio, {reads} reads : {writes} writes");
-    }
-    for step in &plan.steps {
-        let limit = step
-            .limit_bytes
+fn describe(plan: &Plan, settings: &Settings) -> String {
+    let mixes = plan.mixes.iter().map(|(reads, writes)| format!("fio, {reads} reads : {writes} writes\n"));
+    let steps = plan.steps.iter().map(|step| {
+        let Step { workload, local_percent, round, contender, limit_bytes, .. } = step;
+        let limit = limit_bytes
             .map_or_else(|| "no limit".to_string(), |limit| format!("limit {}", crate::size::format_size(limit)));
-        println!(
-            "{} {} % round {} {} ({limit})",
-            step.workload.name,
-            step.local_percent,
-            step.round + 1,
-            step.contender
-        );
-    }
-    for skipped in &plan.skipped {
-        println!("{} {}: skipped: {}", skipped.workload, skipped.contender, skipped.reason);
-    }
+        format!("{} {local_percent} % round {} {contender} ({limit})\n", workload.name, round + 1)
+    });
+    let skipped = plan.skipped.iter().map(|it| format!("{} {}: skipped: {}\n", it.workload, it.contender, it.reason));
+    let asked = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
+    let overheads = asked
+        .map(|case| format!("{} {}, {} rounds\n", case.overhead, case.name, settings.overhead_rounds(case.overhead)));
+    mixes.chain(steps).chain(skipped).chain(overheads).collect()
+}
+
+/// To standard output. A reader that went away is no failure.
+fn print(text: &str) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
