@@ -188,6 +188,95 @@ fn the_librarys_own_calls_find_their_memory() {
     );
 }
 
+/// No table says what such structures point to: they are looked into when a call fails.
+#[test]
+fn what_a_structure_points_to_is_found() {
+    works(
+        "inner",
+        "#include <linux/ethtool.h>
+         #include <linux/filter.h>
+         #include <linux/sockios.h>
+         #include <net/if.h>
+         #include <sys/select.h>",
+        r#"
+        for (int kind = 0; kind < 2; kind++) {
+            int meet = socket(AF_INET, SOCK_DGRAM, 0), pair[2];
+            must(meet >= 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0, "sockets");
+            /* The structure is on the stack, or away as well. */
+            struct ifconf near = {0}, *list = kind ? (struct ifconf *)away(1) : &near;
+            char *room = (char *)away(16384);
+            list->ifc_len = 16384; list->ifc_buf = room; press();
+            must(ioctl(meet, SIOCGIFCONF, list) == 0 && list->ifc_len < 16384, "SIOCGIFCONF");
+            struct ifreq one = {.ifr_name = "lo"}, *name = kind ? (struct ifreq *)away(1) : &one;
+            struct ethtool_value *link = (struct ethtool_value *)away(1);
+            *name = one; name->ifr_data = (char *)link; link->cmd = ETHTOOL_GLINK; press();
+            must(ioctl(meet, SIOCETHTOOL, name) == 0 && link->data <= 1, "SIOCETHTOOL");
+            struct sock_fprog stack, *program = kind ? (struct sock_fprog *)away(1) : &stack;
+            struct sock_filter *filter = (struct sock_filter *)away(1);
+            filter[0] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
+            program->len = 1; program->filter = filter; press();
+            must(setsockopt(pair[1], SOL_SOCKET, SO_ATTACH_FILTER, program, sizeof *program) == 0, "SO_ATTACH_FILTER");
+            must(send(pair[0], "x", 1, 0) == 1 && recv(pair[1], &one, 1, MSG_DONTWAIT) == -1, "the filter filters");
+            sigset_t *mask = (sigset_t *)away(1);
+            struct timespec *limit = (struct timespec *)away_filled(1, 0);
+            sigemptyset(mask); limit->tv_nsec = 1000; press();
+            must(pselect(0, NULL, NULL, NULL, limit, mask) == 0, "pselect");
+            errno = 0;
+            must(ioctl(meet, SIOCGIFCONF, (void *)8) == -1 && errno == EFAULT, "a wrong address stays one");
+            list->ifc_buf = (char *)8; press();
+            must(ioctl(meet, SIOCGIFCONF, list) == -1 && errno == EFAULT, "a wrong address in a structure, too");
+        }"#,
+    );
+}
+
+/// What the kernel calls EFAULT must not end the program because we look first: some ask whether an address can be read
+/// by giving it to rt_sigprocmask(2).
+#[test]
+fn a_wrong_address_is_an_error_and_no_crash() {
+    works(
+        "wrong",
+        "static void fails(long result, int number, const char *what) {
+            if (result != -number) { fprintf(stderr, \"%s: %s\\n\", what, strerror((int)-result)); exit(1); }
+        }
+        #define WRONG(n, a, b, c, d, e) fails(direct(SYS_##n, a, b, c, d, e, 0), EFAULT, #n)",
+        r#"
+        char path[] = "/tmp/aquifer-e2e-wrong-XXXXXX";
+        int file = mkstemp(path), pair[2];
+        must(file >= 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0, "descriptors");
+        unlink(path);
+        press();
+        const long wrong[] = {8, 4096, -4096, 0x7ffffffff000};
+        for (int at = 0; at < 4; at++) {
+            long there = wrong[at];
+            WRONG(rt_sigprocmask, ~0, there, 0, 8, 0);
+            WRONG(rt_sigprocmask, SIG_BLOCK, there, 0, 8, 0);
+            WRONG(rt_sigprocmask, SIG_BLOCK, 0, there, 8, 0);
+            WRONG(rt_sigaction, SIGUSR2, there, 0, 8, 0);
+            WRONG(rt_sigaction, SIGUSR2, 0, there, 8, 0);
+            WRONG(rt_sigaction, SIGBUS, there, 0, 8, 0);
+            WRONG(sigaltstack, there, 0, 0, 0, 0);
+            WRONG(writev, file, there, 1, 0, 0);
+            WRONG(readv, file, there, 20, 0, 0);
+            WRONG(sendmsg, pair[0], there, 0, 0, 0);
+            WRONG(recvmsg, pair[0], there, MSG_DONTWAIT, 0, 0);
+            WRONG(sendmmsg, pair[0], there, 1, 0, 0);
+            WRONG(process_vm_readv, getpid(), there, 1, there, 1);
+            WRONG(ppoll, 0, 0, 0, there, 8);
+            WRONG(setsockopt, pair[0], SOL_SOCKET, SO_ZEROCOPY, there, 4);
+            WRONG(execve, there, 0, 0, 0, 0);
+            WRONG(execve, (long)"/bin/true", there, 0, 0, 0);
+            WRONG(clone3, there, 88, 0, 0, 0);
+            errno = 0;
+            must(writev(file, (struct iovec *)there, 1) == -1 && errno == EFAULT, "writev");
+            errno = 0;
+            must(sigprocmask(SIG_BLOCK, NULL, NULL) == 0, "sigprocmask");
+        }
+        /* Longer than there is memory, and than a message may be. */
+        unsigned char *message = away(1);
+        fails(direct(SYS_sendto, pair[0], (long)message, 1L << 40, 0, 0, 0), EMSGSIZE, "sendto");"#,
+    );
+}
+
 /// Above 256 KiB, the size of the bounce buffer that was, the rest of a message was lost.
 #[test]
 fn a_large_message_stays_whole() {

@@ -16,6 +16,7 @@ use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 
 use crate::calls::quietly;
+use crate::program_memory::is_readable;
 
 /// One bounce buffer of a stream: large enough that copying, not calling, is what it costs.
 const STREAM_BYTES: usize = 1 << 20;
@@ -34,15 +35,15 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Copies `count` entries at `start`.
+    /// Copies `count` entries at `start`. None where they cannot be read.
     ///
     /// # Safety
     /// They are the program's.
     pub unsafe fn read(start: usize, count: usize) -> Self {
         let source = std::ptr::with_exposed_provenance::<libc::iovec>(start);
         let mut entries = Self { few: [NOTHING; FEW], count: 0, many: Vec::new() };
-        if start == 0 || count > ENTRIES_MOST {
-            return entries;
+        if count > ENTRIES_MOST || !is_readable(start, count * size_of::<libc::iovec>()) {
+            return entries; // The kernel says so itself.
         }
         // No `Inside` here: a signal may come, and a handler that jumps away would leave the thread inside for ever.
         // The allocator blocks signals itself.
@@ -144,20 +145,25 @@ impl Bounce {
         [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start), iov_len: len }]
     }
 
-    /// Copies between the start of the buffer and the program's vector.
+    /// Copies between the start of the buffer and the program's vector. False where the vector cannot be read: its
+    /// lengths may be wrong, and the kernel is to say so.
     ///
     /// # Safety
     /// The entries are the program's; `len` is no more than either has.
-    unsafe fn copy(&self, entries: &[libc::iovec], len: usize, to_program: bool) {
+    unsafe fn copy(&self, entries: &[libc::iovec], len: usize, to_program: bool) -> bool {
         let mut done = 0;
         for entry in entries {
             let take = entry.iov_len.min(len - done);
+            if !to_program && !is_readable(entry.iov_base as usize, take) {
+                return false;
+            }
             let ours: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start + done);
             let (source, target) = if to_program { (ours, entry.iov_base) } else { (entry.iov_base, ours) };
             // SAFETY: both have `take` bytes; ours is nobody else's. The program's side faults like any access.
             unsafe { std::ptr::copy_nonoverlapping(source.cast::<u8>(), target.cast::<u8>(), take) };
             done += take;
         }
+        true
     }
 }
 
@@ -180,8 +186,8 @@ pub unsafe fn once(
     let len = bytes(&from);
     let bounce = Bounce::new(len.max(1)).ok_or(Errno(libc::ENOMEM))?;
     // SAFETY: the window is a part of the program's vector, and fits.
-    unsafe { bounce.copy(&from, len, false) };
-    part(&bounce.piece(len))
+    let copied = unsafe { bounce.copy(&from, len, false) };
+    if copied { part(&bounce.piece(len)) } else { part(&from) }
 }
 
 /// As [`through`], for a file: it is asked until it has given all or comes back short, since a program need not
@@ -228,7 +234,7 @@ pub unsafe fn through(
         let from = window(entries, done, most);
         let len = bytes(&from);
         // SAFETY: the window is a part of the program's vector, and fits.
-        unsafe { bounce.copy(&from, len, false) };
-        part(&bounce.piece(len), done)
+        let copied = unsafe { bounce.copy(&from, len, false) };
+        if copied { part(&bounce.piece(len), done) } else { part(&from, done) }
     })
 }

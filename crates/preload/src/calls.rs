@@ -13,7 +13,7 @@
 
 #![allow(unsafe_code, reason = "system calls with the program's own arguments")]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,8 +24,10 @@ use aquifer_sys::shown_calls::{self, Shown};
 use aquifer_sys::{signals, thread_slot};
 
 use crate::bounce::{self, Entries};
+use crate::inner_pointers::{each_pointer, guess};
 use crate::kernel::libc_result;
-use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, shape};
+use crate::pointers::{Shape, length, points_on, shape};
+use crate::program_memory::load;
 use crate::start::instance;
 
 /// The kernel's EFAULT.
@@ -36,12 +38,6 @@ const TRIES: usize = 16;
 const WIDE_BYTES: usize = 64 << 10;
 /// The most that one call transfers: MAX_RW_COUNT of the kernel.
 pub const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
-/// Requests of io_submit(2) with vectors: linux/aio_abi.h.
-const IOCB_CMD_PREADV: u16 = 7;
-const IOCB_CMD_PWRITEV: u16 = 8;
-
-/// Strings and requests that one call may name: beyond, they are left to luck. Above any that was seen.
-const POINTERS_MOST: usize = 4096;
 
 /// Whether the program has had more than one thread: before, none can be cancelled.
 pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
@@ -225,7 +221,8 @@ impl Caller {
             | Shape::Submit
             | Shape::Strings(_)
             | Shape::Waiters(_) => true,
-            Shape::Plain | Shape::Word => false,
+            Shape::Plain => points_on(number),
+            Shape::Word => false,
         }
     }
 
@@ -303,11 +300,16 @@ impl Caller {
             }
             // SAFETY: the caller's promise.
             unsafe {
-                each_pointer(number, &args, &mut |start, len| {
+                let mut add = |start: usize, len: usize| {
                     if adopter.may_need_hold(start, len) {
                         holding.add(start, len);
                     }
-                });
+                };
+                each_pointer(number, &args, &mut add);
+                // What the table does not know of: a filter of a socket, what an ioctl's structure points to.
+                if turn > 0 {
+                    args.iter().for_each(|start| guess(*start, turn, &mut add));
+                }
                 result = self.raw(number, args);
             }
             if result != FAULT || (turn > 0 && holding.is_complete()) {
@@ -398,8 +400,10 @@ impl Caller {
 
     unsafe fn message(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let header = std::ptr::with_exposed_provenance_mut::<libc::msghdr>(args[1]);
-        // SAFETY: the caller's promise; loads fault as usual.
-        let given = unsafe { header.read() };
+        let Some(given) = load::<libc::msghdr>(args[1]) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.raw(number, args) };
+        };
         // SAFETY: as above.
         let entries = unsafe { Entries::read(given.msg_iov as usize, given.msg_iovlen.min(bounce::ENTRIES_MOST)) };
         let also = [
@@ -486,88 +490,6 @@ struct Memory<'a> {
 
 /// `struct sockaddr_storage`.
 pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
-
-/// Calls `each` with what the arguments of a call point to through one more pointer.
-///
-/// # Safety
-/// As for the system call.
-unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
-    let word = |start: usize, index: usize| {
-        // SAFETY: the caller's promise; a load faults as usual.
-        unsafe { std::ptr::with_exposed_provenance::<usize>(start).add(index).read() }
-    };
-    match shape(number, args) {
-        Shape::Remote | Shape::Vector { .. } => {
-            // SAFETY: the caller's promise.
-            let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MOST)) };
-            each(args[1], size_of_val(entries.list()));
-            entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
-            if matches!(number, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev) {
-                // SAFETY: the caller's promise.
-                let far = unsafe { Entries::read(args[3], args[4].min(bounce::ENTRIES_MOST)) };
-                each(args[3], size_of_val(far.list()));
-                far.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
-            }
-        }
-        Shape::Messages => {
-            const STRIDE: usize = size_of::<libc::mmsghdr>();
-            let count = args[2].min(bounce::ENTRIES_MOST);
-            each(args[1], count * STRIDE);
-            for index in 0..count {
-                // SAFETY: the caller's promise.
-                let header =
-                    unsafe { std::ptr::with_exposed_provenance::<libc::msghdr>(args[1] + index * STRIDE).read() };
-                // SAFETY: as above.
-                let entries =
-                    unsafe { Entries::read(header.msg_iov as usize, header.msg_iovlen.min(bounce::ENTRIES_MOST)) };
-                each(header.msg_iov as usize, size_of_val(entries.list()));
-                each(header.msg_name as usize, header.msg_namelen as usize);
-                each(header.msg_control as usize, header.msg_controllen);
-                entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
-            }
-        }
-        Shape::Submit => {
-            let count = args[1].min(POINTERS_MOST);
-            each(args[2], count * size_of::<usize>());
-            for index in 0..count {
-                let request = word(args[2], index);
-                // `struct iocb`: 64 bytes, with the kind of request at 16, and the buffer's address and length at 24
-                // and 32; those of a vector's entries where the kind says so.
-                each(request, 64);
-                let (start, count) = (word(request, 3), word(request, 4));
-                if !matches!((word(request, 2) & 0xffff) as u16, IOCB_CMD_PREADV | IOCB_CMD_PWRITEV) {
-                    each(start, count);
-                    continue;
-                }
-                // SAFETY: the caller's promise.
-                let entries = unsafe { Entries::read(start, count.min(bounce::ENTRIES_MOST)) };
-                each(start, size_of_val(entries.list()));
-                entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
-            }
-        }
-        Shape::Strings(first) => {
-            for array in [args[first + 1], args[first + 2]] {
-                for index in 0..if array == 0 { 0 } else { POINTERS_MOST } {
-                    let string = word(array, index);
-                    if string == 0 {
-                        break;
-                    }
-                    let text = std::ptr::with_exposed_provenance::<c_void>(string).cast();
-                    // SAFETY: the caller's promise: a string that ends in NUL.
-                    each(string, unsafe { libc::strlen(text) } + 1);
-                }
-            }
-        }
-        Shape::Waiters(count) => {
-            each(args[0], count * FUTEX_WAITER_BYTES);
-            for index in 0..count {
-                // The second of the three words of each.
-                each(word(args[0], index * 3 + 1), size_of::<u32>());
-            }
-        }
-        Shape::Bytes { .. } | Shape::Message { .. } | Shape::Plain | Shape::Word => {}
-    }
-}
 
 /// fstat(2) and the like, past every wrapper.
 ///

@@ -23,6 +23,7 @@ use aquifer_sys::dispatch::{self, Trapped};
 use aquifer_sys::{raw, signals};
 
 use crate::calls::HAS_THREADS;
+use crate::program_memory::load;
 use crate::start::{instance, instance_inside};
 use crate::{next, own_allocator, threads};
 
@@ -149,8 +150,8 @@ pub fn copies_memory(number: i64, args: &[usize; 6]) -> bool {
         libc::SYS_fork => 0,
         libc::SYS_vfork => libc::CLONE_VM as usize,
         libc::SYS_clone => args[0],
-        // SAFETY: clone3(2)'s structure begins with its flags; a fault there is resolved as for any load.
-        _ => unsafe { std::ptr::with_exposed_provenance::<u64>(args[0]).read() as usize },
+        // clone3(2)'s structure begins with its flags. Where it cannot be read, the kernel says so and makes nothing.
+        _ => load::<u64>(args[0]).map_or(libc::CLONE_VM as usize, |flags| flags as usize),
     };
     flags & libc::CLONE_VM as usize == 0
 }

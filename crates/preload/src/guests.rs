@@ -10,11 +10,14 @@
 
 use aquifer_pager::Adopter;
 
+use crate::program_memory::load;
+
 const KVM_SET_USER_MEMORY_REGION: usize = 0x4020_ae46;
 const KVM_SET_USER_MEMORY_REGION2: usize = 0x40a0_ae49;
 
 /// What both requests start with.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct MemoryRegion {
     slot: u32,
     flags: u32,
@@ -33,8 +36,6 @@ pub fn takes_memory(request: usize) -> bool {
 /// # Safety
 /// `region` is the argument of such a request.
 pub unsafe fn would_fail(adopter: &Adopter, region: usize) -> bool {
-    // SAFETY: the caller's promise. When it is away, its fault is resolved as any of the program's.
-    let MemoryRegion { len, address, .. } =
-        unsafe { std::ptr::with_exposed_provenance::<MemoryRegion>(region).read_unaligned() };
+    let Some(MemoryRegion { len, address, .. }) = load(region) else { return false };
     len > 0 && adopter.fails_the_kernel(address as usize, len as usize)
 }

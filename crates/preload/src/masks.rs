@@ -16,6 +16,7 @@ use aquifer_sys::signals::{self, KernelAction, bit};
 
 use crate::kernel::libc_result;
 use crate::pointers::SYS_IO_PGETEVENTS;
+use crate::program_memory::{load, store};
 use crate::start::instance_inside;
 
 /// glibc keeps the first two real-time signals for itself, and takes them out of every mask that it is given.
@@ -23,16 +24,7 @@ const LIBCS_OWN: u64 = bit(32) | bit(33);
 /// The kernel's size of a mask.
 const MASK_BYTES: usize = 8;
 const INVALID: isize = -(libc::EINVAL as isize);
-
-fn load<T: Copy>(address: usize) -> T {
-    // SAFETY: only called with the program's own pointers to kernel structures; a fault is resolved as for any load.
-    unsafe { std::ptr::with_exposed_provenance::<T>(address).read_unaligned() }
-}
-
-fn store<T>(address: usize, value: T) {
-    // SAFETY: as in `load`, for stores.
-    unsafe { std::ptr::with_exposed_provenance_mut::<T>(address).write_unaligned(value) }
-}
+const FAULT: isize = -(libc::EFAULT as isize);
 
 /// rt_sigprocmask(2) on `mask`, which is the thread's.
 pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
@@ -42,7 +34,8 @@ pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
     }
     let before = *mask;
     if new != 0 {
-        let new = load::<u64>(new) & !signals::OURS;
+        let Some(new) = load::<u64>(new) else { return FAULT };
+        let new = new & !signals::OURS;
         *mask = match how as c_int {
             libc::SIG_BLOCK => before | new,
             libc::SIG_UNBLOCK => before & !new,
@@ -50,10 +43,7 @@ pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
             _ => return INVALID,
         } & !(bit(libc::SIGKILL) | bit(libc::SIGSTOP));
     }
-    if old != 0 {
-        store(old, before);
-    }
-    0
+    if old != 0 && !store(old, before) { FAULT } else { 0 }
 }
 
 /// rt_sigaction(2), where it is ours to answer: for our signals, and for masks with them.
@@ -64,28 +54,24 @@ pub fn action(args: &[usize; 6]) -> Option<isize> {
         return None;
     }
     if signal::is_ours(signal) {
-        let wish = (new != 0).then(|| load::<KernelAction>(new));
-        let before = signal::exchange_programs_action(signal, wish.as_ref());
-        if old != 0 {
-            store(old, before);
+        let wish = load::<KernelAction>(new);
+        if new != 0 && wish.is_none() {
+            return Some(FAULT);
         }
-        return Some(0);
+        let before = signal::exchange_programs_action(signal, wish.as_ref());
+        return Some(if old != 0 && !store(old, before) { FAULT } else { 0 });
     }
     if new == 0 && old == 0 {
         return None;
     }
-    let mut ours = if new == 0 { KernelAction::default() } else { load(new) };
+    let wish = if new == 0 { Some(KernelAction::default()) } else { load(new) };
+    let Some(mut ours) = wish else { return Some(FAULT) };
     ours.mask &= !signals::OURS;
     let mut before = KernelAction::default();
     let new = if new == 0 { 0 } else { &raw const ours as usize };
     // SAFETY: the program's own action, from and to memory of ours.
     match unsafe { syscall(libc::SYS_rt_sigaction, [number, new, &raw mut before as usize, size, 0, 0]) } {
-        Ok(_) => {
-            if old != 0 {
-                store(old, before);
-            }
-            Some(0)
-        }
+        Ok(_) => Some(if old != 0 && !store(old, before) { FAULT } else { 0 }),
         Err(errno) => Some(-(errno.0 as isize)),
     }
 }
@@ -115,11 +101,11 @@ impl WithMask {
         this.paired = index == 5;
         let mut address = args[index];
         if this.paired && address != 0 {
-            this.pair = load(address);
+            // What cannot be read, the kernel says itself.
+            this.pair = load(address).unwrap_or_default();
             address = this.pair[0];
         }
-        if address != 0 {
-            let mask = load::<u64>(address);
+        if let Some(mask) = load::<u64>(address) {
             this.mask = mask & !signals::OURS;
             this.index = (mask != this.mask).then_some(index);
         }
@@ -143,23 +129,20 @@ impl WithMask {
 }
 
 fn mask_call(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -> isize {
-    let mut stripped = 0u64;
-    let mut address = new as usize;
-    if address != 0 {
-        stripped = load::<u64>(address) & !LIBCS_OWN;
-        if instance_inside().is_some() && how != libc::SIG_UNBLOCK {
-            stripped &= !signals::OURS;
-        }
-        address = &raw const stripped as usize;
+    let mut mask = None;
+    if !new.is_null() {
+        let Some(new) = load::<u64>(new as usize) else { return FAULT };
+        let keeps = instance_inside().is_some() && how != libc::SIG_UNBLOCK;
+        mask = Some(new & !LIBCS_OWN & !if keeps { signals::OURS } else { 0 });
     }
+    let address = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(mask) as usize);
     let mut before = 0u64;
     let args = [how as usize, address, &raw mut before as usize, MASK_BYTES, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask and writes one, both ours.
     let result = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
-    if result.is_ok() && !old.is_null() {
-        store(old as usize, before);
+    if result.is_ok() && !old.is_null() && !store(old as usize, before) {
+        return FAULT;
     }
-    let _ = stripped;
     result.map_or_else(|errno| -(errno.0 as isize), |_| 0)
 }
 

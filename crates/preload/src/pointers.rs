@@ -66,6 +66,22 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     }
 }
 
+/// Whether what a call's arguments point to may point on in turn; where, `inner_pointers.rs` guesses.
+pub fn points_on(number: i64) -> bool {
+    matches!(
+        number,
+        libc::SYS_bpf
+            | libc::SYS_getsockopt
+            | libc::SYS_ioctl
+            | libc::SYS_keyctl
+            | libc::SYS_prctl
+            | libc::SYS_pselect6
+            | libc::SYS_seccomp
+            | libc::SYS_setsockopt
+            | SYS_IO_PGETEVENTS
+    )
+}
+
 /// io_pgetevents(2), which libc has no name for on this target.
 pub const SYS_IO_PGETEVENTS: i64 = 333;
 

@@ -21,6 +21,7 @@ use aquifer_sys::dispatch::{self, Trapped};
 use aquifer_sys::signals;
 
 use crate::calls::Caller;
+use crate::program_memory::load;
 use crate::start::instance;
 use crate::{descriptors, forks, guests, locks, mappings, masks, threads, unmovable};
 
@@ -85,7 +86,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         }
         // Not from here: the kernel does not change the stack that a handler runs on.
         libc::SYS_sigaltstack => {
-            if !threads::may_change_signal_stack(std::ptr::with_exposed_provenance(args[0])) {
+            if !may_change_signal_stack(args[0]) {
                 return trapped.set_result(-(libc::ENOMEM as isize));
             }
             Caller::trapped().bring(&args[..2], size_of::<libc::stack_t>());
@@ -110,6 +111,11 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     } else {
         trapped.call_here();
     }
+}
+
+/// Where the stack cannot be read, the kernel says so.
+fn may_change_signal_stack(new: usize) -> bool {
+    load::<libc::stack_t>(new).is_none_or(|new| threads::may_change_signal_stack(&raw const new))
 }
 
 /// The result of a call that is ours to answer; `None` for one that is the kernel's.

@@ -20,6 +20,7 @@ use aquifer_sys::raw::syscall;
 use crate::bounce::{self, Entries};
 use crate::calls::in_libcs_manner;
 use crate::next;
+use crate::program_memory::load;
 use crate::start::instance;
 
 /// vmsplice(2) of managed memory into a pipe, in the kernel's manner. `None` for what the kernel can do by itself.
@@ -63,8 +64,7 @@ pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
     if !asks || args[3] == 0 || args[4] < size_of::<c_int>() {
         return None;
     }
-    // SAFETY: the caller's promise: there is a number. A load faults as usual.
-    if unsafe { std::ptr::with_exposed_provenance::<c_int>(args[3]).read_unaligned() } == 0 {
+    if load::<c_int>(args[3]).is_none_or(|wish| wish == 0) {
         return None;
     }
     if !SAID.swap(true, Ordering::Relaxed) {

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a system call touches behind one more pointer: entries of vectors, strings of an array, and what structures
+//! point to that no table knows, as those of ioctl(2), setsockopt(2), bpf(2).
+//!
+//! The latter are guessed, once a call has failed with EFAULT: each word of the structure that could be an address of
+//! managed memory is taken for one. Bringing too much is harmless.
+
+#![allow(unsafe_code, reason = "looks at what the program's arguments point to")]
+
+use crate::bounce::{self, Entries};
+use crate::pointers::{FUTEX_WAITER_BYTES, Shape, shape};
+use crate::program_memory::{load, string_len};
+
+/// Requests of io_submit(2) with vectors: linux/aio_abi.h.
+const IOCB_CMD_PREADV: u16 = 7;
+const IOCB_CMD_PWRITEV: u16 = 8;
+/// Strings and requests that one call may name: beyond, they are left to luck. Above any that was seen.
+const POINTERS_MOST: usize = 4096;
+/// How far into a structure pointers are looked for: `union bpf_attr` is the longest that was found, 168 bytes.
+const GUESSED_WORDS: usize = 32;
+/// What a guessed pointer may point to: a filter of 4096 instructions (BPF_MAXINSNS) takes 32 KiB.
+const GUESSED_BYTES: usize = 64 << 10;
+/// Structures that point to structures, as for SIOCETHTOOL.
+const GUESSED_DEEP: usize = 2;
+
+/// Calls `each` with what the arguments of a call point to through one more pointer.
+///
+/// # Safety
+/// As for the system call.
+pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
+    // Of what cannot be read, the kernel says so itself.
+    let word = |start: usize, index: usize| load::<usize>(start.wrapping_add(index * size_of::<usize>())).unwrap_or(0);
+    match shape(number, args) {
+        Shape::Remote | Shape::Vector { .. } => {
+            // SAFETY: the caller's promise.
+            let entries = unsafe { Entries::read(args[1], args[2].min(bounce::ENTRIES_MOST)) };
+            each(args[1], size_of_val(entries.list()));
+            entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            if matches!(number, libc::SYS_process_vm_readv | libc::SYS_process_vm_writev) {
+                // SAFETY: the caller's promise.
+                let far = unsafe { Entries::read(args[3], args[4].min(bounce::ENTRIES_MOST)) };
+                each(args[3], size_of_val(far.list()));
+                far.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            }
+        }
+        Shape::Messages => {
+            const STRIDE: usize = size_of::<libc::mmsghdr>();
+            let count = args[2].min(bounce::ENTRIES_MOST);
+            each(args[1], count * STRIDE);
+            for index in 0..count {
+                let Some(header) = load::<libc::msghdr>(args[1].wrapping_add(index * STRIDE)) else { break };
+                // SAFETY: the caller's promise.
+                let entries =
+                    unsafe { Entries::read(header.msg_iov as usize, header.msg_iovlen.min(bounce::ENTRIES_MOST)) };
+                each(header.msg_iov as usize, size_of_val(entries.list()));
+                each(header.msg_name as usize, header.msg_namelen as usize);
+                each(header.msg_control as usize, header.msg_controllen);
+                entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            }
+        }
+        Shape::Submit => {
+            let count = args[1].min(POINTERS_MOST);
+            each(args[2], count * size_of::<usize>());
+            for index in 0..count {
+                let request = word(args[2], index);
+                // `struct iocb`: 64 bytes, with the kind of request at 16, and the buffer's address and length at 24
+                // and 32; those of a vector's entries where the kind says so.
+                each(request, 64);
+                let (start, count) = (word(request, 3), word(request, 4));
+                if !matches!((word(request, 2) & 0xffff) as u16, IOCB_CMD_PREADV | IOCB_CMD_PWRITEV) {
+                    each(start, count);
+                    continue;
+                }
+                // SAFETY: the caller's promise.
+                let entries = unsafe { Entries::read(start, count.min(bounce::ENTRIES_MOST)) };
+                each(start, size_of_val(entries.list()));
+                entries.list().iter().for_each(|entry| each(entry.iov_base as usize, entry.iov_len));
+            }
+        }
+        Shape::Strings(first) => {
+            for array in [args[first + 1], args[first + 2]] {
+                for index in 0..if array == 0 { 0 } else { POINTERS_MOST } {
+                    let string = word(array, index);
+                    if string == 0 {
+                        break;
+                    }
+                    if let Some(len) = string_len(string) {
+                        each(string, len + 1);
+                    }
+                }
+            }
+        }
+        Shape::Waiters(count) => {
+            each(args[0], count * FUTEX_WAITER_BYTES);
+            for index in 0..count {
+                // The second of the three words of each.
+                each(word(args[0], index * 3 + 1), size_of::<u32>());
+            }
+        }
+        Shape::Bytes { .. } | Shape::Message { .. } | Shape::Plain | Shape::Word => {}
+    }
+}
+
+/// Calls `each` with what the structure at `start` could point to, `deep` structures deep, at most two.
+pub fn guess(start: usize, deep: usize, each: &mut dyn FnMut(usize, usize)) {
+    if deep == 0 || !start.is_multiple_of(align_of::<usize>()) {
+        return;
+    }
+    for index in 0..GUESSED_WORDS {
+        let Some(word) = load::<usize>(start.wrapping_add(index * size_of::<usize>())) else { break };
+        each(word, GUESSED_BYTES);
+        guess(word, deep.min(GUESSED_DEEP) - 1, each);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_structure_points_to_is_guessed() {
+        let filter = Box::new([0_u64; 4]);
+        let inner = Box::new([7, &raw const *filter as usize]);
+        let outer = Box::new([&raw const *inner as usize, 3, 0]);
+        let seen = |deep| {
+            let mut seen = Vec::new();
+            guess(&raw const *outer as usize, deep, &mut |start, _| seen.push(start));
+            seen
+        };
+        assert!(seen(0).is_empty());
+        assert!(seen(1).contains(&(&raw const *inner as usize)));
+        assert!(!seen(1).contains(&(&raw const *filter as usize)));
+        assert!(seen(2).contains(&(&raw const *filter as usize)));
+        assert_eq!(seen(9).len(), seen(2).len());
+    }
+
+    #[test]
+    fn addresses_of_nothing_are_passed_over() {
+        for start in [0, 1, 8, 4096, usize::MAX - 7, 1 << 47, 0xffff_8000_0000_0000] {
+            guess(start, 2, &mut |_, _| panic!("{start:#x} was read"));
+        }
+    }
+}

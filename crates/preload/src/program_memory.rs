@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Loads and stores at addresses that the program gave to a system call, where the kernel would say EFAULT and go on.
+//!
+//! A program may pass any address: some do so on purpose, to learn whether it can be read (Abseil's
+//! `AddressIsReadable` passes it to rt_sigprocmask(2)). So before we look at a structure for the kernel, the kernel is
+//! asked whether it could. What it cannot read because it is away is ours, and a load brings it.
+
+#![allow(unsafe_code, reason = "loads and stores at the program's addresses")]
+
+use aquifer_sys::raw::{Errno, syscall};
+
+use crate::start::instance;
+
+const PAGE_BYTES: usize = 4096;
+/// What is so little above the stack pointer is a frame of a caller's: most structures are, and need no asking.
+const FRAMES_BYTES: usize = 16 << 10;
+/// The longest string that execve(2) takes: MAX_ARG_STRLEN of the kernel.
+const STRING_BYTES_MOST: usize = 128 << 10;
+
+/// What is at `start`; `None` where a load would end the program.
+pub fn load<T: Copy>(start: usize) -> Option<T> {
+    is_readable(start, size_of::<T>()).then(|| {
+        // SAFETY: it can be read, or is away: a fault is resolved as for any load. Structures of the kernel have no
+        // invalid values.
+        unsafe { std::ptr::with_exposed_provenance::<T>(start).read_unaligned() }
+    })
+}
+
+/// Puts `value` at `start`. False where a store would end the program.
+pub fn store<T>(start: usize, value: T) -> bool {
+    // Asking overwrites eight bytes, which must be the value's.
+    let can_be_asked = start.is_multiple_of(size_of::<u64>()) && size_of::<T>() >= size_of::<u64>();
+    if can_be_asked && !is_a_frames(start, size_of::<T>()) && !is_writable(start) && !is_ours(start) {
+        return false;
+    }
+    // SAFETY: it can be written to, or is away: a fault is resolved as for any store.
+    unsafe { std::ptr::with_exposed_provenance_mut::<T>(start).write_unaligned(value) };
+    true
+}
+
+/// Whether `len` bytes at `start` can be read by us.
+pub fn is_readable(start: usize, len: usize) -> bool {
+    if is_a_frames(start, len) {
+        return true;
+    }
+    let Some(last) = start.checked_add(len.max(1) - 1) else { return false };
+    let mut pages = (start / PAGE_BYTES..=last / PAGE_BYTES).map(|page| (page * PAGE_BYTES).max(start & !7));
+    pages.all(|at| kernel_reads(at) || is_ours(at))
+}
+
+/// The bytes of a string without its NUL; `None` where it does not end before it cannot be read, or is too long.
+pub fn string_len(start: usize) -> Option<usize> {
+    let mut len = 0;
+    while len < STRING_BYTES_MOST {
+        let at = start.checked_add(len)?;
+        let rest = PAGE_BYTES - at % PAGE_BYTES;
+        if !is_readable(at, rest) {
+            return None;
+        }
+        let text = std::ptr::with_exposed_provenance::<libc::c_char>(at);
+        // SAFETY: the rest of the page can be read.
+        let part = unsafe { libc::strnlen(text, rest) };
+        len += part;
+        if part < rest {
+            return Some(len);
+        }
+    }
+    None
+}
+
+fn is_a_frames(start: usize, len: usize) -> bool {
+    let here = 0_u8;
+    let stack = &raw const here as usize;
+    start >= stack && len <= FRAMES_BYTES && start - stack <= FRAMES_BYTES - len
+}
+
+/// What is managed can be away, and what the kernel cannot read then.
+fn is_ours(at: usize) -> bool {
+    instance().is_some_and(|instance| instance.adopter.may_need_hold(at, 1) && instance.adopter.manages(at, 1))
+}
+
+/// rt_sigprocmask(2) reads its set before it finds that there is no such `how`.
+fn kernel_reads(address: usize) -> bool {
+    const NO_SUCH: usize = 77;
+    // Null is "no set".
+    address != 0
+        // SAFETY: changes nothing.
+        && unsafe { syscall(libc::SYS_rt_sigprocmask, [NO_SUCH, address, 0, size_of::<u64>(), 0, 0]) }
+            == Err(Errno(libc::EINVAL))
+}
+
+/// rt_sigprocmask(2) without a set writes the old one.
+fn is_writable(address: usize) -> bool {
+    let block = libc::SIG_BLOCK as usize;
+    // SAFETY: the caller overwrites what is written.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [block, 0, address, size_of::<u64>(), 0, 0]) }.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two pages, of which the second cannot be touched.
+    fn half() -> usize {
+        // SAFETY: new memory, of which a part is taken away again.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let start =
+                libc::mmap(std::ptr::null_mut(), 2 * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert_eq!(libc::mprotect(start.add(PAGE_BYTES), PAGE_BYTES, libc::PROT_NONE), 0);
+            start as usize
+        }
+    }
+
+    #[test]
+    fn only_what_is_there_is_loaded_and_stored() {
+        let (near, far) = (7_u64, Box::new(9_u64));
+        assert_eq!(load::<u64>(&raw const near as usize), Some(7));
+        assert_eq!(load::<u64>(&raw const *far as usize), Some(9));
+        for start in [0, 1, 4097, usize::MAX - 3, usize::MAX, 1 << 47] {
+            assert_eq!(load::<u64>(start), None, "{start:#x}");
+        }
+        assert!(!store(8, 1_u64));
+        let start = half();
+        assert!(store(start + 4088, 0x0102_0304_0506_0708_u64) && !store(start + 4096, 1_u64));
+        assert_eq!(load::<u64>(start + 4088), Some(0x0102_0304_0506_0708));
+        assert_eq!((load::<u16>(start + 4094), load::<u16>(start + 4095)), (Some(0x0102), None));
+        assert!(is_readable(start, 4096) && !is_readable(start, 4097) && is_readable(start, 0));
+    }
+
+    #[test]
+    fn a_string_ends_or_is_none() {
+        let start = half();
+        assert_eq!(string_len(start), Some(0));
+        // SAFETY: the first page is there.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start).write_bytes(b'x', 4095) };
+        assert_eq!((string_len(start), string_len(start + 4095)), (Some(4095), Some(0)));
+        assert!(store(start + 4095, b'x'));
+        assert_eq!((string_len(start), string_len(3)), (None, None));
+        let long = vec![b'x'; 2 * STRING_BYTES_MOST];
+        assert_eq!(string_len(long.as_ptr() as usize), None);
+    }
+}
