@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer donor`: lends this machine's memory, and shows how a donor stands.
+//! `aquifer donor`: lends this machine's memory, takes it back, and shows how a donor stands.
 //!
-//! Signals: SIGTERM and SIGINT end it; what is lent is revoked and wiped. They are blocked before the first thread
-//! starts, and waited for.
+//! What was typed is here; `lend.rs` is the donor's life, `reclaim.rs` and `status.rs` talk to one that runs.
 
+mod lend;
+mod metrics;
+mod notify;
+mod reclaim;
 mod status;
 
 use std::net::SocketAddr;
@@ -15,24 +18,20 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{Donor, Files, LEASE, Security, Settings, Source};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use nix::sys::signal::{SigSet, Signal};
-use serde_json::json;
+use aquifer_donor::{CONNECTIONS_MOST, Files, Security, Source};
 
-use crate::exit::{ExitCode, Failure, say};
-use crate::output;
+use crate::duration::duration;
+use crate::exit::{ExitCode, Failure};
 
 /// Where a donor listens unless it is told: on this machine alone.
 const LISTEN: &str = "127.0.0.1:7411";
-const SOURCES: [(&str, Source); 3] =
-    [("anonymous", Source::Anonymous), ("huge", Source::Huge), ("memfd", Source::Memfd)];
 
 /// Lend this machine's memory to programs on others
 ///
-/// Runs until it is interrupted. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE.
-/// What a borrower leaves is wiped before anybody else gets it; what it does not renew comes back by itself.
-/// docs/donor.md has the commands that make certificates.
+/// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second one
+/// ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE. What a borrower
+/// leaves is wiped before anybody else gets it; what it does not renew comes back by itself. docs/donor.md has the
+/// commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -43,6 +42,9 @@ Examples:
     --tier donor:10.0.0.2:7411,cert=borrower.pem,key=borrower.key,ca=ca.pem -- ./program
   aquifer donor --size 64GiB --security plain                  for programs on this machine
   aquifer donor --size 8GiB --source huge --quota 2GiB --security plain
+  aquifer donor --size 64GiB --source dax:/dev/dax0.0 --security plain
+  aquifer donor --size 64GiB --security plain --control /run/donor.sock
+  aquifer donor reclaim /run/donor.sock --bytes 16GiB --within 5m
   aquifer donor status 10.0.0.2:7411 \\
     --tls-cert borrower.pem --tls-key borrower.key --tls-ca ca.pem
   aquifer run --dram 4GiB --tier donor:127.0.0.1:7411,security=plain -- ./program")]
@@ -61,17 +63,39 @@ pub struct DonorArgs {
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// What the memory is taken from
-    #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source())]
+    /// What the memory is taken from: anonymous, with huge pages where the kernel has some; huge, pages that the
+    /// administrator has reserved (vm.nr_hugepages); memfd, a file in memory; dax:PATH, a device that is memory, such as
+    /// /dev/dax0.0
+    #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source)]
     source: Source,
 
-    /// Take it from one NUMA node
+    /// Take it from one NUMA node, which may be memory behind CXL
     #[arg(long, value_name = "NUMBER")]
     node: Option<u32>,
 
     /// How much one borrower may have [default: all]
     #[arg(long, value_name = "SIZE")]
     quota: Option<ByteSize>,
+
+    /// How long a borrower keeps its memory without a sign of life
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = lease)]
+    lease: Duration,
+
+    /// How many connections are served at the same time; a busy program has about ten
+    #[arg(long, value_name = "NUMBER", default_value_t = CONNECTIONS_MOST)]
+    connections: usize,
+
+    /// Make a socket here by which the owner and root order memory back, or ask how the donor stands
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// How long borrowers have to give everything back when the donor is told to end
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    grace: Duration,
+
+    /// Serve Prometheus text here, at /metrics, to whoever asks
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    metrics: Option<SocketAddr>,
 
     /// One JSON object that says what is lent and where
     #[arg(long)]
@@ -124,14 +148,42 @@ impl TlsArgs {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Action {
+    Reclaim(reclaim::ReclaimArgs),
     Status(status::StatusArgs),
 }
 
-fn source() -> impl TypedValueParser<Value = Source> {
-    PossibleValuesParser::new(SOURCES.map(|(word, _)| word)).map(|chosen| {
-        let found = SOURCES.iter().find(|(word, _)| *word == chosen);
-        found.expect("only these words are accepted").1
+fn source(text: &str) -> Result<Source, String> {
+    Ok(match text {
+        "anonymous" => Source::Anonymous,
+        "huge" => Source::Huge,
+        "memfd" => Source::Memfd,
+        _ => match text.strip_prefix("dax:") {
+            Some(path) if !path.is_empty() => Source::Dax(path.into()),
+            _ => {
+                return Err(format!(
+                    "'{}' is nothing that memory is taken from; write anonymous, huge, memfd or dax:PATH",
+                    text.escape_debug()
+                ));
+            }
+        },
     })
+}
+
+/// The word for it.
+fn word(source: &Source) -> &'static str {
+    match source {
+        Source::Anonymous => "anonymous",
+        Source::Dax(_) => "dax",
+        Source::Huge => "huge",
+        Source::Memfd => "memfd",
+    }
+}
+
+/// A borrower renews its leases three times in the time of one.
+fn lease(text: &str) -> Result<Duration, String> {
+    let lease = duration(text)?;
+    let bounds = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+    if bounds.contains(&lease) { Ok(lease) } else { Err(format!("a lease of {text} is none; give 1s to 24h")) }
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
@@ -139,60 +191,42 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "write an address of this machine and a port, for example 10.0.0.2:7411 or [::]:7411".into())
 }
 
-/// Lends until a signal comes, or shows how a donor stands.
+/// Lends until a signal comes, or talks to a donor that does.
 pub fn donor(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
-    if let Some(Action::Status(args)) = &args.action {
-        return status::status(args);
+    match &args.action {
+        None => lend::lend(args),
+        Some(Action::Reclaim(args)) => reclaim::reclaim(args),
+        Some(Action::Status(args)) => status::status(args),
     }
-    let settings = settings(args)?;
-    let mut ends = SigSet::empty();
-    ends.add(Signal::SIGTERM);
-    ends.add(Signal::SIGINT);
-    ends.thread_block().map_err(|errno| cannot(format!("signals cannot be waited for: {errno}")))?;
-    let donor = Donor::start(settings.clone(), Box::new(|line| say(&line))).map_err(|why| cannot(why.to_string()))?;
-    output::print(&announcement(args.json, &settings, &donor))?;
-    ends.wait().map_err(|errno| cannot(format!("signals cannot be waited for: {errno}")))?;
-    donor.stop(Duration::ZERO);
-    Ok(ExitCode::Success.into())
-}
-
-fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
-    let what = "memory is lent over TLS unless plain text is asked for, and that takes certificates";
-    let security = args.tls.security(what)?;
-    let size = args.size.expect("clap asks for it");
-    let settings = Settings::new(args.listen, size.0, args.source, security);
-    Ok(Settings { quota_bytes: args.quota.map(|quota| quota.0), node: args.node, ..settings })
 }
 
 fn cannot(cause: String) -> Failure {
     Failure::new(ExitCode::Failure, cause, "")
 }
 
-/// What is said when the donor has started.
-fn announcement(as_json: bool, settings: &Settings, donor: &Donor) -> String {
-    let (address, capacity) = (donor.address(), donor.capacity_bytes());
-    let (source, _) = SOURCES.iter().find(|(_, source)| *source == settings.source).expect("every source has its word");
-    let is_plain = settings.security == Security::Plain;
-    if as_json {
-        let quota = settings.quota_bytes.unwrap_or(capacity);
-        let lease_ms = u64::try_from(LEASE.as_millis()).expect("a minute");
-        let line = json!({
-            "address": address.to_string(),
-            "capacity_bytes": capacity,
-            "quota_bytes": quota,
-            "source": source,
-            "security": if is_plain { "plain" } else { "tls" },
-            "lease_ms": lease_ms,
-            "pid": process::id(),
-        });
-        return format!("{line}\n");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_taken_from_what_is_named() {
+        for (text, taken_from) in [
+            ("anonymous", Source::Anonymous),
+            ("huge", Source::Huge),
+            ("memfd", Source::Memfd),
+            ("dax:/dev/dax0.0", Source::Dax("/dev/dax0.0".into())),
+        ] {
+            assert_eq!(source(text), Ok(taken_from.clone()));
+            assert!(text.starts_with(word(&taken_from)));
+        }
+        for text in ["", "dax", "dax:", "disk", "Huge"] {
+            assert!(source(text).is_err_and(|told| told.contains("dax:PATH")), "{text}");
+        }
     }
-    let (how, options) = match is_plain {
-        true => ("in plain text", "security=plain"),
-        false => ("over TLS", "cert=FILE,key=FILE,ca=FILE"),
-    };
-    format!(
-        "lends {} of {source} memory at {address} {how}\nborrow it with --tier donor:{address},{options}\n",
-        ByteSize(capacity)
-    )
+
+    #[test]
+    fn leases_have_bounds() {
+        assert_eq!(lease("3s"), Ok(Duration::from_secs(3)));
+        assert!(lease("10ms").is_err() && lease("25h").is_err() && lease("x").is_err());
+    }
 }

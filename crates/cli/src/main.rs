@@ -13,6 +13,7 @@
 mod args;
 mod doctor;
 mod donor;
+mod duration;
 mod exit;
 mod instances;
 mod output;

@@ -4,11 +4,12 @@
 //! `aquifer run`: starts a program on managed memory and stays as its parent.
 //!
 //! The story: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the
-//! statistics segment, the environment, the child) → `supervise` (signals, waiting) → `report`
-//! (`--stats-json`, what is worth a line). The pager itself is in the preload library, inside the child.
+//! statistics segment, the environment, the child) → `supervise` (signals, waiting) → `farewell` (what was borrowed goes
+//! back) → `report` (`--stats-json`, what is worth a line). The pager itself is in the preload library, inside the child.
 
 mod args;
 mod elf;
+mod farewell;
 mod launch;
 mod preload;
 mod program;
@@ -35,6 +36,7 @@ pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
     let started = Instant::now();
     let child = launch::start(&settings, &counters, &signals)?;
     let end = supervise::wait(child, &signals)?;
+    farewell::say(&settings.config, &counters);
     report.write(&settings, &counters.snapshot(), end, started.elapsed());
     Ok(end.exit_status().into())
 }

@@ -11,7 +11,8 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 10] = ["", "run", "vm", "stat", "top", "donor", "doctor", "bench", "completions", "man"];
+const COMMANDS: [&str; 12] =
+    ["", "run", "vm", "stat", "top", "donor", "donor reclaim", "donor status", "doctor", "bench", "completions", "man"];
 
 #[test]
 fn help_is_the_golden_one() {
@@ -19,7 +20,7 @@ fn help_is_the_golden_one() {
         let output = aquifer().args(command.split_whitespace()).arg("--help").output().unwrap();
         assert!(output.status.success(), "{command}");
         assert_eq!(stderr(&output), "");
-        let name = if command.is_empty() { "aquifer" } else { command };
+        let name = if command.is_empty() { "aquifer" } else { &command.replace(' ', "-") };
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.help"));
         if std::env::var_os("AQUIFER_BLESS").is_some() {
             std::fs::write(&file, &output.stdout).unwrap();
@@ -55,7 +56,7 @@ fn short_help_fits_a_screen_and_lines_fit_a_terminal() {
 fn versions_of_everything_that_meets_other_releases_are_printed() {
     let version = stdout(&aquifer().arg("--version").output().unwrap());
     assert!(version.starts_with(concat!("aquifer ", env!("CARGO_PKG_VERSION"))), "{version}");
-    assert!(version.contains("configuration 2, statistics segment 1"), "{version}");
+    assert!(version.contains("configuration 3, statistics segment 1"), "{version}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
 pub const VARIABLE: &str = "AQUIFER_CONFIG";
 
 /// The version of the object. A change of any field's name or meaning is a new version.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Words of eight bytes in the account of a tree's budget. `aquifer-pager` says what is in them.
 pub const LEDGER_WORDS: usize = 4096;
@@ -50,6 +50,10 @@ pub struct Config {
     /// The file in which the pager records what it was told, for replay. `None`: nowhere.
     #[serde(deserialize_with = "Option::deserialize")]
     pub record: Option<String>,
+    /// By what donors know the processes of this tree: a number that nobody guesses. Used by those that share the
+    /// statistics segment, which is how the launcher sees that the last of them has ended. `None`: by nothing.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub tree: Option<u64>,
     /// An existing, writable directory on disk for the default tier.
     pub state_dir: String,
     /// How much to say on standard error: 0 is only what the user must know.
@@ -71,6 +75,7 @@ impl Default for Config {
             stats_fd: None,
             ledger_fd: None,
             record: None,
+            tree: None,
             state_dir: String::new(),
             verbose: 0,
         }
@@ -164,6 +169,7 @@ mod tests {
             stats_fd: Some(100),
             ledger_fd: Some(101),
             record: Some("/tmp/record".into()),
+            tree: Some(0x1122_3344_5566_7788),
             state_dir: "/var/lib/aquifer".into(),
             verbose: 2,
         }
@@ -179,7 +185,7 @@ mod tests {
     /// Golden: a change there is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
-        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v2.json").trim_end());
+        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v3.json").trim_end());
     }
 
     #[test]
@@ -191,8 +197,8 @@ mod tests {
         let broken_line = text.replacen('{', "{\"a\\r\\nb\":1,", 1);
         assert!(Config::from_json(&broken_line).unwrap_err().to_string().contains("`a??b`"));
 
-        let later = text.replacen("\"version\":2", "\"version\":3,\"colour\":0", 1);
-        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 3 }));
+        let later = text.replacen("\"version\":3", "\"version\":4,\"colour\":0", 1);
+        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 4 }));
 
         let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
         assert!(Config::from_json(&missing).is_err());

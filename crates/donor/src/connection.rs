@@ -6,7 +6,10 @@
 //! What leaves the stream in doubt ends the connection: damage, a wrong length, a number out of turn, a frame that does
 //! not come to its end. What is only about leases is answered, and the connection goes on.
 //!
-//! Threads: the connection's own; `Outlet::send` also the one that stops the donor.
+//! A borrower whose memory is asked back is told so before the next answer: once on each connection, since each of its
+//! processes has connections of its own.
+//!
+//! Threads: the connection's own; `Outlet::shut` also the one that stops the donor.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -16,6 +19,7 @@ use std::time::{Duration, Instant};
 use aquifer_sys::wakeup;
 use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version, is_tls};
 
+use crate::body;
 use crate::channel::Channel;
 use crate::service::Service;
 use crate::settings::Patience;
@@ -69,8 +73,23 @@ pub(crate) struct Connection<'a> {
     outlet: &'a Outlet,
     peer: IpAddr,
     patience: Patience,
-    /// Bodies; grows to the longest one that came or went, 2 MiB at most.
+    /// Bodies; grows to the longest one that came or went, 2 MiB at most, until nothing comes for a while.
     body: Vec<u8>,
+    told: Told,
+}
+
+/// What the borrower was told on this connection of the leases that are asked back.
+struct Told {
+    /// By which order they were.
+    order: u64,
+    /// From which range on it has to be told; `None`: it was told of all.
+    from: Option<u64>,
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        body::put_away(&mut self.body);
+    }
 }
 
 /// How much of a body is made room for before it is there: a peer that only announces bytes gets no memory for them.
@@ -79,7 +98,8 @@ const BODY_STEP: usize = 64 << 10;
 impl<'a> Connection<'a> {
     /// The channel gives up reading and writing after `patience.frame`.
     pub(crate) fn new(service: &'a Service, outlet: &'a Outlet, peer: IpAddr, patience: Patience) -> Self {
-        Self { service, channel: &*outlet.channel, outlet, peer, patience, body: Vec::new() }
+        let told = Told { order: 0, from: None };
+        Self { service, channel: &*outlet.channel, outlet, peer, patience, body: Vec::new(), told }
     }
 
     /// Serves until the borrower ends the connection, or something is wrong with it. `connections` says how many there
@@ -111,13 +131,27 @@ impl<'a> Connection<'a> {
                     Message::Error { refusal }
                 }
             };
+            let told = self.tell(who);
             let body = if matches!(answer, Message::Found | Message::Standing) { &self.body[..] } else { &[] };
-            if let Err(error) = self.outlet.send(header.request, answer, body, self.patience.frame) {
+            let sent = told.and_then(|()| self.outlet.send(header.request, answer, body, self.patience.frame));
+            if let Err(error) = sent {
                 let took_too_long = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
                 return if took_too_long { Err(Refusal::Slow) } else { Ok(()) };
             }
         }
         Ok(())
+    }
+
+    /// Tells the borrower which of its leases are asked back, unless it was told.
+    fn tell(&mut self, who: BorrowerId) -> io::Result<()> {
+        let order = self.service.order();
+        if order != self.told.order {
+            self.told = Told { order, from: Some(0) };
+        }
+        let Some(from) = self.told.from else { return Ok(()) };
+        let (revocations, next) = self.service.revocations(who, from);
+        self.told.from = next;
+        revocations.into_iter().try_for_each(|message| self.outlet.send(0, message, &[], self.patience.frame))
     }
 
     /// Who it is, and the number of the first request.
@@ -151,6 +185,7 @@ impl<'a> Connection<'a> {
                 Err(error) if error.kind() == ErrorKind::InvalidData => return Err(Refusal::RecordDamaged),
                 Err(error) if !is_late(&error) => return Ok(None),
                 Err(_) if !has_begun && may_idle => {
+                    body::put_away(&mut self.body);
                     if !wakeup::readable(self.channel.socket(), self.patience.idle) {
                         return Ok(None);
                     }
@@ -174,7 +209,7 @@ impl<'a> Connection<'a> {
 
     fn read_body(&mut self, header: &Header) -> Result<(), Refusal> {
         let wanted = header.body_bytes as usize;
-        self.body.clear();
+        body::make_room(&mut self.body, wanted);
         let deadline = Instant::now() + self.patience.frame;
         let mut filled = 0;
         while filled < wanted {

@@ -10,8 +10,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::Standing;
+use aquifer_wire::{EVERY_BYTE, Standing};
 
+use crate::control::Control;
 use crate::listener::{self, Shared};
 use crate::service::Service;
 use crate::settings::{Settings, StartFailure};
@@ -23,13 +24,26 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub struct Donor {
     shared: Arc<Shared>,
     address: SocketAddr,
+    control: Option<Arc<Control>>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// Sees how a donor stands, for as long as one likes.
+#[derive(Clone)]
+pub struct Observer(Arc<Shared>);
+
+impl Observer {
+    /// How it stands, or stood at its end.
+    pub fn standing(&self) -> Standing {
+        self.0.service.standing(self.0.count())
+    }
 }
 
 impl Donor {
     /// Maps the memory, listens, and lends. `log` gets one line at a time, from any thread.
     pub fn start(settings: Settings, log: Box<dyn Fn(&str) + Send + Sync>) -> Result<Donor, StartFailure> {
         let protection = settings.security.protection()?;
+        let control = settings.control.as_deref().map(Control::listen).transpose()?.map(Arc::new);
         let service = Service::new(&settings, log)?;
         let listen = settings.listen;
         let listener = TcpListener::bind(listen).map_err(|error| StartFailure::Listen(listen, error))?;
@@ -38,13 +52,17 @@ impl Donor {
         let bell = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
         let shared = Arc::new(Shared::new(service, settings, protection, bell));
         let (accepting, keeping) = (Arc::clone(&shared), Arc::clone(&shared));
-        let threads = vec![
+        let mut threads = vec![
             start_thread("donor-accept", move || listener::run(&accepting, &listener))?,
             start_thread("donor-keeper", move || {
                 keeping.service.keep(|| keeping.is_over.load(Ordering::Acquire));
             })?,
         ];
-        Ok(Donor { shared, address, threads })
+        if let Some(control) = control.clone() {
+            let shared = Arc::clone(&shared);
+            threads.push(start_thread("donor-control", move || control.run(&shared))?);
+        }
+        Ok(Donor { shared, address, control, threads })
     }
 
     /// Where it listens.
@@ -62,20 +80,44 @@ impl Donor {
         self.shared.service.standing(self.shared.count())
     }
 
-    /// Revokes all leases, waits at most `within` for them to be given back, and ends every connection.
-    pub fn stop(self, within: Duration) {
-        let service = &self.shared.service;
-        service.revoke_every(within);
-        if !within.is_zero() {
-            self.shared.tell_revoked(within);
-            let deadline = Instant::now() + within;
-            while service.lent_bytes() > 0 && Instant::now() < deadline {
-                thread::sleep(LOOK_AGAIN);
-            }
+    /// Somebody who sees that, on any thread.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::clone(&self.shared))
+    }
+
+    /// What borrowers have.
+    pub fn lent_bytes(&self) -> u64 {
+        self.shared.service.lent_bytes()
+    }
+
+    /// Takes memory back and does not lend it again, in whole slabs: what nobody has at once, the rest from borrowers,
+    /// which are told, and lose what they have not given back `within` this time. Returns how much they have still to
+    /// give back. [`EVERY_BYTE`] is all.
+    pub fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
+        self.shared.service.reclaim(bytes, within)
+    }
+
+    /// Takes all memory back, and waits until it has it, at most `within`, or until it `is_enough`.
+    pub fn drain(&self, within: Duration, mut is_enough: impl FnMut() -> bool) {
+        let deadline = Instant::now() + within;
+        let mut left = self.reclaim(EVERY_BYTE, within);
+        while left > 0 && Instant::now() < deadline && !is_enough() {
+            thread::sleep(LOOK_AGAIN);
+            left = self.shared.service.draining_bytes();
         }
+    }
+
+    /// Takes all memory back, waits at most `within` for borrowers to give it back, and ends every connection.
+    pub fn stop(self, within: Duration) {
+        self.drain(within, || false);
+        let service = &self.shared.service;
+        service.reclaim(EVERY_BYTE, Duration::ZERO);
         self.shared.is_over.store(true, Ordering::Release);
         self.shared.bell.ring();
         service.ring_keeper();
+        if let Some(control) = &self.control {
+            control.bell.ring();
+        }
         self.shared.end_connections();
         for thread in self.threads {
             // A thread that panicked has said so.

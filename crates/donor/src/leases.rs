@@ -11,8 +11,13 @@
 //! - Nothing is granted that has not been wiped since its last holder.
 //! - A borrower has no more slabs than its quota.
 //! - A token passes only while it is the last one that was given for its slab.
+//! - What the donor has taken back is never granted again.
 //!
-//! Next: `memory.rs`, which wipes; `service.rs`, which asks.
+//! Next: `leases/reclaim.rs`, how it is taken back; `memory.rs`, which wipes; `service.rs`, which asks.
+
+mod reclaim;
+
+pub use reclaim::Leaving;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,7 +30,10 @@ pub const SLABS_MOST: u32 = 1 << 24;
 ///
 /// ```text
 ///          grant             release, expire, revoke             take_unwiped            wiped
-///   Free ─────────► Leased ───────────────────────────► Unwiped ──────────────► Wiping ─────────► Free
+///   Free ─────────► Leased ───────────────────────────► Unwiped ──────────────► Wiping ────┬────► Free
+///    │                                                                                     │
+///    └──────────────────────────────► Reclaimed ◄──────────────────────────────────────────┘
+///               reclaim                              wiped, while the donor wants more back
 /// ```
 ///
 /// A slab with accesses under way stays `Unwiped` until the last one has ended.
@@ -35,6 +43,7 @@ enum State {
     Leased { holder: BorrowerId, range: u64 },
     Unwiped,
     Wiping,
+    Reclaimed,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,15 +59,16 @@ struct Slab {
 struct Borrower {
     /// Which slab each of its ranges has.
     ranges: BTreeMap<u64, u32>,
+    /// Which of these are asked back, and by when: they end then, whatever it does.
+    leaving: BTreeMap<u64, u64>,
     /// Its leases end then, unless there is a sign of life before.
     expires_at_ms: u64,
-    /// They end then, whatever it does.
-    ends_by_ms: Option<u64>,
 }
 
 impl Borrower {
+    /// When the first of its leases ends without a sign of life.
     fn end_ms(&self) -> u64 {
-        self.expires_at_ms.min(self.ends_by_ms.unwrap_or(u64::MAX))
+        self.leaving.values().min().map_or(self.expires_at_ms, |end| self.expires_at_ms.min(*end))
     }
 }
 
@@ -118,9 +128,12 @@ pub struct LeaseTable {
     lease_ms: u64,
     last_token: u64,
     leased: u32,
+    /// Slabs that the donor still wants back.
+    wanted: u32,
+    reclaimed: u32,
     endings: Endings,
-    /// True: nothing new is granted.
-    is_ending: bool,
+    /// No lease ends before.
+    due_ms: u64,
 }
 
 impl LeaseTable {
@@ -140,17 +153,16 @@ impl LeaseTable {
             lease_ms,
             last_token: 0,
             leased: 0,
+            wanted: 0,
+            reclaimed: 0,
             endings: Endings::default(),
-            is_ending: false,
+            due_ms: u64::MAX,
         }
     }
 
     /// Gives a slab for a range of a borrower's tier; for one that it has, a new token for the same slab.
     pub fn grant(&mut self, now_ms: u64, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
         self.expire(now_ms);
-        if self.is_ending {
-            return Err(Refusal::Ending);
-        }
         let held = self.borrowers.get(&who);
         let slab = match held.and_then(|borrower| borrower.ranges.get(&range)) {
             // An access with the old token is still under way; it would land after the new token is known.
@@ -164,17 +176,19 @@ impl LeaseTable {
         self.last_token += 1;
         self.slabs[slab as usize].token = self.last_token;
         self.touch(now_ms, who);
+        self.due_ms = self.due_ms.min(now_ms.saturating_add(self.lease_ms));
         Ok(Granted { slab, token: self.last_token, expires_in_ms: self.expires_in_ms(now_ms, who) })
     }
 
     fn take_free(&mut self, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
-        let slab = self.free.pop().ok_or(Refusal::Full)?;
+        let nothing = if self.is_draining() { Refusal::Ending } else { Refusal::Full };
+        let slab = self.free.pop().ok_or(nothing)?;
         let place = &mut self.slabs[slab as usize];
         assert_eq!(place.state, State::Free, "what is on the list is free");
         assert_eq!(place.accesses, 0, "nobody touches what is free");
         place.state = State::Leased { holder: who, range };
         self.leased += 1;
-        let new = || Borrower { ranges: BTreeMap::new(), expires_at_ms: 0, ends_by_ms: None };
+        let new = || Borrower { ranges: BTreeMap::new(), leaving: BTreeMap::new(), expires_at_ms: 0 };
         self.borrowers.entry(who).or_insert_with(new).ranges.insert(range, slab);
         Ok(slab)
     }
@@ -217,19 +231,34 @@ impl LeaseTable {
         self.expire(now_ms);
         let (slab, range) = self.check(who, lease, token)?;
         self.touch(now_ms, who);
+        assert_eq!(self.end_one(who, range), slab, "a slab and its range belong together");
+        Ok(())
+    }
+
+    fn end_one(&mut self, who: BorrowerId, range: u64) -> u32 {
         let borrower = self.borrowers.get_mut(&who).expect("who holds a slab is known");
-        borrower.ranges.remove(&range);
+        let slab = borrower.ranges.remove(&range).expect("a lease is for a range");
+        borrower.leaving.remove(&range);
         if borrower.ranges.is_empty() {
             self.borrowers.remove(&who);
         }
         self.came_back(slab);
-        Ok(())
+        slab
     }
 
     /// Gives back all that a borrower has. Returns how many leases that were.
     pub fn release_every(&mut self, now_ms: u64, who: BorrowerId) -> u64 {
         self.expire(now_ms);
         self.end_every(who)
+    }
+
+    /// Gives back all that the borrowers of a tree have. Returns how many leases that were.
+    pub fn release_tree(&mut self, now_ms: u64, tree: u64) -> u64 {
+        self.expire(now_ms);
+        let first = u128::from(tree) << 64;
+        let all = BorrowerId(first)..=BorrowerId(first | u128::from(u64::MAX));
+        let members: Vec<BorrowerId> = self.borrowers.range(all).map(|(who, _)| *who).collect();
+        members.into_iter().map(|who| self.end_every(who)).sum()
     }
 
     fn end_every(&mut self, who: BorrowerId) -> u64 {
@@ -246,28 +275,17 @@ impl LeaseTable {
 
     /// Ends the leases whose time has come.
     pub fn expire(&mut self, now_ms: u64) {
-        let due = |borrower: &Borrower| borrower.end_ms() <= now_ms;
-        let ended: Vec<(BorrowerId, bool)> = self
-            .borrowers
-            .iter()
-            .filter(|(_, borrower)| due(borrower))
-            .map(|(who, borrower)| (*who, borrower.ends_by_ms.is_some_and(|end| end <= now_ms)))
-            .collect();
-        for (who, was_revoked) in ended {
-            let count = self.end_every(who);
-            let ending = if was_revoked { &mut self.endings.revoked } else { &mut self.endings.expired };
-            *ending += count;
+        if now_ms < self.due_ms {
+            return;
         }
-    }
-
-    /// All leases end within `within_ms`, and nothing new is granted from now on.
-    pub fn revoke_every(&mut self, now_ms: u64, within_ms: u64) {
-        self.is_ending = true;
-        let end = now_ms.saturating_add(within_ms);
-        for borrower in self.borrowers.values_mut() {
-            borrower.ends_by_ms = Some(borrower.ends_by_ms.map_or(end, |before| before.min(end)));
+        let is_dead = |(who, borrower): (&BorrowerId, &Borrower)| (borrower.expires_at_ms <= now_ms).then_some(*who);
+        let dead: Vec<BorrowerId> = self.borrowers.iter().filter_map(is_dead).collect();
+        for who in dead {
+            self.endings.expired += self.end_every(who);
         }
-        self.expire(now_ms);
+        // After them: what they leave need not be taken from others.
+        self.revoke_due(now_ms);
+        self.due_ms = self.next_end_ms().unwrap_or(u64::MAX);
     }
 
     /// A borrower wants to touch bytes: they are its own until [`LeaseTable::end`]. A sign of life, too.
@@ -298,12 +316,17 @@ impl LeaseTable {
         Some(slab)
     }
 
-    /// Its bytes are zeros.
-    pub fn wiped(&mut self, slab: u32) {
-        let place = &mut self.slabs[slab as usize];
-        assert_eq!(place.state, State::Wiping, "only what was taken is wiped");
-        place.state = State::Free;
-        self.free.push(slab);
+    /// Its bytes are zeros. Returns whether the donor has it back for good.
+    pub fn wiped(&mut self, slab: u32) -> bool {
+        assert_eq!(self.slabs[slab as usize].state, State::Wiping, "only what was taken is wiped");
+        let is_wanted = self.wanted > 0;
+        if is_wanted {
+            self.take_back(slab);
+        } else {
+            self.slabs[slab as usize].state = State::Free;
+            self.free.push(slab);
+        }
+        is_wanted
     }
 
     /// When the next leases end without a sign of life; `None` while there are none.
@@ -323,7 +346,7 @@ impl LeaseTable {
 
     /// How many came back and cannot be granted yet.
     pub fn unwiped(&self) -> u32 {
-        self.slabs() - self.leased - self.free.len() as u32
+        self.slabs() - self.leased - self.free.len() as u32 - self.reclaimed
     }
 
     /// How many borrowers have a lease.
@@ -333,7 +356,7 @@ impl LeaseTable {
 
     /// How many slabs a borrower may have.
     pub fn quota_slabs(&self) -> u32 {
-        self.quota_slabs.min(self.slabs())
+        self.quota_slabs.min(self.slabs() - self.reclaimed - self.wanted)
     }
 
     /// How long leases last.

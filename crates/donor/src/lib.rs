@@ -6,6 +6,7 @@
 //! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`]. Who has which slab is decided in
 //! [`leases`], which is pure; what is said on a connection, in `aquifer_wire`. A connection's way: `listener.rs` takes
 //! it in, `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask.
+//! `control.rs` is the way in of this machine's administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -19,19 +20,25 @@
 
 #![forbid(unsafe_code)]
 
+mod body;
 mod channel;
 mod connection;
+mod control;
 mod donor;
 pub mod leases;
 mod listener;
 mod memory;
+mod prometheus;
 mod service;
 mod settings;
 mod status;
 mod tallies;
 
 pub use aquifer_tls::{CredentialFailure, Files};
-pub use donor::Donor;
+pub use aquifer_wire::EVERY_BYTE;
+pub use control::{ControlFailure, reclaim, standing};
+pub use donor::{Donor, Observer};
 pub use memory::Source;
+pub use prometheus::to_prometheus;
 pub use settings::{CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};
 pub use status::{StatusFailure, status};

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup::Wakeup;
-use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal};
+use aquifer_wire::{Figure, Message, Refusal};
 
 use crate::channel::channel;
 use crate::connection::{Connection, Outlet};
@@ -58,16 +58,6 @@ impl Shared {
 
     pub(crate) fn count(&self) -> usize {
         self.connections().outlets.len()
-    }
-
-    /// Tells every borrower that all leases end.
-    pub(crate) fn tell_revoked(&self, within: Duration) {
-        let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-        let outlets: Vec<Arc<Outlet>> = self.connections().outlets.values().cloned().collect();
-        for outlet in outlets {
-            let _ =
-                outlet.send(0, Message::Revoke { lease: EVERY_LEASE, within_ms }, &[], self.settings.patience.frame);
-        }
     }
 
     /// Ends every connection, and waits for their threads, at most as long as a frame may take.

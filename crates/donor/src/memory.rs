@@ -3,8 +3,8 @@
 
 //! The slabs' memory: where it comes from, and how it is wiped.
 //!
-//! Giving a slab's pages back to the kernel is the wipe: it zeroes a page before anybody has it again, and the machine
-//! has the memory until then. The mechanisms: `sys/src/lent_memory.rs`.
+//! Where it can be done, giving a slab's pages back to the kernel is the wipe: it zeroes a page before anybody has it
+//! again, and the machine has the memory until then. The mechanisms: `sys/src/lent_memory.rs`.
 
 use aquifer_sys::lent_memory::LentMemory;
 pub use aquifer_sys::lent_memory::Source;
@@ -22,8 +22,8 @@ pub(crate) struct Slabs {
 impl Slabs {
     pub(crate) fn new(settings: &Settings, slabs: u32) -> Result<Slabs, StartFailure> {
         let bytes = usize::try_from(u64::from(slabs) * SLAB_BYTES).map_err(|_| StartFailure::TooLarge)?;
-        let memory =
-            LentMemory::new(settings.source, bytes).map_err(|error| StartFailure::Memory(settings.source, error))?;
+        let memory = LentMemory::new(&settings.source, bytes)
+            .map_err(|error| StartFailure::Memory(settings.source.clone(), error))?;
         if let Some(node) = settings.node {
             memory.bind(node).map_err(|error| StartFailure::Node(node, error))?;
         }
@@ -49,10 +49,20 @@ impl Slabs {
 
     /// A whole slab that nobody has.
     pub(crate) fn wipe(&self, slab: u32) {
-        self.memory.wipe((u64::from(slab) * SLAB_BYTES) as usize, SLAB_BYTES as usize);
+        self.memory.wipe(beginning(slab), SLAB_BYTES as usize);
+    }
+
+    /// One that was wiped and will not be lent any more.
+    pub(crate) fn give_back(&self, slab: u32) {
+        // A device has nowhere to give it to.
+        self.memory.give_back(beginning(slab), SLAB_BYTES as usize);
     }
 }
 
+fn beginning(slab: u32) -> usize {
+    (u64::from(slab) * SLAB_BYTES) as usize
+}
+
 fn place(access: &Access) -> usize {
-    (u64::from(access.slab) * SLAB_BYTES + access.start) as usize
+    beginning(access.slab) + access.start as usize
 }

@@ -9,23 +9,30 @@
 //!
 //! Threads: any connection's, and the keeper, which ends leases when their time comes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES, Standing};
 
-use crate::leases::{Access, Claim, LeaseTable};
+use crate::body;
+use crate::leases::{Access, Claim, LeaseTable, Leaving};
 use crate::memory::Slabs;
 use crate::settings::{Settings, StartFailure};
 use crate::tallies::{Log, Tallies};
 
 /// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
 const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
+/// Leases that a borrower is told of before one answer, when they are asked back: who waits for the answer is a faulting
+/// thread, and these are some packets. The rest comes with the next answers.
+const TOLD_AT_ONCE: usize = 64;
 
 pub(crate) struct Service {
     table: Mutex<LeaseTable>,
     /// Rung when leases may end earlier than the keeper knows.
     keeper: Condvar,
+    /// How often memory was taken back: what connections told their borrowers of before is not all of it any more.
+    orders: AtomicU64,
     slabs: Slabs,
     pub(crate) tallies: Tallies,
     started: Instant,
@@ -43,6 +50,7 @@ impl Service {
         Ok(Service {
             table: Mutex::new(LeaseTable::new(slabs, settings.quota_slabs(), lease_ms)),
             keeper: Condvar::new(),
+            orders: AtomicU64::new(0),
             slabs: Slabs::new(settings, slabs)?,
             tallies: Tallies::new(log),
             started: Instant::now(),
@@ -71,6 +79,11 @@ impl Service {
         u64::from(self.table().leased()) * SLAB_BYTES
     }
 
+    /// What borrowers have still to give back.
+    pub(crate) fn draining_bytes(&self) -> u64 {
+        u64::from(self.table().wanted()) * SLAB_BYTES
+    }
+
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.slabs.capacity_bytes()
     }
@@ -92,6 +105,7 @@ impl Service {
             Message::Release { lease, token } => self.release(who, lease, token),
             Message::Read { lease, token, offset, bytes } => {
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
+                body::make_room(body, bytes as usize);
                 body.resize(bytes as usize, 0);
                 self.slabs.read(&access, body);
                 self.end(access);
@@ -137,11 +151,14 @@ impl Service {
     }
 
     fn release(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
-        let slabs = if lease == EVERY_LEASE {
-            self.table().release_every(self.now_ms(), who)
-        } else {
-            self.table().release(self.now_ms(), who, lease, token)?;
-            1
+        let slabs = match (lease, token) {
+            (EVERY_LEASE, 0) => self.table().release_every(self.now_ms(), who),
+            (EVERY_LEASE, tree) if tree == who.tree() => self.table().release_tree(self.now_ms(), tree),
+            (EVERY_LEASE, _) => return Err(Refusal::NotYours),
+            (lease, token) => {
+                self.table().release(self.now_ms(), who, lease, token)?;
+                1
+            }
         };
         self.tallies.add(Figure::ReleasesTotal, slabs);
         self.wipe_all();
@@ -171,16 +188,51 @@ impl Service {
             let Some(slab) = table.take_unwiped() else { return };
             drop(table);
             self.slabs.wipe(slab);
-            self.table().wiped(slab);
+            let is_ours_again = self.table().wiped(slab);
+            if is_ours_again {
+                self.slabs.give_back(slab);
+            }
             self.tallies.add(Figure::WipesTotal, 1);
         }
     }
 
-    /// Every lease ends within this time, and nothing is lent any more.
-    pub(crate) fn revoke_every(&self, within: Duration) {
+    /// Takes memory back, in whole slabs: what nobody has at once, the rest from borrowers within this time. Returns how
+    /// much they have still to give back.
+    pub(crate) fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
+        let slabs = u32::try_from(bytes.div_ceil(SLAB_BYTES)).unwrap_or(u32::MAX);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-        self.table().revoke_every(self.now_ms(), within_ms);
+        let taken = self.table().reclaim(self.now_ms(), slabs, within_ms);
+        // Release pairs with `order`: who sees the order finds the leases.
+        self.orders.fetch_add(1, Ordering::Release);
         self.keeper.notify_all();
+        taken.into_iter().for_each(|slab| self.slabs.give_back(slab));
+        self.wipe_all();
+        self.draining_bytes()
+    }
+
+    /// The last order to take memory back; 0: there was none.
+    pub(crate) fn order(&self) -> u64 {
+        self.orders.load(Ordering::Acquire)
+    }
+
+    /// What a borrower is told of its leases that are asked back, from a range on, and from which range on it has to be
+    /// told more.
+    pub(crate) fn revocations(&self, who: BorrowerId, from: u64) -> (Vec<Message>, Option<u64>) {
+        let table = self.table();
+        let now_ms = self.now_ms();
+        let within_ms = |end: u64| end.saturating_sub(now_ms);
+        if from == 0
+            && let Some(end) = table.leaves_whole(who)
+        {
+            return (vec![Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: within_ms(end) }], None);
+        }
+        let mut leaving = table.leaving(who, from);
+        let told = leaving.by_ref().take(TOLD_AT_ONCE).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
+            lease: u64::from(slab),
+            range,
+            within_ms: within_ms(ends_by_ms),
+        });
+        (told.collect(), leaving.next().map(|next| next.range))
     }
 
     /// The keeper's life: ends leases when their time has come, and wipes what they were of. Until `is_over` says so,
@@ -213,6 +265,8 @@ impl Service {
             (Figure::CapacityBytes, self.slabs.capacity_bytes()),
             (Figure::LentBytes, u64::from(table.leased()) * SLAB_BYTES),
             (Figure::UnwipedBytes, u64::from(table.unwiped()) * SLAB_BYTES),
+            (Figure::DrainingBytes, u64::from(table.wanted()) * SLAB_BYTES),
+            (Figure::ReclaimedBytes, u64::from(table.reclaimed()) * SLAB_BYTES),
             (Figure::Borrowers, table.borrowers() as u64),
             (Figure::Connections, connections as u64),
             (Figure::UptimeMs, self.now_ms()),

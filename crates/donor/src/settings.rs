@@ -4,6 +4,7 @@
 //! What a donor is to lend and how, and why it may be unable to.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
@@ -18,9 +19,9 @@ use crate::memory::Source;
 /// How long leases last after a borrower's last sign of life. A choice: long enough for a machine that is busy beyond
 /// reason or a process that is looked at by a debugger for a moment, short enough that nobody waits for the memory.
 pub const LEASE: Duration = Duration::from_secs(60);
-/// Connections that are served at the same time, each by a thread with a buffer of 2 MiB at most. A borrower has about
-/// ten.
-pub const CONNECTIONS_MOST: usize = 256;
+/// Connections that are served at the same time, each by a thread with a buffer of 2 MiB at most while something goes
+/// over it. A borrower has one, and about ten while it is busy.
+pub const CONNECTIONS_MOST: usize = 4096;
 
 /// How the connections are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +92,8 @@ pub struct Settings {
     pub patience: Patience,
     /// Connections at the same time.
     pub connections_most: usize,
+    /// Where the control socket is made; `None`: there is none.
+    pub control: Option<PathBuf>,
 }
 
 impl Settings {
@@ -106,6 +109,7 @@ impl Settings {
             lease: LEASE,
             patience: Patience::default(),
             connections_most: CONNECTIONS_MOST,
+            control: None,
         }
     }
 
@@ -129,6 +133,8 @@ impl Settings {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartFailure {
+    /// The control socket cannot be made.
+    Control(PathBuf, io::Error),
     /// The files of TLS are no good.
     Credentials(CredentialFailure),
     /// The address cannot be listened at.
@@ -148,9 +154,33 @@ pub enum StartFailure {
 impl fmt::Display for StartFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            StartFailure::Control(path, error) if error.kind() == io::ErrorKind::AddrInUse => write!(
+                f,
+                "{} is there already, and is in use or no control socket; name another path with --control",
+                path.display()
+            ),
+            StartFailure::Control(path, error) => write!(
+                f,
+                "the control socket {} cannot be made: {error}; name a path in a directory that this user may write to",
+                path.display()
+            ),
             StartFailure::Credentials(failure) => write!(f, "{failure}"),
             StartFailure::Listen(address, error) => {
                 write!(f, "cannot listen at {address}: {error}; give an address of this machine and a free port")
+            }
+            StartFailure::Memory(Source::Dax(path), error) => {
+                let path = path.display();
+                match error.raw_os_error() {
+                    Some(libc::EFBIG) => write!(f, "the device {path} is shorter than what is to be lent; lend less"),
+                    Some(libc::ENODEV) => write!(
+                        f,
+                        "{path} is no device that is memory; name one such as /dev/dax0.0 ('daxctl list' shows them)"
+                    ),
+                    _ => write!(
+                        f,
+                        "{path} cannot be used: {error}; name a device such as /dev/dax0.0 that this user may write to"
+                    ),
+                }
             }
             StartFailure::Memory(Source::Huge, error) => write!(
                 f,

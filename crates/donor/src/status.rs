@@ -3,13 +3,14 @@
 
 //! Asks a donor how it stands, as one who borrows nothing.
 
+use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use aquifer_tls::{
     Borrower, Broken, CredentialFailure, Distrust, Opening, Pipe, Protection, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES,
-    ShakeFailure,
+    ShakeFailure, Words,
 };
 use aquifer_wire::{
     BorrowerId, HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing, VERSION_NEWEST, VERSION_OLDEST,
@@ -33,6 +34,22 @@ pub enum StatusFailure {
     /// The donor says no.
     Refused(Refusal),
 }
+
+impl fmt::Display for StatusFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StatusFailure::Credentials(failure) => write!(f, "{failure}"),
+            StatusFailure::Distrust(distrust) => f.write_str(&distrust.explain(Words::FLAGS)),
+            StatusFailure::Io(error) => write!(f, "{error}"),
+            StatusFailure::Name(name) => {
+                write!(f, "'{}' is no name that a certificate can be for", name.escape_debug())
+            }
+            StatusFailure::Refused(refusal) => write!(f, "{refusal}"),
+        }
+    }
+}
+
+impl std::error::Error for StatusFailure {}
 
 impl From<io::Error> for StatusFailure {
     fn from(error: io::Error) -> Self {

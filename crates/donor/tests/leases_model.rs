@@ -4,9 +4,10 @@
 //! The lease table against a plain model, under any mix of borrowers, time, accesses, wipes and old tokens.
 //!
 //! The trouble it guards against: a borrower that reads what another one stored, because its slab was given on too
-//! early, too often, or to somebody who only remembers an old token.
+//! early, too often, or to somebody who only remembers an old token; a donor that does not get its memory back, or takes
+//! from a borrower what it could have had from nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_donor::leases::{Access, Claim, LeaseTable};
 use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
@@ -42,7 +43,9 @@ enum Step {
     Renew {
         who: u128,
     },
-    Revoke {
+    /// Takes memory back.
+    Reclaim {
+        slabs: u32,
         within_ms: u64,
     },
     TakeUnwiped,
@@ -65,15 +68,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => Just(Step::TakeUnwiped),
         5 => nth().prop_map(|nth| Step::Wiped { nth }),
     ];
-    // At most one revocation, near the end: nothing is granted behind it.
-    (prop::collection::vec(step, 1..120), prop::option::of((0..60u64, 100..120usize))).prop_map(
-        |(mut steps, revoke)| {
-            if let Some((within_ms, at)) = revoke {
-                steps.insert(at.min(steps.len()), Step::Revoke { within_ms });
-            }
-            steps
-        },
-    )
+    // Few of them: what is taken back is not granted any more.
+    let reclaim = (1..SLABS + 2, 1..150u64, 0..120usize);
+    (prop::collection::vec(step, 1..120), prop::collection::vec(reclaim, 0..3)).prop_map(|(mut steps, reclaims)| {
+        for (slabs, within_ms, at) in reclaims {
+            steps.insert(at.min(steps.len()), Step::Reclaim { slabs, within_ms });
+        }
+        steps
+    })
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +90,13 @@ struct Model {
     /// What each borrower has, by range.
     held: BTreeMap<(u128, u64), Held>,
     alive_at_ms: BTreeMap<u128, u64>,
-    revoked_at_ms: Option<u64>,
+    /// Leases that are asked back, and by when.
+    leaving: BTreeMap<(u128, u64), u64>,
+    /// Slabs that came back and are not wiped.
+    back: BTreeSet<u32>,
+    /// Slabs that the donor wants back, and those that it has.
+    wanted: usize,
+    reclaimed: BTreeSet<u32>,
     /// Whose bytes are in a slab.
     bytes_of: BTreeMap<u32, u128>,
     wiping: Vec<u32>,
@@ -100,8 +108,71 @@ struct Model {
 impl Model {
     fn end_due(&mut self) {
         let (now, alive) = (self.now_ms, &self.alive_at_ms);
-        let revoked = self.revoked_at_ms.is_some_and(|end| end <= now);
-        self.held.retain(|(who, _), _| !revoked && alive[who] + LEASE_MS > now);
+        let is_dead = |(who, _): &&(u128, u64)| alive[who] + LEASE_MS <= now;
+        let dead: Vec<_> = self.held.keys().filter(is_dead).copied().collect();
+        dead.into_iter().for_each(|lease| self.end(lease));
+        let due: Vec<_> = self.leaving.iter().filter(|(_, end)| **end <= now).map(|(lease, _)| *lease).collect();
+        for lease in due {
+            if self.back.len() < self.wanted {
+                self.end(lease);
+            }
+            self.leaving.remove(&lease);
+        }
+    }
+
+    fn end(&mut self, lease: (u128, u64)) {
+        let held = self.held.remove(&lease).expect("somebody has it");
+        self.leaving.remove(&lease);
+        self.back.insert(held.slab);
+    }
+
+    fn free(&self) -> usize {
+        SLABS as usize - self.held.len() - self.back.len() - self.reclaimed.len()
+    }
+
+    /// How many slabs each borrower has that it is not asked for.
+    fn stocks(&self) -> BTreeMap<u128, usize> {
+        let mut stocks = BTreeMap::new();
+        for lease in self.held.keys() {
+            *stocks.entry(lease.0).or_default() += usize::from(!self.leaving.contains_key(lease));
+        }
+        stocks
+    }
+
+    fn reclaim(&mut self, table: &mut LeaseTable, slabs: u32, within_ms: u64) {
+        let taken = table.reclaim(self.now_ms, slabs, within_ms);
+        self.wanted = (self.wanted + slabs as usize).min(SLABS as usize - self.reclaimed.len());
+        assert_eq!(taken.len(), self.wanted.min(self.free()), "what nobody has goes first");
+        self.wanted -= taken.len();
+        for slab in taken {
+            assert!(self.reclaimed.insert(slab) && !self.back.contains(&slab));
+            assert!(self.held.values().all(|held| held.slab != slab), "it was somebody's");
+        }
+        let end = self.now_ms + within_ms;
+        let is_all = self.wanted + self.reclaimed.len() == SLABS as usize;
+        let stocks = self.stocks();
+        let before = std::mem::take(&mut self.leaving);
+        for who in 0..3 {
+            for leaving in table.leaving(BorrowerId(who), 0) {
+                assert_eq!(self.held[&(who, leaving.range)].slab, leaving.slab);
+                let given = before.get(&(who, leaving.range));
+                let expected = given.map_or(end, |given| if is_all { end.min(*given) } else { *given });
+                assert_eq!(leaving.ends_by_ms, expected);
+                self.leaving.insert((who, leaving.range), leaving.ends_by_ms);
+            }
+            let ends: BTreeSet<_> = table.leaving(BorrowerId(who), 0).map(|leaving| leaving.ends_by_ms).collect();
+            let has = self.held.keys().filter(|(holder, _)| *holder == who).count();
+            let is_whole = ends.len() == 1 && table.leaving(BorrowerId(who), 0).count() == has;
+            assert_eq!(table.leaves_whole(BorrowerId(who)), ends.first().filter(|_| is_whole).copied());
+        }
+        assert!(before.keys().all(|lease| self.leaving.contains_key(lease)), "what was asked back stays asked back");
+        let enough = self.wanted.saturating_sub(self.back.len());
+        assert_eq!(self.leaving.len(), enough.max(before.len()), "as many are asked back as are needed");
+        let after = self.stocks();
+        let givers = after.iter().filter(|(who, stock)| stocks[who] > **stock).map(|(_, stock)| *stock);
+        if let Some(least) = givers.min() {
+            assert!(after.values().all(|stock| *stock <= least + 1), "{stocks:?} became {after:?}");
+        }
     }
 
     fn has(&self, who: u128) -> bool {
@@ -163,24 +234,21 @@ impl Model {
                 assert_eq!(released, expected.map(|_| ()));
                 if let Ok(range) = expected {
                     self.sign_of_life(who);
-                    self.held.remove(&(who, range));
+                    self.end((who, range));
                 }
             }
             Step::ReleaseEvery { who } => {
                 let count = self.held.keys().filter(|(holder, _)| *holder == who).count() as u64;
                 assert_eq!(table.release_every(self.now_ms, BorrowerId(who)), count);
-                self.held.retain(|(holder, _), _| *holder != who);
+                let all: Vec<_> = self.held.keys().filter(|(holder, _)| *holder == who).copied().collect();
+                all.into_iter().for_each(|lease| self.end(lease));
             }
             Step::Renew { who } => {
                 let count = self.held.keys().filter(|(holder, _)| *holder == who).count() as u64;
                 assert_eq!(table.renew(self.now_ms, BorrowerId(who)).0, count);
                 self.sign_of_life(who);
             }
-            Step::Revoke { within_ms } => {
-                table.revoke_every(self.now_ms, within_ms);
-                self.revoked_at_ms = Some(self.now_ms + within_ms);
-                self.end_due();
-            }
+            Step::Reclaim { slabs, within_ms } => self.reclaim(table, slabs, within_ms),
             Step::TakeUnwiped => {
                 table.expire(self.now_ms);
                 if let Some(slab) = table.take_unwiped() {
@@ -193,13 +261,34 @@ impl Model {
                 if nth < self.wiping.len() {
                     let slab = self.wiping.swap_remove(nth);
                     self.bytes_of.remove(&slab);
-                    table.wiped(slab);
+                    assert!(self.back.remove(&slab));
+                    assert_eq!(table.wiped(slab), self.wanted > 0);
+                    if self.wanted > 0 {
+                        self.wanted -= 1;
+                        self.reclaimed.insert(slab);
+                    }
                 }
             }
         }
         self.end_due();
         table.expire(self.now_ms);
         assert_eq!(table.leased() as usize, self.held.len());
+        assert_eq!((table.wanted() as usize, table.reclaimed() as usize), (self.wanted, self.reclaimed.len()));
+        assert_eq!((table.asked() as usize, table.unwiped() as usize), (self.leaving.len(), self.back.len()));
+        assert!(self.wanted <= self.back.len() + self.leaving.len(), "nobody is left who could give what is wanted");
+    }
+
+    /// Lets time pass, with nobody giving a sign of life.
+    fn settle(&mut self, table: &mut LeaseTable) {
+        while !self.accesses.is_empty() {
+            self.play(table, &Step::End { nth: 0 });
+        }
+        self.play(table, &Step::Advance(10 * LEASE_MS));
+        while !self.back.is_empty() {
+            self.play(table, &Step::TakeUnwiped);
+            self.play(table, &Step::Wiped { nth: 0 });
+        }
+        assert_eq!(table.wanted(), 0, "what is wanted back comes back");
     }
 
     fn grant(&mut self, table: &mut LeaseTable, who: u128, range: u64) {
@@ -208,7 +297,7 @@ impl Model {
         let count = self.held.keys().filter(|(holder, _)| *holder == who).count();
         match granted {
             Ok(granted) => {
-                assert!(self.revoked_at_ms.is_none(), "a donor that ends lends nothing");
+                assert!(!self.reclaimed.contains(&granted.slab), "what was taken back is lent");
                 assert!(self.given.iter().all(|(_, token, _)| *token < granted.token), "tokens grow");
                 match before {
                     Some(held) => {
@@ -216,6 +305,7 @@ impl Model {
                         assert!(!self.touched(held.slab), "an access with the old token is under way");
                     }
                     None => {
+                        assert_eq!(self.wanted, 0, "a donor that wants memory back lends nothing new");
                         assert!(count < QUOTA as usize, "the quota holds");
                         assert!(self.held.values().all(|held| held.slab != granted.slab), "two holders");
                         assert_eq!(self.bytes_of.get(&granted.slab), None, "granted unwiped");
@@ -226,10 +316,12 @@ impl Model {
                 self.given.push((granted.slab, granted.token, range));
                 self.alive_at_ms.insert(who, self.now_ms);
             }
-            Err(Refusal::Ending) => assert!(self.revoked_at_ms.is_some()),
+            Err(Refusal::Ending) => {
+                assert!(before.is_none() && (self.wanted > 0 || self.reclaimed.len() == SLABS as usize));
+            }
             Err(Refusal::Busy) => assert!(before.is_some_and(|held| self.touched(held.slab))),
             Err(Refusal::Quota) => assert_eq!((before.is_none(), count), (true, QUOTA as usize)),
-            Err(Refusal::Full) => assert!(before.is_none() && table.leased() + table.unwiped() == SLABS),
+            Err(Refusal::Full) => assert!(before.is_none() && self.wanted == 0 && self.free() == 0),
             Err(other) => panic!("a grant is not refused for {other:?}"),
         }
     }
@@ -243,7 +335,34 @@ proptest! {
         let mut table = LeaseTable::new(SLABS, QUOTA, LEASE_MS);
         let mut model = Model::default();
         steps.iter().for_each(|step| model.play(&mut table, step));
+        model.settle(&mut table);
     }
+}
+
+#[test]
+fn what_is_revoked_at_once_is_wiped_and_not_lent_again() {
+    let mut table = LeaseTable::new(4, 4, LEASE_MS);
+    let one = BorrowerId(1);
+    let leases: Vec<_> = (0..3).map(|range| table.grant(0, one, range).unwrap()).collect();
+    assert_eq!(table.reclaim(10, 2, 0), [3], "the one that nobody has");
+    assert_eq!((table.leased(), table.endings().revoked, table.wanted()), (2, 1, 1));
+    assert_eq!(table.grant(10, one, 5), Err(Refusal::Ending));
+    let slab = table.take_unwiped().unwrap();
+    assert!(leases.iter().any(|granted| granted.slab == slab));
+    assert!(table.wiped(slab));
+    assert_eq!((table.wanted(), table.reclaimed(), table.quota_slabs()), (0, 2, 2));
+    assert_eq!(table.grant(10, one, 5), Err(Refusal::Full));
+}
+
+#[test]
+fn a_tree_gives_back_what_all_of_it_has_and_nobody_else() {
+    let mut table = LeaseTable::new(8, 8, LEASE_MS);
+    let of = |tree: u128, number: u128| BorrowerId(tree << 64 | number);
+    for who in [of(1, u128::from(u64::MAX)), of(2, 0), of(2, 7), of(2, u128::from(u64::MAX)), of(3, 0)] {
+        table.grant(0, who, 0).unwrap();
+    }
+    assert_eq!(table.release_tree(0, 2), 3);
+    assert_eq!((table.leased(), table.renew(0, of(1, u128::from(u64::MAX))).0, table.renew(0, of(3, 0)).0), (2, 1, 1));
 }
 
 #[test]

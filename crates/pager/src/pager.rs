@@ -17,12 +17,12 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::Policy;
 use aquifer_core::record;
 use aquifer_core::temperature::Histogram;
-use aquifer_core::units::{FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{ByteSize, FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::own_descriptors::{keep, leave_the_programs};
-use aquifer_sys::raw::Errno;
+use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::threads;
@@ -335,10 +335,38 @@ impl Pager {
             return Ok(());
         }
         start_thread(c"aquifer-tend", move || {
+            let mut is_told = false;
             while let Some(pause) = self.tier.tend() {
+                is_told = self.tell_of_leaving(is_told);
                 std::thread::sleep(pause);
             }
         })
+    }
+
+    /// Says, once each time, that the tier will lose something of what is stored.
+    fn tell_of_leaving(&self, is_told: bool) -> bool {
+        let Some(first) = self.tier.leaving(0) else { return false };
+        if !is_told {
+            let mut from = 0;
+            let rest = std::iter::from_fn(|| {
+                let found = self.tier.leaving(from)?;
+                from = found.offset + found.len;
+                Some(found.len)
+            });
+            let bytes = ByteSize(rest.sum::<u64>()).to_string();
+            let within = Duration::from_nanos(first.until_ns.saturating_sub(now_ns())).as_secs().to_string();
+            crate::abort::say(&[
+                "the ",
+                self.tier.name(),
+                " takes back ",
+                &bytes,
+                " within ",
+                &within,
+                " s, and what is still there then is lost: an access to it is a SIGBUS; let the program end before, or \
+                 have the order put off",
+            ]);
+        }
+        true
     }
 
     /// After fork(2): a userfaultfd of this process's own.

@@ -80,7 +80,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     aquifer_pager::abort::on_panic();
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
     describe(counters, &config);
-    let tier = open_tier(&config);
+    let tier = open_tier(&config, counters);
     let order = match config.block {
         BlockSize::Auto => Order::DEFAULT,
         BlockSize::Bytes(bytes) => Order::of_bytes(bytes).unwrap_or(Order::DEFAULT),
@@ -148,12 +148,17 @@ fn describe(counters: &Counters, config: &Config) {
     counters.set(Gauge::StartTimeUnixS, now);
 }
 
-fn open_tier(config: &Config) -> Box<dyn aquifer_tiers::Tier> {
+fn open_tier(config: &Config, counters: &Counters) -> Box<dyn aquifer_tiers::Tier> {
     let spec = config.tier.clone().unwrap_or_else(|| format!("flash:{}", config.state_dir));
-    let spec = match spec.parse::<TierSpec>() {
+    let mut spec = match spec.parse::<TierSpec>() {
         Ok(spec) => spec,
         Err(error) => refuse_to_start(&error.to_string()),
     };
+    // The launcher sees this process by the segment that they share: without it, it is no part of the tree there.
+    let is_seen = counters.descriptor().is_none();
+    if let Some(tree) = config.tree.filter(|_| is_seen) {
+        spec.belong_to(tree);
+    }
     match aquifer_tiers::open(&spec) {
         Ok(tier) => {
             if config.verbose > 0 {

@@ -7,12 +7,14 @@
 //! nobody gets a reference to them: they are copied word by word with relaxed atomics, which compile to plain moves.
 //! It is left out of core dumps.
 //!
-//! See mmap(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED`, fallocate(2) on
+//! See mmap(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`, fallocate(2) on
 //! `FALLOC_FL_PUNCH_HOLE`, mbind(2).
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,10 +23,12 @@ use crate::memory::{advise, map_anonymous};
 use crate::raw::{Errno, syscall};
 
 /// What its pages are taken from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Private anonymous memory.
+    /// Private anonymous memory. The kernel is asked for huge pages, which it gives where it has some.
     Anonymous,
+    /// A device that is memory, such as `/dev/dax0.0`. All of what is lent of it is wiped before anything else.
+    Dax(PathBuf),
     /// Huge pages of 2 MiB, reserved by the administrator. All of them are ours from the start.
     Huge,
     /// A file in memory.
@@ -46,6 +50,9 @@ pub struct LentMemory {
     bytes: usize,
     /// What is mapped, unless it is anonymous.
     file: Option<File>,
+    /// Whether pages are given back to be wiped. Not huge ones: a hole loses its reservation, and where somebody else
+    /// takes the page, the next access is a SIGBUS. Nor a device's, which has nowhere to give them to.
+    wipes_by_giving_back: bool,
 }
 
 // SAFETY: only atomics are reached through it, and it is unmapped by its one owner's drop alone.
@@ -55,24 +62,33 @@ unsafe impl Sync for LentMemory {}
 
 impl LentMemory {
     /// Maps `bytes` bytes of zeros, a multiple of 2 MiB. ENOMEM where there are not so many huge pages; EFBIG where a
-    /// file may not be so long (`ulimit -f`).
-    pub fn new(source: Source, bytes: usize) -> io::Result<LentMemory> {
+    /// file may not be so long (`ulimit -f`), or a device is shorter; ENODEV where a path leads to no such device.
+    pub fn new(source: &Source, bytes: usize) -> io::Result<LentMemory> {
         assert!(bytes > 0 && bytes.is_multiple_of(ALIGNMENT), "memory is lent in slabs");
         let memory = match source {
             Source::Anonymous => {
                 let room = bytes.checked_add(ALIGNMENT).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
                 let address = map_anonymous(room).map_err(error)?.next_multiple_of(ALIGNMENT);
-                LentMemory { start: place(address), bytes, file: None }
+                // A slab is a huge page: fewer misses of the TLB. Where there are none, pages are small.
+                let _ = advise(address, bytes, libc::MADV_HUGEPAGE);
+                LentMemory { start: place(address), bytes, file: None, wipes_by_giving_back: true }
             }
-            Source::Huge => Self::of_file(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, bytes)?,
-            Source::Memfd => Self::of_file(0, bytes)?,
+            Source::Dax(path) => {
+                let (device, length) = open_dax(path)?;
+                if bytes as u64 > length {
+                    return Err(io::Error::from_raw_os_error(libc::EFBIG));
+                }
+                Self::of_device(device, bytes)?
+            }
+            Source::Huge => Self::in_memory(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, bytes, false)?,
+            Source::Memfd => Self::in_memory(0, bytes, true)?,
         };
         // Others' memory is nothing for a core dump of ours. Where the kernel refuses, dumps are larger.
         let _ = advise(memory.address(), bytes, libc::MADV_DONTDUMP);
         Ok(memory)
     }
 
-    fn of_file(flags: u32, bytes: usize) -> io::Result<LentMemory> {
+    fn in_memory(flags: u32, bytes: usize, wipes_by_giving_back: bool) -> io::Result<LentMemory> {
         let args = [c"aquifer-lent".as_ptr() as usize, (flags | libc::MFD_CLOEXEC) as usize, 0, 0, 0, 0];
         // SAFETY: memfd_create(2) reads the name, which ends in NUL, and makes a new descriptor.
         let descriptor = unsafe { syscall(libc::SYS_memfd_create, args) }.map_err(error)?;
@@ -86,11 +102,22 @@ impl LentMemory {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         file.set_len(bytes as u64)?;
+        Self::map(file, bytes, wipes_by_giving_back)
+    }
+
+    /// The first bytes of a device that is memory. What was there is wiped.
+    fn of_device(device: File, bytes: usize) -> io::Result<LentMemory> {
+        let memory = Self::map(device, bytes, false)?;
+        memory.wipe(0, bytes);
+        Ok(memory)
+    }
+
+    fn map(file: File, bytes: usize, wipes_by_giving_back: bool) -> io::Result<LentMemory> {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let args = [0, bytes, protection, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, 0];
         // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
         let address = unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)?;
-        Ok(LentMemory { start: place(address), bytes, file: Some(file) })
+        Ok(LentMemory { start: place(address), bytes, file: Some(file), wipes_by_giving_back })
     }
 
     /// Takes its pages from one NUMA node only. Before anything is copied in.
@@ -144,11 +171,20 @@ impl LentMemory {
         }
     }
 
-    /// Makes whole pages read as zeros, whatever was there. Gives their memory back to the kernel, which hands it to
-    /// nobody before it has zeroed it: so that is a wipe. Where the kernel refuses, zeros are stored.
+    /// Makes whole pages read as zeros, whatever was there. Where it can, it gives their memory back to the kernel, which
+    /// hands it to nobody before it has zeroed it: so that is a wipe. Else, and where the kernel refuses, zeros are
+    /// stored.
     pub fn wipe(&self, offset: usize, bytes: usize) {
-        let words = self.words(offset, bytes);
-        let given_back = match &self.file {
+        if !(self.wipes_by_giving_back && self.give_back(offset, bytes)) {
+            self.words(offset, bytes).iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Gives the memory of whole pages, which were wiped, back to the machine. They may not be there any more afterwards.
+    /// Returns whether the machine took it.
+    pub fn give_back(&self, offset: usize, bytes: usize) -> bool {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
+        match &self.file {
             Some(file) => direct_io::punch_hole(file, offset as u64, bytes as u64).is_ok(),
             None => {
                 let args = [self.address() + offset, bytes, libc::MADV_DONTNEED as usize, 0, 0, 0];
@@ -156,9 +192,6 @@ impl LentMemory {
                 // value for an atomic as any.
                 unsafe { syscall(libc::SYS_madvise, args) }.is_ok()
             }
-        };
-        if !given_back {
-            words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }
     }
 }
@@ -168,6 +201,25 @@ impl Drop for LentMemory {
         // SAFETY: our own range, to which nobody has a reference any more. What alignment left over is only addresses.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.address(), self.bytes, 0, 0, 0, 0]) };
     }
+}
+
+/// A device that is memory, and how long it is. See the kernel's `Documentation/ABI/testing/sysfs-bus-dax`.
+fn open_dax(path: &Path) -> io::Result<(File, u64)> {
+    let no_device = || io::Error::from_raw_os_error(libc::ENODEV);
+    let device = File::options().read(true).write(true).open(path)?;
+    let metadata = device.metadata()?;
+    if !metadata.file_type().is_char_device() {
+        return Err(no_device());
+    }
+    let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
+    let about = PathBuf::from(format!("/sys/dev/char/{major}:{minor}"));
+    // Other devices can be mapped, too, and are no memory, or the machine's own.
+    let subsystem = fs::read_link(about.join("subsystem")).map_err(|_| no_device())?;
+    if subsystem.file_name().is_none_or(|name| name != "dax") {
+        return Err(no_device());
+    }
+    let length = fs::read_to_string(about.join("size"))?.trim().parse().map_err(|_| no_device())?;
+    Ok((device, length))
 }
 
 fn place(address: usize) -> NonNull<AtomicU64> {
@@ -182,38 +234,88 @@ fn error(errno: Errno) -> io::Error {
 mod tests {
     use super::*;
 
+    fn bytes_stay_until_they_are_wiped(memory: &LentMemory, what: &str) {
+        let page: Vec<u8> = (0..4096u32).map(|at| (at % 251) as u8 + 1).collect();
+        for offset in [0, 4096, (2 << 20) - 4096, 2 << 20, (4 << 20) - 4096] {
+            memory.copy_in(offset, &page);
+        }
+        let read = |offset| {
+            let mut bytes = vec![0xee; 4096];
+            memory.copy_out(offset, &mut bytes);
+            bytes
+        };
+        assert!(read(0) == page && read((4 << 20) - 4096) == page);
+        memory.wipe(0, 4096);
+        assert!(read(0) == [0; 4096] && read(4096) == page, "{what}: a page is wiped, its neighbour is not");
+        memory.wipe(0, 2 << 20);
+        assert!(read(4096) == [0; 4096] && read((2 << 20) - 4096) == [0; 4096]);
+        assert!(read(2 << 20) == page, "{what}: the next slab is left alone");
+    }
+
     #[test]
     fn bytes_stay_until_they_are_wiped_and_are_zeros_then() {
         for source in [Source::Anonymous, Source::Memfd, Source::Huge] {
-            let memory = match LentMemory::new(source, 4 << 20) {
-                Ok(memory) => memory,
+            match LentMemory::new(&source, 4 << 20) {
+                Ok(memory) => bytes_stay_until_they_are_wiped(&memory, &format!("{source:?}")),
                 Err(error) if source == Source::Huge => {
                     println!("skipped one, because there are no huge pages: {error}");
-                    continue;
                 }
                 Err(error) => panic!("{source:?}: {error}"),
-            };
-            let page: Vec<u8> = (0..4096u32).map(|at| (at % 251) as u8 + 1).collect();
-            for offset in [0, 4096, (2 << 20) - 4096, 2 << 20, (4 << 20) - 4096] {
-                memory.copy_in(offset, &page);
             }
-            let read = |offset| {
-                let mut bytes = vec![0xee; 4096];
-                memory.copy_out(offset, &mut bytes);
-                bytes
-            };
-            assert!(read(0) == page && read((4 << 20) - 4096) == page);
-            memory.wipe(0, 4096);
-            assert!(read(0) == [0; 4096] && read(4096) == page, "{source:?}: a page is wiped, its neighbour is not");
+        }
+    }
+
+    /// A file in memory stands for the device, which tests do not have: both are mapped in the same way.
+    #[test]
+    fn what_was_on_a_device_is_wiped_before_it_is_lent() {
+        let path = Path::new("/dev/shm").join(format!("aquifer-lent-{}", std::process::id()));
+        if let Err(error) = fs::write(&path, vec![0xee; 4 << 20]) {
+            return println!("skipped, because there is no memory file: {error}");
+        }
+        let device = File::options().read(true).write(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let memory = LentMemory::of_device(device, 4 << 20).unwrap();
+        let mut bytes = vec![0xee; 4 << 20];
+        memory.copy_out(0, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        bytes_stay_until_they_are_wiped(&memory, "a device");
+    }
+
+    #[test]
+    fn what_is_no_device_of_memory_is_refused() {
+        for (path, errno) in [
+            ("/nowhere/dax0.0", libc::ENOENT),
+            ("/dev", libc::EISDIR),
+            ("/dev/null", libc::ENODEV),
+            ("/dev/zero", libc::ENODEV),
+            ("/proc/self/mem", libc::ENODEV),
+        ] {
+            let refused = LentMemory::new(&Source::Dax(path.into()), 2 << 20).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(errno), "{path}: {refused}");
+        }
+    }
+
+    /// How much memory the machine has put behind a range.
+    fn resident_bytes(memory: &LentMemory) -> usize {
+        let bits = |at: usize| crate::memory::resident_pages(memory.address() + at, 64).unwrap().count_ones();
+        (0..memory.bytes).step_by(64 * 4096).map(|at| bits(at) as usize * 4096).sum()
+    }
+
+    #[test]
+    fn what_is_given_back_is_the_machines_again() {
+        for source in [Source::Anonymous, Source::Memfd] {
+            let memory = LentMemory::new(&source, 4 << 20).unwrap();
+            memory.copy_in(0, &vec![7; 4 << 20]);
+            assert_eq!(resident_bytes(&memory), 4 << 20, "{source:?}");
             memory.wipe(0, 2 << 20);
-            assert!(read(4096) == [0; 4096] && read((2 << 20) - 4096) == [0; 4096]);
-            assert!(read(2 << 20) == page, "{source:?}: the next slab is left alone");
+            assert!(memory.give_back(0, 2 << 20));
+            assert_eq!(resident_bytes(&memory), 2 << 20, "{source:?}");
         }
     }
 
     #[test]
     fn memory_comes_from_the_node_that_is_named() {
-        let memory = LentMemory::new(Source::Anonymous, 2 << 20).unwrap();
+        let memory = LentMemory::new(&Source::Anonymous, 2 << 20).unwrap();
         match memory.bind(0) {
             Ok(()) => memory.copy_in(0, &[7; 4096]),
             Err(error) => println!("skipped, because this kernel has no mbind: {error}"),

@@ -18,6 +18,7 @@ mod link;
 mod plain;
 mod queue;
 mod ranges;
+mod recalls;
 mod remote;
 mod tcp;
 mod tls;
@@ -32,17 +33,18 @@ use std::time::Duration;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::{Errno, random};
 use aquifer_tls::{Borrower, CredentialFailure};
-use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use self::channel::{Miss, Security};
 use self::link::Greeting;
+use self::recalls::Recalls;
 use self::remote::Remote;
 use self::tcp::{SharedTcp, Tcp};
-use self::transport::Loss;
+use self::transport::{Loss, Transport};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::open_failure::OpenFailure;
 use crate::spec::{DonorSecurity, DonorSpec};
-use crate::tier::{Tier, TierQueue};
+use crate::tier::{Leaving, Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
 
 pub(crate) const NAME: &str = "donor";
@@ -56,17 +58,19 @@ impl Donor {
     /// Greets the donor. Nothing is borrowed yet.
     pub fn open(spec: &DonorSpec) -> Result<Donor, OpenFailure> {
         let system = |what, source| OpenFailure::System { tier: NAME, what, source };
-        let id = || random().map(u128::from).map_err(|errno| system("drawing a random number", error(errno)));
-        let who = BorrowerId(id()? << 64 | id()?);
+        let id = || random().map_err(|errno| system("drawing a random number", error(errno)));
+        let tree = spec.tree.map_or_else(id, Ok)?;
+        let who = BorrowerId(u128::from(tree) << 64 | u128::from(id()?));
         let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
         let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
         let mut last = failure(io::ErrorKind::NotFound.into());
         for address in spec.address.to_socket_addrs().map_err(failure)? {
-            let tcp = Tcp::new(address, security.clone(), who);
+            let recalls = Arc::new(Recalls::default());
+            let tcp = Tcp::new(address, security.clone(), who, Arc::clone(&recalls));
             let tcp = tcp.map_err(|errno| system("making sockets", error(errno)))?;
             let address = spec.address.clone();
             last = match tcp.greet() {
-                Ok(greeting) => return Self::with(spec, tcp, greeting),
+                Ok(greeting) => return Self::with(spec, tcp, &recalls, greeting),
                 Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
                 Err(Miss::Loss(Loss::Refused(Refusal::PlainOnly))) => OpenFailure::DonorPlain { address },
                 Err(Miss::Loss(Loss::Refused(Refusal::TlsOnly))) => OpenFailure::DonorTls { address },
@@ -77,12 +81,28 @@ impl Donor {
         Err(last)
     }
 
+    /// Gives back what all processes of the tree have borrowed: they have ended. Where that cannot be said, it expires.
+    pub(crate) fn farewell(spec: &DonorSpec) {
+        let (Some(tree), Ok(security), Ok(addresses)) = (spec.tree, security(spec), spec.address.to_socket_addrs())
+        else {
+            return;
+        };
+        let who = BorrowerId(u128::from(tree) << 64);
+        let greeted = addresses.into_iter().find_map(|address| {
+            let tcp = Tcp::new(address, security.clone(), who, Arc::default()).ok()?;
+            tcp.greet().ok().map(|_| tcp)
+        });
+        if let Some(tcp) = greeted {
+            let _ = SharedTcp(Arc::new(tcp)).ask(Message::Release { lease: EVERY_LEASE, token: tree }, &[], &mut []);
+        }
+    }
+
     /// Refuses files that no connection could be protected with.
     pub(crate) fn check_place(spec: &DonorSpec) -> Result<(), OpenFailure> {
         security(spec).map(|_| ()).map_err(|failure| OpenFailure::Credentials { failure })
     }
 
-    fn with(spec: &DonorSpec, tcp: Tcp, greeting: Greeting) -> Result<Donor, OpenFailure> {
+    fn with(spec: &DonorSpec, tcp: Tcp, recalls: &Recalls, greeting: Greeting) -> Result<Donor, OpenFailure> {
         let lendable_bytes = greeting.lendable_bytes;
         let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
         if wanted_bytes < SLAB_BYTES {
@@ -94,7 +114,7 @@ impl Donor {
         }
         let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
         let transport = Box::new(SharedTcp(Arc::new(tcp)));
-        Ok(Donor { remote: Arc::new(Remote::new(transport, slabs, greeting.lease)) })
+        Ok(Donor { remote: Arc::new(Remote::new(transport, recalls, slabs, greeting.lease)) })
     }
 }
 
@@ -156,6 +176,10 @@ impl Tier for Donor {
 
     fn tend(&self) -> Option<Duration> {
         Some(self.remote.tend())
+    }
+
+    fn leaving(&self, from: u64) -> Option<Leaving> {
+        self.remote.leaving(from)
     }
 }
 

@@ -15,7 +15,7 @@ use aquifer_sys::{FrameBuffer, signals};
 
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
-use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+use crate::tier::{Completion, Leaving, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 
 const NAME: &str = "failing";
 
@@ -92,6 +92,10 @@ impl Tier for Failing {
 
     fn tend(&self) -> Option<Duration> {
         self.inner.tend()
+    }
+
+    fn leaving(&self, from: u64) -> Option<Leaving> {
+        self.inner.leaving(from)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {

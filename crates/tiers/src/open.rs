@@ -24,6 +24,16 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
     }
 }
 
+/// All processes of the tree that the description belongs to have ended: what they have borrowed goes back at once, and
+/// not only when its leases expire. Where a donor does not answer within some seconds, it expires.
+pub fn farewell(spec: &TierSpec) {
+    match spec {
+        TierSpec::Donor(spec) => Donor::farewell(spec),
+        TierSpec::Failing { inner, .. } => farewell(inner),
+        TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
+    }
+}
+
 /// Opens a tier. Allocates; called before the first fault is resolved.
 pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {

@@ -59,6 +59,17 @@ pub enum TierSpec {
     Flash(FlashSpec),
 }
 
+impl TierSpec {
+    /// Whoever opens it borrows as one of this tree of processes.
+    pub fn belong_to(&mut self, tree: u64) {
+        match self {
+            TierSpec::Donor(donor) => donor.tree = Some(tree),
+            TierSpec::Failing { inner, .. } => inner.belong_to(tree),
+            TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
+        }
+    }
+}
+
 /// A donor's tier, described.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorSpec {
@@ -68,6 +79,9 @@ pub struct DonorSpec {
     pub size: Option<ByteSize>,
     /// How connections are protected.
     pub security: DonorSecurity,
+    /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them have
+    /// ended. Nobody types it.
+    pub tree: Option<u64>,
 }
 
 /// How connections to a donor are protected.
@@ -209,7 +223,7 @@ fn donor(rest: &str) -> Result<DonorSpec, String> {
                 "security=plain uses no certificates; leave it out, or leave cert=, key=, ca= and name= out".into()
             );
         }
-        return Ok(DonorSpec { address, size, security: DonorSecurity::Plain });
+        return Ok(DonorSpec { address, size, security: DonorSecurity::Plain, tree: None });
     }
     let (Some(cert), Some(key), Some(ca)) = (cert, key, ca) else {
         return Err(format!(
@@ -232,7 +246,7 @@ fn donor(rest: &str) -> Result<DonorSpec, String> {
         }
     };
     let files = Files { cert: cert.into(), key: key.into(), ca: ca.into() };
-    Ok(DonorSpec { address, size, security: DonorSecurity::Tls { files, name } })
+    Ok(DonorSpec { address, size, security: DonorSecurity::Tls { files, name }, tree: None })
 }
 
 fn emulated(rest: &str) -> Result<TierSpec, String> {
@@ -320,7 +334,7 @@ mod tests {
     fn donors_take_an_address_and_options() {
         let security = DonorSecurity::Plain;
         let donor = |address: &str, size| {
-            TierSpec::Donor(DonorSpec { address: address.into(), size, security: security.clone() })
+            TierSpec::Donor(DonorSpec { address: address.into(), size, security: security.clone(), tree: None })
         };
         assert_eq!(spec("donor:host:7000,security=plain"), donor("host:7000", None));
         let sized = donor("[::1]:7000", Some(ByteSize(1 << 30)));

@@ -94,6 +94,25 @@ pub trait Tier: Send + Sync {
     fn tend(&self) -> Option<Duration> {
         None
     }
+
+    /// The first range at or behind `from` whose bytes the medium will lose, unless they are moved elsewhere and the
+    /// range is discarded before that. On any thread; allocates nothing, and is a load where there is none. A tier that
+    /// moves them by itself says nothing.
+    fn leaving(&self, from: u64) -> Option<Leaving> {
+        let _ = from;
+        None
+    }
+}
+
+/// A range of a tier that is asked back by whoever lends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// Its beginning, in bytes.
+    pub offset: u64,
+    /// Its length, in bytes.
+    pub len: u64,
+    /// When its bytes are lost, in nanoseconds of the monotonic clock (`aquifer_sys::raw::now_ns`).
+    pub until_ns: u64,
 }
 
 /// What a request does.

@@ -29,6 +29,27 @@ pub enum Distrust {
     OwnUnusable,
 }
 
+/// What the settings are called that a message names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// The own certificate.
+    pub cert: &'static str,
+    /// The authority of donors.
+    pub ca: &'static str,
+    /// The name that the donor's certificate is for.
+    pub name: &'static str,
+    /// How plain text is asked for.
+    pub plain: &'static str,
+}
+
+impl Words {
+    /// Of flags of a command.
+    pub const FLAGS: Words =
+        Words { cert: "--tls-cert", ca: "--tls-ca", name: "--tls-name SERVERNAME", plain: "--security plain" };
+    /// Of the options of a tier.
+    pub const OPTIONS: Words = Words { cert: "cert=", ca: "ca=", name: "name=SERVERNAME", plain: "security=plain" };
+}
+
 impl Distrust {
     /// What a borrower's session has failed with.
     pub fn of_borrower(error: &Error) -> Distrust {
@@ -77,39 +98,46 @@ impl Distrust {
     }
 }
 
-impl fmt::Display for Distrust {
-    /// The cause and the remedy.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Distrust::DonorExpired => {
-                "the donor's certificate has expired or is not valid yet; give the donor a new one, and compare the \
-                 clocks of both machines"
-            }
+impl Distrust {
+    /// The cause and the remedy, in the words of whoever set it up.
+    pub fn explain(self, words: Words) -> String {
+        let Words { cert, ca, name, plain } = words;
+        match self {
+            Distrust::DonorExpired => "the donor's certificate has expired or is not valid yet; give the donor a new \
+                                       one, and compare the clocks of both machines"
+                .into(),
             Distrust::DonorName => {
-                "the donor's certificate is for another name; name the one that it is for with name=SERVERNAME"
+                format!("the donor's certificate is for another name; name the one that it is for with {name}")
             }
-            Distrust::DonorUnknown => {
-                "the donor's certificate is not signed by the authority in ca=; give the authority that signed it"
-            }
+            Distrust::DonorUnknown => format!(
+                "the donor's certificate is not signed by the authority in {ca}; give the authority that signed it"
+            ),
             Distrust::DonorUnusable => {
-                "the donor's certificate cannot be used for a server; make one of X.509 version 3 for it"
+                "the donor's certificate cannot be used for a server; make one of X.509 version 3 for it".into()
             }
-            Distrust::NoHandshake => {
-                "what listens there speaks no TLS 1.3 of a donor; check the address, or ask for plain text with \
-                 security=plain where the donor lends so"
-            }
-            Distrust::OwnExpired => {
-                "the donor says that the certificate in cert= has expired or is not valid yet; have a new one signed"
-            }
-            Distrust::OwnUnknown => {
-                "the donor says that the certificate in cert= is not signed by its authority; have it signed by the one \
-                 that the donor was given"
-            }
-            Distrust::OwnUnusable => {
-                "the donor says that the certificate in cert= cannot be used for a borrower; make one of X.509 version 3 \
-                 for it"
-            }
-        })
+            Distrust::NoHandshake => format!(
+                "what listens there speaks no TLS 1.3 of a donor; check the address, or ask for plain text with {plain} \
+                 where the donor lends so"
+            ),
+            Distrust::OwnExpired => format!(
+                "the donor says that the certificate in {cert} has expired or is not valid yet; have a new one signed"
+            ),
+            Distrust::OwnUnknown => format!(
+                "the donor says that the certificate in {cert} is not signed by its authority; have it signed by the \
+                 one that the donor was given"
+            ),
+            Distrust::OwnUnusable => format!(
+                "the donor says that the certificate in {cert} cannot be used for a borrower; make one of X.509 version \
+                 3 for it"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Distrust {
+    /// The cause and the remedy, in the words of a tier.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.explain(Words::OPTIONS))
     }
 }
 

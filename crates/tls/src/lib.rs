@@ -18,7 +18,7 @@ mod files;
 mod records;
 
 pub use borrower::{Borrower, Pipe, Protection, ShakeFailure};
-pub use distrust::Distrust;
+pub use distrust::{Distrust, Words};
 pub use files::{CredentialFailure, Credentials, File, Files, Purpose};
 pub use records::{
     Broken, Opening, RECORD_BYTES_MOST, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES, Sealing, TEXT_BYTES_MOST,

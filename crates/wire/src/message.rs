@@ -18,10 +18,19 @@ pub const SLAB_BYTES: u64 = 2 << 20;
 pub const BODY_BYTES_MOST: u32 = SLAB_BYTES as u32;
 /// Stands for all leases of a borrower.
 pub const EVERY_LEASE: u64 = u64::MAX;
+/// Stands for all that a donor lends.
+pub const EVERY_BYTE: u64 = u64::MAX;
 
 /// Who borrows: a number that nobody guesses, made anew for each tier that is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BorrowerId(pub u128);
+
+impl BorrowerId {
+    /// Which tree of processes it belongs to: its upper half, which all of them share.
+    pub const fn tree(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+}
 
 /// One message, without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +56,8 @@ pub enum Message {
     Release {
         /// The lease, or [`EVERY_LEASE`].
         lease: u64,
-        /// Its fencing token; 0 for all leases.
+        /// Its fencing token. For all leases 0; or the borrower's tree, and then it is all leases of all borrowers of
+        /// that tree.
         token: u64,
     },
     /// Asks for bytes.
@@ -83,6 +93,13 @@ pub enum Message {
     },
     /// Asks how the donor stands.
     Status,
+    /// An administrator's order, on the donor's control socket alone: it shall take memory back and not lend it again.
+    Reclaim {
+        /// How much, in whole slabs, or [`EVERY_BYTE`].
+        bytes: u64,
+        /// How long borrowers have to give it back.
+        within_ms: u64,
+    },
     /// Answers `Hello`.
     Welcome {
         /// The version that both will speak.
@@ -127,10 +144,17 @@ pub enum Message {
     Discarded,
     /// Answers `Status`; a [`Standing`](crate::Standing) is the body.
     Standing,
-    /// Unasked: the donor wants its memory back.
+    /// Answers `Reclaim`.
+    Reclaiming {
+        /// How much borrowers have still to give back, of this order and of those before.
+        bytes: u64,
+    },
+    /// Unasked, before an answer: the donor wants its memory back.
     Revoke {
         /// Which lease, or [`EVERY_LEASE`].
         lease: u64,
+        /// Which part of the borrower's tier it is for, in slabs; 0 for all leases.
+        range: u64,
         /// It ends then, whatever the borrower does.
         within_ms: u64,
     },
@@ -149,6 +173,7 @@ const READ: u16 = 5;
 const WRITE: u16 = 6;
 const DISCARD: u16 = 7;
 const STATUS: u16 = 8;
+const RECLAIM: u16 = 0x10;
 /// Added to the kind of a request, it is the kind of its answer.
 const ANSWER: u16 = 0x8000;
 const REVOKE: u16 = 0x8100;
@@ -166,6 +191,7 @@ impl Message {
             Message::Write { .. } => WRITE,
             Message::Discard { .. } => DISCARD,
             Message::Status => STATUS,
+            Message::Reclaim { .. } => RECLAIM,
             Message::Welcome { .. } => ANSWER | HELLO,
             Message::Granted { .. } => ANSWER | GRANT,
             Message::Renewed { .. } => ANSWER | RENEW,
@@ -174,6 +200,7 @@ impl Message {
             Message::Written => ANSWER | WRITE,
             Message::Discarded => ANSWER | DISCARD,
             Message::Standing => ANSWER | STATUS,
+            Message::Reclaiming { .. } => ANSWER | RECLAIM,
             Message::Revoke { .. } => REVOKE,
             Message::Error { .. } => ERROR,
         }
@@ -197,7 +224,9 @@ impl Message {
             Message::Granted { lease, token, bytes, expires_in_ms } => [lease, token, bytes, expires_in_ms],
             Message::Renewed { leases, expires_in_ms } => [leases, expires_in_ms, 0, 0],
             Message::Released { slabs } => [slabs, 0, 0, 0],
-            Message::Revoke { lease, within_ms } => [lease, within_ms, 0, 0],
+            Message::Reclaim { bytes, within_ms } => [bytes, within_ms, 0, 0],
+            Message::Reclaiming { bytes } => [bytes, 0, 0, 0],
+            Message::Revoke { lease, range, within_ms } => [lease, range, within_ms, 0],
             Message::Error { refusal } => [u64::from(refusal.code()), 0, 0, 0],
             Message::Renew
             | Message::Status
@@ -224,6 +253,7 @@ impl Message {
             WRITE => Message::Write { lease: a, token: b, offset: c },
             DISCARD => Message::Discard { lease: a, token: b, offset: c, bytes: d },
             STATUS => Message::Status,
+            RECLAIM => Message::Reclaim { bytes: a, within_ms: b },
             0x8001 => Message::Welcome {
                 version: a as u16,
                 lease_ms: (a >> 32) as u32,
@@ -238,7 +268,8 @@ impl Message {
             0x8006 => Message::Written,
             0x8007 => Message::Discarded,
             0x8008 => Message::Standing,
-            REVOKE => Message::Revoke { lease: a, within_ms: b },
+            0x8010 => Message::Reclaiming { bytes: a },
+            REVOKE => Message::Revoke { lease: a, range: b, within_ms: c },
             ERROR => Message::Error { refusal: Refusal::from_code(a).ok_or(Refusal::BadField)? },
             _ => return Err(Refusal::UnknownKind),
         };

@@ -52,7 +52,7 @@ refusals! {
     17 Full "full" "more than the donor has left to lend",
     18 Busy "busy" "the slab is in use at this moment",
     19 TooManyConnections "too_many_connections" "more connections than the donor serves",
-    20 Ending "ending" "the donor takes its memory back and lends nothing new",
+    20 Ending "ending" "the donor takes memory back and lends nothing new",
     21 PlainOnly "plain_only" "TLS at a donor that lends in plain text",
     22 TlsOnly "tls_only" "plain text at a donor that lends over TLS",
     23 Handshake "handshake" "a TLS handshake that did not come to its end",

@@ -37,6 +37,7 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         (Message::Write { lease, token, offset }, page.clone()),
         bare(Message::Discard { lease, token, offset, bytes }),
         bare(Message::Status),
+        bare(Message::Reclaim { bytes: 8 << 30, within_ms: 60_000 }),
         bare(Message::Welcome {
             version: 1,
             lease_ms: 60_000,
@@ -51,7 +52,9 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         bare(Message::Written),
         bare(Message::Discarded),
         (Message::Standing, standing().encode().to_vec()),
-        bare(Message::Revoke { lease: EVERY_LEASE, within_ms: 5000 }),
+        bare(Message::Reclaiming { bytes: 3 << 30 }),
+        bare(Message::Revoke { lease, range: 0x0a0b_0c0d, within_ms: 5000 }),
+        bare(Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: 5000 }),
         bare(Message::Error { refusal: Refusal::StaleToken }),
     ]
 }

@@ -4,11 +4,12 @@
 //! `aquifer donor status`: the figures of a donor, for people and scripts.
 
 use std::net::ToSocketAddrs;
+use std::path::PathBuf;
 use std::process;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::StatusFailure;
+use aquifer_donor::{StatusFailure, to_prometheus};
 use aquifer_wire::{Figure, Refusal, Standing};
 use serde_json::{Map, Value};
 
@@ -26,11 +27,16 @@ Examples:
   aquifer donor status 10.0.0.2:7411 \\
     --tls-cert borrower.pem --tls-key borrower.key --tls-ca ca.pem
   aquifer donor status 127.0.0.1:7411 --security plain         a table
-  aquifer donor status 127.0.0.1:7411 --security plain --json  one object")]
+  aquifer donor status 127.0.0.1:7411 --security plain --json  one object
+  aquifer donor status --control /run/donor.sock --prometheus  a donor of this machine")]
 pub struct StatusArgs {
     /// Where the donor listens
-    #[arg(value_name = "HOST:PORT")]
-    address: String,
+    #[arg(value_name = "HOST:PORT", required_unless_present = "control")]
+    address: Option<String>,
+
+    /// Ask a donor of this machine by its control socket, which takes no certificates
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["address", "tls_cert", "tls_key", "tls_ca", "tls_name"])]
+    control: Option<PathBuf>,
 
     #[command(flatten)]
     tls: super::TlsArgs,
@@ -42,29 +48,44 @@ pub struct StatusArgs {
     /// One JSON object
     #[arg(long)]
     json: bool,
+
+    /// Prometheus text
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
 }
 
 /// Asks and prints.
 pub fn status(args: &StatusArgs) -> Result<process::ExitCode, Failure> {
-    let security = args.tls.security("a donor is asked over TLS unless plain text is asked for")?;
-    let silent = |error| failure(args, StatusFailure::Io(error));
-    let mut addresses = args.address.to_socket_addrs().map_err(silent)?;
-    let address = addresses.next().ok_or_else(|| silent(std::io::ErrorKind::NotFound.into()))?;
-    let host = args.address.rsplit_once(':').map_or("", |(host, _)| host);
-    let name = args.tls_name.as_deref().unwrap_or(host.trim_start_matches('[').trim_end_matches(']'));
-    let standing = aquifer_donor::status(address, name, &security, PATIENCE).map_err(|why| failure(args, why))?;
-    output::print(&if args.json { json(&standing) } else { page(&standing) })?;
+    let standing = match (&args.control, &args.address) {
+        (Some(control), _) => super::reclaim::standing(control)?,
+        (None, address) => ask(args, address.as_deref().expect("clap asks for one of the two"))?,
+    };
+    output::print(&if args.json {
+        json(&standing)
+    } else if args.prometheus {
+        to_prometheus(&standing)
+    } else {
+        page(&standing)
+    })?;
     Ok(ExitCode::Success.into())
 }
 
-fn failure(args: &StatusArgs, why: StatusFailure) -> Failure {
-    let address = args.address.escape_debug();
+fn ask(args: &StatusArgs, typed: &str) -> Result<Standing, Failure> {
+    let security = args.tls.security("a donor is asked over TLS unless plain text is asked for")?;
+    let silent = |error| failure(typed, &StatusFailure::Io(error));
+    let mut addresses = typed.to_socket_addrs().map_err(silent)?;
+    let address = addresses.next().ok_or_else(|| silent(std::io::ErrorKind::NotFound.into()))?;
+    let host = typed.rsplit_once(':').map_or("", |(host, _)| host);
+    let name = args.tls_name.as_deref().unwrap_or(host.trim_start_matches('[').trim_end_matches(']'));
+    aquifer_donor::status(address, name, &security, PATIENCE).map_err(|why| failure(typed, &why))
+}
+
+fn failure(address: &str, why: &StatusFailure) -> Failure {
+    let address = address.escape_debug();
     let (cause, remedy) = match why {
-        StatusFailure::Credentials(failure) => (failure.to_string(), ""),
-        StatusFailure::Distrust(distrust) => (format!("nothing is heard from {address}: {distrust}"), ""),
-        StatusFailure::Name(name) => {
-            (format!("'{}' is no name that a certificate can be for", name.escape_debug()), "give one with --tls-name")
-        }
+        StatusFailure::Credentials(_) => (why.to_string(), ""),
+        StatusFailure::Distrust(_) => (format!("nothing is heard from {address}: {why}"), ""),
+        StatusFailure::Name(_) => (why.to_string(), "give one with --tls-name"),
         StatusFailure::Refused(Refusal::PlainOnly) => {
             (format!("the donor at {address} lends in plain text, and was asked over TLS"), "write --security plain")
         }
@@ -72,14 +93,14 @@ fn failure(args: &StatusArgs, why: StatusFailure) -> Failure {
             format!("the donor at {address} lends over TLS, and was asked in plain text"),
             "give --tls-cert, --tls-key and --tls-ca",
         ),
-        StatusFailure::Refused(refusal) => {
-            (format!("the donor at {address} refuses: {refusal}"), "see what it says on its machine")
+        StatusFailure::Refused(_) => {
+            (format!("the donor at {address} refuses: {why}"), "see what it says on its machine")
         }
-        StatusFailure::Io(error) => (
-            format!("no donor answers at {address}: {error}"),
+        StatusFailure::Io(_) => (
+            format!("no donor answers at {address}: {why}"),
             "start one there with 'aquifer donor', or check the address",
         ),
-        why => (format!("the donor at {address} cannot be asked: {why:?}"), "check the address"),
+        why => (format!("the donor at {address} cannot be asked: {why}"), "see what it says on its machine"),
     };
     Failure::new(ExitCode::Failure, cause, remedy)
 }

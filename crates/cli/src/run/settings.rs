@@ -58,6 +58,8 @@ impl RunSettings {
             exchange: how.exchange,
             prefetch: how.prefetch,
             record: how.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
+            // Where there is none, what is borrowed comes back when its leases expire.
+            tree: aquifer_sys::raw::random().ok().filter(|tree| *tree != 0),
             state_dir,
             verbose: how.verbose,
             ..Config::default()

@@ -5,13 +5,19 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use aquifer_donor::{Donor, Patience, Security, Settings, Source};
 use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES, Standing};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::certificates::{Kind, good};
 
 /// No answer takes so long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -59,11 +65,83 @@ pub fn figure(donor: &Donor, figure: Figure) -> u64 {
     donor.standing().figure(figure)
 }
 
+/// Asserts that a refusal was told of once, however often there was one.
+pub fn told_once(lines: &Lines, refusal: Refusal) {
+    let word = format!("({})", refusal.word());
+    let told = lines.lock().unwrap().iter().filter(|line| line.contains(&word)).count();
+    assert_eq!(told, 1, "{refusal}: {lines:?}");
+}
+
+/// What a connection's bytes go through.
+pub enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream.get_ref(),
+        }
+    }
+
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        self.socket().shutdown(how)
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.read(into),
+            Stream::Tls(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.write(bytes),
+            Stream::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(stream) => stream.flush(),
+            Stream::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// A session of a good borrower's, whose handshake has been made.
+fn session(mut stream: TcpStream) -> StreamOwned<ClientConnection, TcpStream> {
+    let files = &good().borrower;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&files.ca).unwrap()).unwrap();
+    let certificate = CertificateDer::from_pem_file(&files.cert).unwrap();
+    let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]).unwrap();
+    let mut config = builder.with_root_certificates(roots).with_client_auth_cert(vec![certificate], key).unwrap();
+    config.alpn_protocols = vec![b"aquifer/1".to_vec()];
+    let name = ServerName::IpAddress(stream.peer_addr().unwrap().ip().into());
+    let mut session = ClientConnection::new(Arc::new(config), name).unwrap();
+    while session.is_handshaking() || session.wants_write() {
+        session.complete_io(&mut stream).unwrap();
+    }
+    StreamOwned::new(session, stream)
+}
+
 /// A connection.
 pub struct Peer {
-    pub stream: TcpStream,
+    pub stream: Stream,
     pub next: u64,
     pub welcome: Option<Message>,
+    /// What the donor has said unasked.
+    pub revoked: Vec<Message>,
 }
 
 /// A lease as its holder knows it.
@@ -75,17 +153,31 @@ pub struct Lease {
 }
 
 impl Peer {
-    /// Connects and says nothing.
+    /// Connects and says nothing, also no handshake.
     pub fn stranger(address: SocketAddr) -> Peer {
+        Self::connect(Kind::Plain, address)
+    }
+
+    /// Connects, shakes hands where that is done, and says nothing.
+    pub fn connect(kind: Kind, address: SocketAddr) -> Peer {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_nodelay(true).unwrap();
-        Peer { stream, next: 0, welcome: None }
+        let stream = match kind {
+            Kind::Plain => Stream::Plain(stream),
+            Kind::Tls => Stream::Tls(Box::new(session(stream))),
+        };
+        Peer { stream, next: 0, welcome: None, revoked: Vec::new() }
     }
 
     /// Connects and is welcomed.
     pub fn borrower(address: SocketAddr, who: u128) -> Peer {
-        let mut peer = Self::stranger(address);
+        Self::borrower_by(Kind::Plain, address, who)
+    }
+
+    /// The same, protected as the donor asks for.
+    pub fn borrower_by(kind: Kind, address: SocketAddr, who: u128) -> Peer {
+        let mut peer = Self::connect(kind, address);
         peer.send(Message::Hello { oldest: 1, newest: 1, borrower: BorrowerId(who) }, &[]);
         let (welcome, _) = peer.receive().expect("a donor greets back");
         let Message::Welcome { first_request, .. } = welcome else { panic!("not a welcome: {welcome:?}") };
@@ -124,7 +216,12 @@ impl Peer {
     pub fn ask(&mut self, message: Message, body: &[u8]) -> (Message, Vec<u8>) {
         self.send(message, body);
         self.next = self.next.wrapping_add(1);
-        self.receive().expect("an answer")
+        loop {
+            match self.receive().expect("an answer") {
+                (unasked @ Message::Revoke { .. }, _) => self.revoked.push(unasked),
+                answer => return answer,
+            }
+        }
     }
 
     pub fn grant(&mut self, range: u64) -> Lease {

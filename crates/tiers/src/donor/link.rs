@@ -14,6 +14,7 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::channel::{Channel, HANDSHAKE_PATIENCE, Miss, Security};
 use super::deadline::Deadline;
+use super::recalls::Recalls;
 use super::transport::Loss;
 
 /// How long a socket may take to be connected, and how long a donor to greet back.
@@ -52,6 +54,7 @@ pub(crate) struct Greeting {
 pub(crate) struct Link {
     socket: OwnedFd,
     channel: Box<dyn Channel>,
+    recalls: Arc<Recalls>,
     is_connected: AtomicBool,
     /// The number of the next request.
     next: AtomicU64,
@@ -59,10 +62,21 @@ pub(crate) struct Link {
 
 impl Link {
     /// A socket that is not connected. `is_kept`: the program cannot close it.
-    pub(crate) fn new(address: &SocketAddr, security: &Security, is_kept: bool) -> Result<Link, Errno> {
+    pub(crate) fn new(
+        address: &SocketAddr,
+        security: &Security,
+        recalls: &Arc<Recalls>,
+        is_kept: bool,
+    ) -> Result<Link, Errno> {
         let socket = socket(address)?;
         let socket = if is_kept { OwnedFd::from(keep_file(File::from(socket))) } else { socket };
-        Ok(Link { socket, channel: security.channel(), is_connected: AtomicBool::new(false), next: AtomicU64::new(0) })
+        Ok(Link {
+            socket,
+            channel: security.channel(),
+            recalls: Arc::clone(recalls),
+            is_connected: AtomicBool::new(false),
+            next: AtomicU64::new(0),
+        })
     }
 
     /// In a forked child: a socket of its own under the same number. False when the link cannot be used here.
@@ -186,14 +200,18 @@ impl Link {
             self.receive(&mut bytes, deadline)?;
             let header = Header::decode(&bytes).map_err(|refusal| Loss::Connection(errno_of_damage(refusal)))?;
             match header.message {
-                // The donor's word that its leases end: what is asked of it afterwards is refused.
-                Message::Revoke { .. } => {}
+                message if self.heeds(message) => {}
                 // One that ends the connection may come before the donor knows a request's number.
                 Message::Error { refusal } if refusal.ends_connection() => return Err(Loss::Refused(refusal)),
                 _ if header.request == request => return Ok(header),
                 _ => return Err(Loss::Connection(libc::EPROTO)),
             }
         }
+    }
+
+    /// Whether this is no answer, but a word that the donor says unasked. It is heeded then.
+    pub(crate) fn heeds(&self, message: Message) -> bool {
+        self.recalls.heed(message)
     }
 
     fn receive(&self, into: &mut [u8], deadline: Deadline) -> Result<(), Loss> {

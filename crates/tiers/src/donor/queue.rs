@@ -227,7 +227,7 @@ impl TcpQueue {
                 self.moved_ns = now_ns();
             }
             let header = Header::decode(&self.arriving.bytes).map_err(Loss::Refused)?;
-            if !matches!(header.message, Message::Revoke { .. }) {
+            if !self.link.heeds(header.message) {
                 break header;
             }
             // What follows may have come already, and the socket has nothing more then.

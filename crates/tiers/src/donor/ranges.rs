@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which lease each range of the tier has, as this process knows it: one word for each slab.
+//! Which lease each range of the tier has, as this process knows it: one word for each slab, and one bit for whether
+//! the donor wants it back.
 //!
 //! A relative may know better: processes of a family share the tier's slabs, not these words. So a word may be old, and
 //! the donor refuses what is asked with it. Tokens grow with every grant, so of two words the greater one is newer.
@@ -14,7 +15,7 @@
 //! | 1–24  | the donor's slab                                                           |
 //! | 25–63 | the token; 0 where there is no lease                                       |
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const SLAB_BITS: u32 = 24;
 const TOKEN_SHIFT: u32 = SLAB_BITS + 1;
@@ -46,52 +47,128 @@ impl Lease {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Ranges(Box<[AtomicU64]>);
+pub(crate) struct Ranges {
+    words: Box<[AtomicU64]>,
+    /// Ranges that the donor wants back. One that has no lease any more may have its bit still.
+    leaving: Box<[AtomicU64]>,
+    /// True: there may be such.
+    any_leaving: AtomicBool,
+    /// When the first of them ends, by the monotonic clock.
+    leave_by_ns: AtomicU64,
+}
+
+const BITS: u64 = u64::BITS as u64;
 
 impl Ranges {
     pub(crate) fn new(count: usize) -> Ranges {
-        Ranges((0..count).map(|_| AtomicU64::new(0)).collect())
+        let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
+        Ranges {
+            words: zeros(count),
+            leaving: zeros(count.div_ceil(BITS as usize)),
+            any_leaving: AtomicBool::new(false),
+            leave_by_ns: AtomicU64::new(u64::MAX),
+        }
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.0.len()
+        self.words.len()
     }
 
     pub(crate) fn lease(&self, range: u64) -> Option<Lease> {
-        let word = self.0[range as usize].load(Ordering::Acquire);
+        let word = self.words[range as usize].load(Ordering::Acquire);
         (word != 0).then_some(Lease(word))
     }
 
     /// There is a new lease.
     pub(crate) fn learn(&self, range: u64, lease: Lease) {
         // Of two grants at the same time, the greater one is what the donor goes by.
-        self.0[range as usize].fetch_max(lease.0, Ordering::AcqRel);
+        let before = Lease(self.words[range as usize].fetch_max(lease.0, Ordering::AcqRel));
+        if before.0 == 0 || before.slab() != lease.slab() {
+            self.stays(range);
+        }
     }
 
     /// What was sent with this lease may arrive still: before this process writes again, it needs a new token, by which
     /// the donor refuses the old one.
     pub(crate) fn doubt(&self, range: u64, lease: Lease) {
         let doubted = lease.0 & !MAY_WRITE;
-        let _ = self.0[range as usize].compare_exchange(lease.0, doubted, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.words[range as usize].compare_exchange(lease.0, doubted, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The lease is over.
     pub(crate) fn forget(&self, range: u64, lease: Lease) {
         for known in [lease.0, lease.0 & !MAY_WRITE] {
-            let _ = self.0[range as usize].compare_exchange(known, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = self.words[range as usize].compare_exchange(known, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
+        self.stays(range);
+    }
+
+    /// The donor wants the slab of a range back, by then at the latest. What is no lease of ours any more is left alone.
+    pub(crate) fn ask_back(&self, slab: u64, range: u64, now_ns: u64, leave_by_ns: u64) {
+        let word = self.words.get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
+        if word != 0 && Lease(word).slab() == slab {
+            self.leaving[(range / BITS) as usize].fetch_or(1 << (range % BITS), Ordering::AcqRel);
+            // What was asked back earlier, and is over, says nothing about this.
+            let first = |before: u64| Some(if before < now_ns { leave_by_ns } else { before.min(leave_by_ns) });
+            let _ = self.leave_by_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, first);
+            self.any_leaving.store(true, Ordering::Release);
+        }
+    }
+
+    /// It wants all of them back.
+    pub(crate) fn ask_back_every(&self, now_ns: u64, leave_by_ns: u64) {
+        for (range, word) in self.words.iter().enumerate() {
+            let word = word.load(Ordering::Acquire);
+            if word != 0 {
+                self.ask_back(Lease(word).slab(), range as u64, now_ns, leave_by_ns);
+            }
+        }
+    }
+
+    fn stays(&self, range: u64) {
+        if self.any_leaving.load(Ordering::Acquire) {
+            self.leaving[(range / BITS) as usize].fetch_and(!(1 << (range % BITS)), Ordering::AcqRel);
+        }
+    }
+
+    /// The first range from `from` on that the donor wants back, and by when.
+    pub(crate) fn leaving(&self, from: u64) -> Option<(u64, u64)> {
+        if !self.any_leaving.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut from = from;
+        while let Some(bits) = self.leaving.get((from / BITS) as usize) {
+            let rest = bits.load(Ordering::Acquire) >> (from % BITS);
+            if rest == 0 {
+                from = (from / BITS + 1) * BITS;
+                continue;
+            }
+            from += u64::from(rest.trailing_zeros());
+            if self.lease(from).is_some() {
+                return Some((from, self.leave_by_ns.load(Ordering::Acquire)));
+            }
+            from += 1;
+        }
+        None
+    }
+
+    /// Their time has come: what is still leased then, the donor can do without.
+    pub(crate) fn none_leaves(&self) {
+        self.any_leaving.store(false, Ordering::Release);
+        self.leaving.iter().for_each(|bits| bits.store(0, Ordering::Release));
+        self.leave_by_ns.store(u64::MAX, Ordering::Release);
     }
 
     /// In a forked child: what its parent sends counts as on its way.
     pub(crate) fn doubt_all(&self) {
-        for word in &self.0 {
+        for word in &self.words {
             word.fetch_and(!MAY_WRITE, Ordering::AcqRel);
         }
     }
 
     /// Whether there is any lease.
     pub(crate) fn any(&self) -> bool {
-        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+        self.words.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 }
 
@@ -119,5 +196,31 @@ mod tests {
         assert!(ranges.any());
         ranges.forget(0, new);
         assert!(!ranges.any());
+    }
+    #[test]
+    fn what_is_asked_back_is_found_until_it_is_given_back() {
+        let ranges = Ranges::new(200);
+        let lease = |slab| Lease::granted(slab, slab + 1).unwrap();
+        [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(range, lease(range + 1000)));
+        let all = || {
+            let next = |from: &mut u64| ranges.leaving(*from).inspect(|(range, _)| *from = range + 1);
+            let mut from = 0;
+            std::iter::from_fn(|| next(&mut from)).collect::<Vec<_>>()
+        };
+        assert!(all().is_empty());
+        ranges.ask_back(1064, 64, 10, 900);
+        ranges.ask_back(1003, 64, 10, 100);
+        ranges.ask_back(7, 1 << 40, 10, 100);
+        assert_eq!(all(), [(64, 900)], "a word about another slab is no word about this one");
+        ranges.ask_back_every(10, 500);
+        assert_eq!(all(), [(3, 500), (64, 500), (130, 500), (199, 500)]);
+        ranges.forget(3, lease(1003));
+        ranges.learn(64, Lease::granted(1064, 5000).unwrap());
+        ranges.learn(130, Lease::granted(77, 5000).unwrap());
+        assert_eq!(all(), [(64, 500), (199, 500)], "a new token is for the same slab, and a new slab stays");
+        ranges.ask_back(1199, 199, 501, 800);
+        assert_eq!(all(), [(64, 800), (199, 800)], "what is over says nothing about what comes later");
+        ranges.none_leaves();
+        assert!(all().is_empty());
     }
 }

@@ -15,15 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aquifer_sys::raw::Errno;
+use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals;
 use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use super::contact::Contact;
 use super::ranges::{Lease, Ranges};
+use super::recalls::Recalls;
 use super::transport::{Loss, Transport};
 use super::turns::Turns;
-use crate::tier::TierQueue;
+use crate::tier::{Leaving, TierQueue};
 
 /// How often a request is repeated because a relative has changed the lease meanwhile, or this process found out only
 /// now that it has none.
@@ -33,11 +34,15 @@ const BUSY_MOST: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Leases are renewed so many times before they would end.
 const RENEWALS: u32 = 3;
+/// And so often while the donor takes memory back: it says which only before answers, some at a time.
+const RENEWAL_WHILE_LEAVING: Duration = Duration::from_secs(1);
+/// When what was asked back is still there then, the donor does without it.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Remote {
     transport: Box<dyn Transport>,
-    ranges: Ranges,
+    ranges: Arc<Ranges>,
     contact: Contact,
     grants: Turns,
     lease: Duration,
@@ -67,10 +72,12 @@ pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 
 impl Remote {
     /// `slabs` of them, of which none is leased yet; leases last `lease` from each sign of life on.
-    pub(crate) fn new(transport: Box<dyn Transport>, slabs: usize, lease: Duration) -> Remote {
+    pub(crate) fn new(transport: Box<dyn Transport>, recalls: &Recalls, slabs: usize, lease: Duration) -> Remote {
+        let ranges = Arc::new(Ranges::new(slabs));
+        recalls.note_in(Arc::clone(&ranges));
         Remote {
             transport,
-            ranges: Ranges::new(slabs),
+            ranges,
             contact: Contact::default(),
             grants: Turns::default(),
             lease,
@@ -236,7 +243,21 @@ impl Remote {
             // Whoever wants their bytes finds out for itself when that fails.
             let _ = self.persist(|| self.transport.ask(Message::Renew, &[], &mut []));
         }
-        self.lease / RENEWALS
+        let pause = self.lease / RENEWALS;
+        match self.ranges.leaving(0) {
+            Some((_, until_ns)) if until_ns.saturating_add(LEAVE_PATIENCE.as_nanos() as u64) < now_ns() => {
+                self.ranges.none_leaves();
+                pause
+            }
+            Some(_) => pause.min(RENEWAL_WHILE_LEAVING),
+            None => pause,
+        }
+    }
+
+    /// The first slab from `from` on that the donor wants back.
+    pub(crate) fn leaving(&self, from: u64) -> Option<Leaving> {
+        let (range, until_ns) = self.ranges.leaving(from.div_ceil(SLAB_BYTES))?;
+        Some(Leaving { offset: range * SLAB_BYTES, len: SLAB_BYTES, until_ns })
     }
 
     /// In a forked child.

@@ -24,6 +24,7 @@ use aquifer_wire::{BorrowerId, Message};
 use super::channel::{Miss, Security};
 use super::link::{ANSWER_PATIENCE, Greeting, Link, OPEN_PATIENCE};
 use super::queue::TcpQueue;
+use super::recalls::Recalls;
 use super::remote::Remote;
 use super::transport::{Loss, Transport};
 use crate::tier::TierQueue;
@@ -48,6 +49,7 @@ pub(crate) struct Tcp {
     address: SocketAddr,
     who: BorrowerId,
     security: Security,
+    recalls: Arc<Recalls>,
     lines: Box<[Line]>,
     /// Signalled when a link came free.
     freed: EventCount,
@@ -73,15 +75,20 @@ impl Drop for Taken<'_> {
 
 impl Tcp {
     /// Makes the sockets. Nothing is connected.
-    pub(crate) fn new(address: SocketAddr, security: Security, who: BorrowerId) -> Result<Tcp, Errno> {
+    pub(crate) fn new(
+        address: SocketAddr,
+        security: Security,
+        who: BorrowerId,
+        recalls: Arc<Recalls>,
+    ) -> Result<Tcp, Errno> {
         let line = |_| {
-            let link = Link::new(&address, &security, true).map_err(|errno| Errno(errno.raw_os_error()))?;
+            let link = Link::new(&address, &security, &recalls, true).map_err(|errno| Errno(errno.raw_os_error()))?;
             Ok(Line { link, taken: AtomicU32::new(FREE) })
         };
         let lines = (0..LINKS).map(line).collect::<Result<_, Errno>>()?;
         let own = OwnWord::new()?;
         own.word().store(1, Ordering::Relaxed);
-        Ok(Tcp { address, who, security, lines, freed: EventCount::new(), instance: AtomicU64::new(0), own })
+        Ok(Tcp { address, who, security, recalls, lines, freed: EventCount::new(), instance: AtomicU64::new(0), own })
     }
 
     /// Connects the first link, to see what the donor says.
@@ -129,7 +136,7 @@ impl Tcp {
 
     /// A link for a queue, not connected yet.
     pub(crate) fn new_link(&self) -> Result<Link, Errno> {
-        Link::new(&self.address, &self.security, false).map_err(|errno| Errno(errno.raw_os_error()))
+        Link::new(&self.address, &self.security, &self.recalls, false).map_err(|errno| Errno(errno.raw_os_error()))
     }
 }
 

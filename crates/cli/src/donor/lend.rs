@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor's life, from its settings to its end.
+//!
+//! Signals: SIGTERM and SIGINT. At the first one everything is asked back and waited for, as long as `--grace` says; the
+//! second one, or the end of that time, revokes what is left. All of it is wiped. They are blocked before the first
+//! thread starts, and waited for.
+
+use std::process;
+
+use aquifer_core::units::ByteSize;
+use aquifer_donor::{Donor, Security, Settings};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use serde_json::json;
+
+use super::{DonorArgs, cannot, metrics, notify, word};
+use crate::exit::{ExitCode, Failure, say};
+use crate::output;
+
+/// Lends until it is told to end, and has what it lent back.
+pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
+    let settings = settings(args)?;
+    let mut ends = SigSet::empty();
+    ends.add(Signal::SIGTERM);
+    ends.add(Signal::SIGINT);
+    let no_signals = |errno| cannot(format!("signals cannot be waited for: {errno}"));
+    ends.thread_block().map_err(no_signals)?;
+    let hurry = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(no_signals)?;
+    allow_descriptors();
+    let donor = Donor::start(settings.clone(), Box::new(|line| say(&line))).map_err(|why| cannot(why.to_string()))?;
+    let scraped_at = args.metrics.map(|address| metrics::serve(address, donor.observer())).transpose()?;
+    output::print(&announcement(args, &settings, &donor, scraped_at))?;
+    notify::tell(&format!("READY=1\nSTATUS=lends {} at {}", ByteSize(donor.capacity_bytes()), donor.address()));
+    ends.wait().map_err(no_signals)?;
+    let lent = donor.lent_bytes();
+    if lent > 0 {
+        let (lent, grace) = (ByteSize(lent), args.grace);
+        say(&format!("ends; borrowers have {grace:?} to give back {lent}, and another signal ends it at once"));
+        notify::stopping(&format!("waits for {lent}"), grace);
+    }
+    donor.drain(args.grace, || hurry.read_signal().is_ok_and(|signal| signal.is_some()));
+    let revoked = donor.lent_bytes();
+    if revoked > 0 {
+        say(&format!("revokes {}, which did not come back in time", ByteSize(revoked)));
+    }
+    donor.stop(std::time::Duration::ZERO);
+    Ok(ExitCode::Success.into())
+}
+
+fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
+    let what = "memory is lent over TLS unless plain text is asked for, and that takes certificates";
+    let security = args.tls.security(what)?;
+    let size = args.size.expect("clap asks for it");
+    let settings = Settings::new(args.listen, size.0, args.source.clone(), security);
+    Ok(Settings {
+        quota_bytes: args.quota.map(|quota| quota.0),
+        node: args.node,
+        lease: args.lease,
+        connections_most: args.connections,
+        control: args.control.clone(),
+        ..settings
+    })
+}
+
+/// Each connection is a descriptor, and the usual limit of 1024 is there for programs that use select(2).
+fn allow_descriptors() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Where it is refused, there are as many connections as there are.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}
+
+/// What is said when the donor has started.
+fn announcement(
+    args: &DonorArgs,
+    settings: &Settings,
+    donor: &Donor,
+    scraped_at: Option<std::net::SocketAddr>,
+) -> String {
+    let (address, capacity) = (donor.address(), donor.capacity_bytes());
+    let source = word(&settings.source);
+    let is_plain = settings.security == Security::Plain;
+    if args.json {
+        let quota = settings.quota_bytes.unwrap_or(capacity);
+        let lease_ms = u64::try_from(settings.lease.as_millis()).expect("a day at most");
+        let line = json!({
+            "address": address.to_string(),
+            "capacity_bytes": capacity,
+            "quota_bytes": quota,
+            "source": source,
+            "security": if is_plain { "plain" } else { "tls" },
+            "lease_ms": lease_ms,
+            "metrics": scraped_at.map(|address| address.to_string()),
+            "pid": process::id(),
+        });
+        return format!("{line}\n");
+    }
+    let (how, options) = match is_plain {
+        true => ("in plain text", "security=plain"),
+        false => ("over TLS", "cert=FILE,key=FILE,ca=FILE"),
+    };
+    format!(
+        "lends {} of {source} memory at {address} {how}\nborrow it with --tier donor:{address},{options}\n",
+        ByteSize(capacity)
+    )
+}

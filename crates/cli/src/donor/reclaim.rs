@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer donor reclaim`: an administrator's order to a donor of this machine, and the wait until it is carried out.
+
+use std::path::{Path, PathBuf};
+use std::process;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_core::units::ByteSize;
+use aquifer_donor::{ControlFailure, EVERY_BYTE};
+use aquifer_wire::{Figure, Standing};
+use serde_json::json;
+
+use crate::duration::duration;
+use crate::exit::{ExitCode, Failure};
+use crate::output;
+
+/// From one look whether everything came back to the next.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// After the time that borrowers have: until the donor has wiped what it revoked.
+const WIPE: Duration = Duration::from_secs(30);
+
+/// Take memory back from a donor of this machine
+///
+/// The donor does not lend it again. What nobody has is the machine's at once; the rest is asked back from borrowers,
+/// most from whoever has most, and what they have not given back in time is revoked: they lose it. A program that is idle
+/// hears of it within a third of a lease. Waits until the memory is there; when this command is interrupted, the order
+/// stands.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  aquifer donor reclaim /run/donor.sock --bytes 16GiB
+  aquifer donor reclaim /run/donor.sock --all --within 10m --json")]
+pub struct ReclaimArgs {
+    /// The donor's control socket: what it was given with --control
+    #[arg(value_name = "PATH")]
+    control: PathBuf,
+
+    /// How much, for example 16GiB; in whole slabs of 2 MiB
+    #[arg(long, value_name = "SIZE", required_unless_present = "all", conflicts_with = "all")]
+    bytes: Option<ByteSize>,
+
+    /// All that it has
+    #[arg(long)]
+    all: bool,
+
+    /// How long borrowers have to give it back
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    within: Duration,
+
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Orders, waits, and says what came of it.
+pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
+    let path = &args.control;
+    let before = standing(path)?;
+    let bytes = args.bytes.map_or(EVERY_BYTE, |bytes| bytes.0);
+    aquifer_donor::reclaim(path, bytes, args.within).map_err(|why| failure(path, &why))?;
+    let started = Instant::now();
+    let after = loop {
+        let now = standing(path)?;
+        if now.figure(Figure::DrainingBytes) == 0 || started.elapsed() > args.within.saturating_add(WIPE) {
+            break now;
+        }
+        thread::sleep(LOOK_AGAIN);
+    };
+    let more = |figure| after.figure(figure).saturating_sub(before.figure(figure));
+    let (reclaimed, revoked) = (more(Figure::ReclaimedBytes), more(Figure::RevocationsTotal));
+    let left = after.figure(Figure::DrainingBytes);
+    let lendable = after.figure(Figure::CapacityBytes) - after.figure(Figure::ReclaimedBytes);
+    output::print(&if args.json {
+        let line = json!({
+            "reclaimed_bytes": reclaimed,
+            "revocations": revoked,
+            "draining_bytes": left,
+            "lendable_bytes": lendable,
+            "elapsed_s": started.elapsed().as_secs_f64(),
+        });
+        format!("{line}\n")
+    } else {
+        format!(
+            "took back {}; {revoked} leases were revoked; {} are left to lend\n",
+            ByteSize(reclaimed),
+            ByteSize(lendable)
+        )
+    })?;
+    if left > 0 {
+        let cause = format!("{} did not come back", ByteSize(left));
+        return Err(Failure::new(ExitCode::Failure, cause, "see 'aquifer donor status --control' for how it stands"));
+    }
+    Ok(ExitCode::Success.into())
+}
+
+/// How the donor stands that this control socket is of.
+pub fn standing(control: &Path) -> Result<Standing, Failure> {
+    aquifer_donor::standing(control).map_err(|why| failure(control, &why))
+}
+
+fn failure(control: &Path, why: &ControlFailure) -> Failure {
+    let cause = format!("no donor can be told anything at {}: {why}", control.display());
+    Failure::new(ExitCode::Failure, cause, "name the socket that it was given with --control, as its user or as root")
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the program's processes have borrowed goes back to its donor when the last of them has ended, however it ended.
+//!
+//! They cannot say so themselves: until the very end a thread of theirs may touch what is away. The launcher outlives
+//! them. Each of them has the statistics segment mapped, from before it borrows until it is gone, and whoever has it
+//! mapped is found in /proc; so nothing is taken from a child that lives on. Then, as where the donor does not answer,
+//! the leases expire.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+use std::thread;
+use std::time::Duration;
+
+use aquifer_config::Config;
+use aquifer_stats::{Counter, Counters};
+use aquifer_tiers::TierSpec;
+use nix::unistd::getuid;
+
+/// A process that was killed together with the program takes a moment.
+const LOOKS_MOST: u32 = 10;
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Says farewell to the donor, if anything was stored there and nobody is left who may need it.
+pub fn say(config: &Config, counters: &Counters) {
+    let (Some(tree), Some(tier)) = (config.tree, config.tier.as_deref()) else { return };
+    let Ok(mut spec) = tier.parse::<TierSpec>() else { return };
+    if counters.count(Counter::WrittenBackBytes) == 0 {
+        return;
+    }
+    let Some(inode) = counters.descriptor().and_then(inode) else { return };
+    for look in 0..LOOKS_MOST {
+        if look > 0 {
+            thread::sleep(LOOK_AGAIN);
+        }
+        if !anybody_maps(inode) {
+            spec.belong_to(tree);
+            return aquifer_tiers::farewell(&spec);
+        }
+    }
+}
+
+fn inode(segment: BorrowedFd<'_>) -> Option<u64> {
+    let file = fs::File::from(segment.try_clone_to_owned().ok()?);
+    file.metadata().ok().map(|metadata| metadata.ino())
+}
+
+/// Whether a process other than this one has a segment of this number mapped. In doubt yes. See proc_pid_maps(5).
+fn anybody_maps(inode: u64) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    let own = std::process::id();
+    let ids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.filter(|id| *id != own).any(|id| match fs::read(format!("/proc/{id}/maps")) {
+        Ok(maps) => names(&String::from_utf8_lossy(&maps), inode),
+        // Of another user, and none of the tree: programs that change their user are not supported. Or one of ours that
+        // does not let itself be looked into.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => is_of_this_user(id),
+        Err(_) => false,
+    })
+}
+
+fn is_of_this_user(id: u32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{id}/status")) else { return false };
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next()?.parse().ok());
+    user == Some(getuid().as_raw())
+}
+
+/// Whether a map of a process has the segment.
+fn names(maps: &str, inode: u64) -> bool {
+    let name = format!("/memfd:{}", aquifer_stats::SEGMENT_NAME.to_string_lossy());
+    let inode = inode.to_string();
+    maps.lines().any(|line| line.contains(&name) && line.split_whitespace().nth(4) == Some(&inode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_segment_is_known_by_its_name_and_number() {
+        let maps = "7f5c0000-7f5c1000 rw-p 00000000 00:00 0\n\
+                    7f5c2000-7f5c3000 rw-s 00000000 00:01 4711   /memfd:aquifer-stats (deleted)\n\
+                    7f5c4000-7f5c5000 r--p 00000000 08:01 815    /usr/lib/libc.so.6\n";
+        assert!(names(maps, 4711));
+        assert!(!names(maps, 815) && !names(maps, 471) && !names("", 0));
+    }
+
+    #[test]
+    fn this_process_maps_its_own() {
+        let counters = Counters::create().unwrap();
+        let inode = inode(counters.descriptor().unwrap()).unwrap();
+        assert!(names(&fs::read_to_string("/proc/self/maps").unwrap(), inode));
+        assert!(is_of_this_user(std::process::id()) && !is_of_this_user(u32::MAX));
+    }
+}

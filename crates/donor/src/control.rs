@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The control socket: an administrator of this machine orders memory back, or asks how the donor stands.
+//!
+//! It is a socket in the file system that its owner and root can reach: its mode says so before it has a name, and who
+//! is at the other end is looked at besides. Nobody on the network can. A connection carries one request, a frame of
+//! `aquifer_wire` without a greeting, and its answer.
+//!
+//! Threads: one of its own for all of it; it serves one connection at a time, each within a bounded time.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use aquifer_sys::wakeup::Wakeup;
+use aquifer_wire::{HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing};
+use rustix::fs::Mode;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::geteuid;
+
+use crate::listener::Shared;
+use crate::settings::StartFailure;
+
+/// How long the donor waits for a request: both ends are on one machine.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(1);
+/// How long an answer is waited for: what is taken back is wiped before, and somebody else's request may be first.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+/// Nothing happens when this ends; it only bounds the wait for a connection.
+const SLEEP: Duration = Duration::from_secs(3600);
+/// After a connection could not be taken in, for want of descriptors say.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Connections that wait for their turn.
+const WAITING_MOST: i32 = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Control {
+    path: PathBuf,
+    listener: UnixListener,
+    pub(crate) bell: Wakeup,
+}
+
+impl Control {
+    /// Makes the socket, also in place of one that a donor has left which did not come to its end.
+    pub(crate) fn listen(path: &Path) -> Result<Control, StartFailure> {
+        let failure = |error: io::Error| StartFailure::Control(path.into(), error);
+        remove_what_is_left(path).map_err(failure)?;
+        let listener = listen(path).map_err(|errno| failure(errno.into()))?;
+        listener.set_nonblocking(true).map_err(failure)?;
+        let bell = Wakeup::new().map_err(|errno| failure(io::Error::from_raw_os_error(errno.0)))?;
+        Ok(Control { path: path.into(), listener, bell })
+    }
+
+    /// The thread's life.
+    pub(crate) fn run(&self, shared: &Shared) {
+        while !shared.is_over.load(Ordering::Acquire) {
+            match self.listener.accept() {
+                // A failure is that of one connection; its peer sees it end.
+                Ok((stream, _)) => drop(serve(shared, stream)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.bell.sleep(Some(self.listener.as_raw_fd()), SLEEP);
+                }
+                Err(_) => self.bell.sleep(None, PAUSE),
+            }
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A socket that nobody listens at is removed; anything else is left alone.
+fn remove_what_is_left(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if !found.file_type().is_socket() => Err(ErrorKind::AddrInUse.into()),
+        Ok(_) => match UnixStream::connect(path) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
+            Err(error) => Err(error),
+            Ok(_) => Err(ErrorKind::AddrInUse.into()),
+        },
+    }
+}
+
+fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // The name gets the mode that the socket has before it, so there is no moment with another one. See unix(7).
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, WAITING_MOST)?;
+    Ok(socket.into())
+}
+
+fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(REQUEST_PATIENCE))?;
+    stream.set_write_timeout(Some(REQUEST_PATIENCE))?;
+    let peer = socket_peercred(&stream)?.uid;
+    if peer != geteuid() && !peer.is_root() {
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    let mut bytes = [0; HEADER_BYTES];
+    stream.read_exact(&mut bytes)?;
+    let request = Header::decode(&bytes);
+    let (answer, body) = match request.map(|header| header.message) {
+        Ok(Message::Reclaim { bytes, within_ms }) => {
+            let within = Duration::from_millis(within_ms);
+            let left = shared.service.reclaim(bytes, within);
+            let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{bytes} bytes") };
+            let line = format!("takes back {wants} as ordered; borrowers have {within:?} to give back {left} bytes");
+            shared.service.tallies.say(&line);
+            (Message::Reclaiming { bytes: left }, Vec::new())
+        }
+        Ok(Message::Status) => (Message::Standing, shared.service.standing(shared.count()).encode().to_vec()),
+        Ok(_) => (Message::Error { refusal: Refusal::UnknownKind }, Vec::new()),
+        Err(refusal) => (Message::Error { refusal }, Vec::new()),
+    };
+    let number = request.map_or(0, |header| header.request);
+    stream.write_all(&Header::new(number, answer, &body).encode())?;
+    stream.write_all(&body)
+}
+
+/// Why a donor of this machine cannot be told or asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ControlFailure {
+    /// There is no control socket, nobody listens, or it belongs to somebody else.
+    Io(io::Error),
+    /// The donor says no, or it is none.
+    Refused(Refusal),
+}
+
+impl fmt::Display for ControlFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ControlFailure::Io(error) => write!(f, "{error}"),
+            ControlFailure::Refused(refusal) => write!(f, "{refusal}"),
+        }
+    }
+}
+
+impl std::error::Error for ControlFailure {}
+
+impl From<io::Error> for ControlFailure {
+    fn from(error: io::Error) -> Self {
+        ControlFailure::Io(error)
+    }
+}
+
+/// Orders memory back from the donor whose control socket this is. Returns how much borrowers have still to give back.
+pub fn reclaim(control: &Path, bytes: u64, within: Duration) -> Result<u64, ControlFailure> {
+    let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
+    match ask(control, Message::Reclaim { bytes, within_ms }, &mut [])? {
+        Message::Reclaiming { bytes } => Ok(bytes),
+        _ => Err(ControlFailure::Refused(Refusal::UnknownKind)),
+    }
+}
+
+/// How the donor stands whose control socket this is.
+pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
+    let mut body = [0; STANDING_BYTES];
+    match ask(control, Message::Status, &mut body)? {
+        Message::Standing => Ok(Standing::decode(&body)),
+        _ => Err(ControlFailure::Refused(Refusal::UnknownKind)),
+    }
+}
+
+/// One request; `into` is as long as the body of its answer.
+fn ask(control: &Path, message: Message, into: &mut [u8]) -> Result<Message, ControlFailure> {
+    let mut stream = UnixStream::connect(control)?;
+    stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
+    stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
+    stream.write_all(&Header::new(0, message, &[]).encode())?;
+    let mut bytes = [0; HEADER_BYTES];
+    stream.read_exact(&mut bytes)?;
+    let header = Header::decode(&bytes).map_err(ControlFailure::Refused)?;
+    if let Message::Error { refusal } = header.message {
+        return Err(ControlFailure::Refused(refusal));
+    }
+    if header.body_bytes as usize != into.len() {
+        return Err(ControlFailure::Refused(Refusal::Oversized));
+    }
+    stream.read_exact(into)?;
+    header.check_body(into).map_err(ControlFailure::Refused)?;
+    Ok(header.message)
+}

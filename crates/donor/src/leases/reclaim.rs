@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How a donor gets memory back: which leases are asked back, and which of these are revoked when their time has come.
+//!
+//! What nobody has goes first, then what comes back by itself, and only then is anybody asked: whoever has most, so that
+//! all keep as much as can be. A lease that is asked back stays as it is until its time has come, also for writes and
+//! new tokens; then it is revoked, unless enough has come back meanwhile.
+//!
+//! Pure, as `leases.rs` is.
+
+use aquifer_wire::BorrowerId;
+
+use super::{Borrower, LeaseTable, State};
+
+/// A lease that is asked back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// Of the borrower's tier.
+    pub range: u64,
+    /// Which lease.
+    pub slab: u32,
+    /// It ends then.
+    pub ends_by_ms: u64,
+}
+
+impl LeaseTable {
+    /// The donor wants so many more slabs back, from borrowers within `within_ms`, and lends nothing new until it has
+    /// them. Returns those that it has back at once.
+    pub fn reclaim(&mut self, now_ms: u64, slabs: u32, within_ms: u64) -> Vec<u32> {
+        self.expire(now_ms);
+        self.wanted = self.wanted.saturating_add(slabs).min(self.slabs() - self.reclaimed);
+        let mut taken = Vec::new();
+        while self.wanted > 0
+            && let Some(slab) = self.free.pop()
+        {
+            self.take_back(slab);
+            taken.push(slab);
+        }
+        let ends_by_ms = now_ms.saturating_add(within_ms);
+        if self.wanted + self.reclaimed == self.slabs() {
+            // All there is: whoever was given longer before is not any more.
+            let asked = self.borrowers.values_mut().flat_map(|borrower| borrower.leaving.values_mut());
+            asked.for_each(|end| *end = ends_by_ms.min(*end));
+        }
+        self.ask_back(self.wanted.saturating_sub(self.unwiped() + self.asked()), ends_by_ms);
+        self.due_ms = self.due_ms.min(ends_by_ms);
+        self.expire(now_ms);
+        taken
+    }
+
+    pub(super) fn take_back(&mut self, slab: u32) {
+        self.slabs[slab as usize].state = State::Reclaimed;
+        self.reclaimed += 1;
+        self.wanted -= 1;
+    }
+
+    fn ask_back(&mut self, count: u32, ends_by_ms: u64) {
+        let stocks: Vec<u32> = self.borrowers.values().map(stock).collect();
+        let (level, mut spare) = level(&stocks, count);
+        for borrower in self.borrowers.values_mut() {
+            let mut gives = stock(borrower).saturating_sub(level);
+            if gives > 0 && spare > 0 {
+                (gives, spare) = (gives - 1, spare - 1);
+            }
+            let stays = |range: &&u64| !borrower.leaving.contains_key(range);
+            let asked: Vec<u64> = borrower.ranges.keys().rev().filter(stays).take(gives as usize).copied().collect();
+            borrower.leaving.extend(asked.into_iter().map(|range| (range, ends_by_ms)));
+        }
+    }
+
+    /// Revokes what was asked back and has not come, as much as is still wanted. The rest stays: its holder has had the
+    /// trouble for nothing.
+    pub(super) fn revoke_due(&mut self, now_ms: u64) {
+        let of_one = |(who, borrower): (&BorrowerId, &Borrower)| -> Vec<(BorrowerId, u64)> {
+            let due = borrower.leaving.iter().filter(|(_, end)| **end <= now_ms);
+            due.map(|(range, _)| (*who, *range)).collect()
+        };
+        let due: Vec<(BorrowerId, u64)> = self.borrowers.iter().flat_map(of_one).collect();
+        for (who, range) in due {
+            if self.unwiped() < self.wanted {
+                self.end_one(who, range);
+                self.endings.revoked += 1;
+            } else if let Some(borrower) = self.borrowers.get_mut(&who) {
+                borrower.leaving.remove(&range);
+            }
+        }
+    }
+
+    /// Which leases of a borrower are asked back, from a range on.
+    pub fn leaving(&self, who: BorrowerId, from: u64) -> impl Iterator<Item = Leaving> {
+        let borrower = self.borrowers.get(&who);
+        borrower.into_iter().flat_map(move |Borrower { ranges, leaving, .. }| {
+            leaving.range(from..).map(move |(range, end)| Leaving {
+                range: *range,
+                slab: ranges[range],
+                ends_by_ms: *end,
+            })
+        })
+    }
+
+    /// When all leases of a borrower end, if each is asked back and all by the same time.
+    pub fn leaves_whole(&self, who: BorrowerId) -> Option<u64> {
+        let Borrower { ranges, leaving, .. } = self.borrowers.get(&who)?;
+        let end = *leaving.values().next()?;
+        (ranges.len() == leaving.len() && leaving.values().all(|other| *other == end)).then_some(end)
+    }
+
+    /// How many leases are asked back.
+    pub fn asked(&self) -> u32 {
+        self.borrowers.values().map(|borrower| borrower.leaving.len() as u32).sum()
+    }
+
+    /// How many slabs the donor still wants back.
+    pub fn wanted(&self) -> u32 {
+        self.wanted
+    }
+
+    /// How many it has taken back.
+    pub fn reclaimed(&self) -> u32 {
+        self.reclaimed
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.wanted > 0 || self.reclaimed == self.slabs()
+    }
+}
+
+/// How many slabs a borrower has that it is not asked for.
+fn stock(borrower: &Borrower) -> u32 {
+    (borrower.ranges.len() - borrower.leaving.len()) as u32
+}
+
+/// Down to which level all stocks have to be taken so that `count` come together, and how many of those above it keep
+/// one more.
+fn level(stocks: &[u32], count: u32) -> (u32, u64) {
+    let above = |level: u32| stocks.iter().map(|stock| u64::from(stock.saturating_sub(level))).sum::<u64>();
+    let (mut low, mut high) = (0, stocks.iter().copied().max().unwrap_or(0) + 1);
+    assert!(above(low) >= u64::from(count), "no more is asked for than there is");
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if above(middle) >= u64::from(count) { low = middle } else { high = middle }
+    }
+    (low, above(low) - u64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_most_gives_most() {
+        for (stocks, count, level_and_spare) in [
+            (&[][..], 0, (0, 0)),
+            (&[5], 5, (0, 0)),
+            (&[5], 2, (3, 0)),
+            (&[9, 3, 1], 6, (3, 0)),
+            (&[9, 3, 1], 7, (2, 1)),
+            (&[4, 4, 4], 1, (3, 2)),
+            (&[4, 4, 4], 12, (0, 0)),
+        ] {
+            assert_eq!(level(stocks, count), level_and_spare, "{stocks:?} {count}");
+        }
+    }
+}

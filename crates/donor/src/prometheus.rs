@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Prometheus text, exposition format 0.0.4, of a donor's standing.
+//!
+//! Names are the words of `aquifer_wire::Figure` with `aquifer_donor_` before them; what ends in `_total` is a counter.
+
+use std::fmt::Write;
+
+use aquifer_wire::{Figure, Refusal, Standing};
+
+/// The text for a scrape.
+pub fn to_prometheus(standing: &Standing) -> String {
+    const REFUSALS: &str = "aquifer_donor_refusals_total";
+    let mut text = String::new();
+    let mut line = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a String takes any text");
+    for figure in Figure::ALL {
+        let kind = if figure.word().ends_with("_total") { "counter" } else { "gauge" };
+        let name = format!("aquifer_donor_{}", figure.word());
+        line(format_args!("# HELP {name} {}.", figure.meaning()));
+        line(format_args!("# TYPE {name} {kind}"));
+        line(format_args!("{name} {}", standing.figure(*figure)));
+    }
+    line(format_args!("# HELP {REFUSALS} What was refused, by the reason."));
+    line(format_args!("# TYPE {REFUSALS} counter"));
+    for refusal in Refusal::ALL {
+        line(format_args!("{REFUSALS}{{reason=\"{}\"}} {}", refusal.word(), standing.refused(*refusal)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A change of a name breaks somebody's alerts: AQUIFER_GOLDEN=1 accepts it.
+    #[test]
+    fn the_names_and_kinds_are_pinned() {
+        let mut standing = Standing { figures: [3; Figure::ALL.len()], refusals: [0; Refusal::ALL.len()] };
+        standing.refusals[Refusal::Slow.index()] = 5;
+        let text = to_prometheus(&standing);
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/prometheus.txt");
+        if std::env::var_os("AQUIFER_GOLDEN").is_some() {
+            std::fs::write(golden, &text).unwrap();
+        }
+        assert!(std::fs::read_to_string(golden).unwrap_or_default() == text, "it is now:\n{text}");
+        assert!(text.contains("\naquifer_donor_refusals_total{reason=\"slow\"} 5\n"));
+    }
+}
