@@ -42,6 +42,8 @@ install: build
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed "s|/usr/local/bin|$(PREFIX)/bin|" packaging/aquifer-donor.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/aquifer-donor.service
 
 clean:
 	$(CARGO) clean

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The unit for systemd is one that systemd takes, and starts the donor by flags that it has.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{aquifer, scratch, stdout};
+
+fn unit() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/aquifer-donor.service");
+    std::fs::read_to_string(path).expect("the unit is there")
+}
+
+#[test]
+fn every_flag_of_the_unit_is_one_of_the_donors() {
+    let help = stdout(&aquifer().args(["donor", "--help"]).output().unwrap());
+    let unit = unit();
+    let flags = unit.split_whitespace().filter(|word| word.starts_with("--"));
+    let known = |flag: &str| help.contains(&format!("{flag} <")) || flag == "--bytes";
+    let flags: Vec<&str> = flags.map(|flag| flag.trim_end_matches(['.', ',', ')'])).collect();
+    assert!(flags.len() > 5, "{flags:?}");
+    flags.iter().for_each(|flag| assert!(known(flag), "{flag} is no flag of 'aquifer donor'"));
+}
+
+#[test]
+fn systemd_takes_the_unit() {
+    let directory = scratch("unit");
+    let file = directory.join("aquifer-donor.service");
+    std::fs::write(&file, unit().replace("/usr/local/bin/aquifer", env!("CARGO_BIN_EXE_aquifer"))).unwrap();
+    let verified = match Command::new("systemd-analyze").arg("verify").arg("--man=no").arg(&file).output() {
+        Ok(output) => output,
+        Err(error) => return println!("skipped, because there is no systemd-analyze: {error}"),
+    };
+    let told = String::from_utf8_lossy(&verified.stderr);
+    if told.contains("Failed to") && !told.contains("aquifer-donor.service:") {
+        return println!("skipped, because systemd-analyze does not work here: {told}");
+    }
+    // What it says of units of this machine is not about ours.
+    let ours: Vec<&str> = told.lines().filter(|line| line.contains("aquifer-donor.service")).collect();
+    assert!(ours.is_empty(), "{ours:#?}");
+}

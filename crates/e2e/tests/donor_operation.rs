@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor as one operates it: memory is taken back, programs that end leave nothing behind, and figures are scraped.
+//!
+//! The trouble it guards against: memory that is lent and cannot be had back; a borrower's bytes that are still in the
+//! donor's memory when the borrower is long gone; and memory that is taken from a child that lives on.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::run::{LIMIT, Running, aquifer, eventually, has_ended, managed, run, start};
+use serde_json::Value;
+
+/// A donor in a process of its own, on this machine alone.
+struct Donor {
+    child: Child,
+    said: Value,
+}
+
+impl Donor {
+    fn start(words: &[&str]) -> Donor {
+        let mut command = aquifer();
+        command.args(["donor", "--json", "--listen", "127.0.0.1:0", "--security", "plain"]).args(words);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("aquifer can be started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
+        Donor { child, said: serde_json::from_str(&line).expect("one object") }
+    }
+
+    fn address(&self) -> &str {
+        self.said["address"].as_str().expect("an address")
+    }
+
+    fn tier(&self) -> String {
+        format!("donor:{},security=plain,size=128MiB", self.address())
+    }
+
+    fn number(&self, figure: &str) -> u64 {
+        let mut command = aquifer();
+        command.args(["donor", "status", self.address(), "--json", "--security", "plain"]);
+        let status: Value = serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("one object");
+        status[figure].as_u64().expect("a number")
+    }
+
+    fn signal(&self, signal: &str) {
+        kill(self.child.id(), signal);
+    }
+
+    /// Its status and what it said, once it has ended.
+    fn end(mut self) -> (Option<i32>, String) {
+        eventually("the donor's end", || self.child.try_wait().expect("our child").is_some());
+        let mut told = String::new();
+        self.child.stderr.take().expect("piped").read_to_string(&mut told).expect("text");
+        (self.child.wait().expect("our child").code(), told)
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn kill(process: u32, signal: &str) {
+    let sent = Command::new("kill").args([signal, &process.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}
+
+/// What each page of the program begins with.
+const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
+
+/// Fills memory with pages that begin with a mark, makes `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it. With
+/// a second argument, a child does the waiting and the reading, and the program ends before.
+const PROGRAM: &str = r#"
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <fcntl.h>
+#include <unistd.h>
+enum { LEN = 64 << 20, PAGE = 4096 };
+static const char mark[] = "aquifer-e2e: a borrower's " "secret!";
+static sigjmp_buf again;
+static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
+static void touch(const char *name, const char *end, const char *text) {
+    static char path[4096];
+    snprintf(path, sizeof path, "%s%s", name, end);
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (file < 0 || write(file, text, strlen(text)) < 0 || close(file)) _exit(3);
+}
+int main(int argc, char **argv) {
+    unsigned char *start = malloc(LEN);
+    for (size_t at = 0; at < LEN; at += PAGE) {
+        memcpy(start + at, mark, sizeof mark - 1);
+        memcpy(start + at + 64, &at, sizeof at);
+    }
+    if (argc == 3) {
+        if (fork()) _exit(0);
+        for (int descriptor = 0; descriptor < 3; descriptor++) close(descriptor);
+    }
+    struct sigaction action = {.sa_handler = on_bus};
+    sigaction(SIGBUS, &action, NULL);
+    touch(argv[1], ".ready", "");
+    while (access(argv[1], F_OK)) usleep(1000);
+    volatile size_t lost = 0, wrong = 0, at;
+    for (at = 0; at < LEN; at += PAGE) {
+        if (sigsetjmp(again, 1)) { lost++; continue; }
+        size_t place = at;
+        if (memcmp(start + at, mark, sizeof mark - 1) || memcmp(start + at + 64, &place, sizeof place)) wrong++;
+    }
+    static char line[100];
+    snprintf(line, sizeof line, "lost %zu wrong %zu\n", (size_t)lost, (size_t)wrong);
+    touch(argv[1], ".result", line);
+    return 0;
+}
+"#;
+
+/// A program that has most of its memory with a donor, and waits.
+struct Borrower {
+    running: Running,
+    file: PathBuf,
+}
+
+impl Borrower {
+    fn start(name: &str, donor: &Donor, words: &[&str]) -> Option<Borrower> {
+        let program = compile_text(name, PROGRAM)?;
+        let file = scratch(name).join("go");
+        let text = file.to_str().expect("a path of ours").to_owned();
+        let tier = donor.tier();
+        let settings = ["--dram", "24MiB", "--delivery", "signal", "--tier", &tier];
+        let running = start(managed(&settings, &program, &[&[text.as_str()], words].concat()));
+        let borrower = Borrower { running, file };
+        eventually("the program is ready", || borrower.with("ready").exists());
+        eventually("the program's memory leaves", || donor.number("written_bytes_total") > 32 << 20);
+        Some(borrower)
+    }
+
+    fn with(&self, extension: &str) -> PathBuf {
+        self.file.with_extension(extension)
+    }
+
+    fn go(&self) {
+        std::fs::write(&self.file, "").expect("the scratch directory can be written");
+    }
+
+    fn result(&self) -> String {
+        let read = || std::fs::read_to_string(self.with("result")).unwrap_or_default();
+        eventually("the program's result", || read().ends_with('\n'));
+        read()
+    }
+}
+
+/// How often the mark is in the memory of a process. See proc_pid_mem(5).
+fn marks(process: u32) -> Option<usize> {
+    let memory = File::open(format!("/proc/{process}/mem")).ok()?;
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
+    let mut count = 0;
+    for line in maps.lines().filter(|line| line.contains(" rw")) {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let mut piece = vec![0; 1 << 20];
+        for at in (start..end).step_by(piece.len()) {
+            let wanted = piece.len().min((end - at) as usize);
+            // What cannot be read is nobody's memory.
+            let found = memory.read_at(&mut piece[..wanted], at).unwrap_or(0);
+            count += piece[..found].windows(MARK.len()).filter(|bytes| *bytes == MARK).count();
+        }
+    }
+    Some(count)
+}
+
+#[test]
+fn a_program_that_ends_leaves_nothing_with_the_donor() {
+    let donor = Donor::start(&["--size", "256MiB"]);
+    let Some(borrower) = Borrower::start("farewell", &donor, &[]) else { return };
+    borrower.go();
+    assert_eq!(borrower.result(), "lost 0 wrong 0\n");
+    borrower.running.wait(LIMIT).expect(0);
+    assert_eq!((donor.number("lent_bytes"), donor.number("expiries_total")), (0, 0));
+    let Some(borrower) = Borrower::start("farewell-killed", &donor, &[]) else { return };
+    kill(borrower.running.program(), "-KILL");
+    borrower.running.wait(LIMIT).expect(128 + 9);
+    assert_eq!((donor.number("lent_bytes"), donor.number("expiries_total")), (0, 0));
+}
+
+#[test]
+fn nothing_is_taken_from_a_child_that_lives_on() {
+    let donor = Donor::start(&["--size", "256MiB"]);
+    let Some(borrower) = Borrower::start("farewell-child", &donor, &["fork"]) else { return };
+    let launcher = borrower.running.child.id();
+    eventually("the launcher's end", || has_ended(launcher));
+    assert!(donor.number("lent_bytes") > 32 << 20);
+    borrower.go();
+    assert_eq!(borrower.result(), "lost 0 wrong 0\n");
+    borrower.running.wait(LIMIT).expect(0);
+}
+
+#[test]
+fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
+    let donor = Donor::start(&["--size", "256MiB", "--lease", "2s"]);
+    let Some(borrower) = Borrower::start("memory-wiped", &donor, &[]) else { return };
+    let process = donor.child.id();
+    let Some(before) = marks(process) else {
+        println!("skipped, because the memory of another process cannot be read");
+        return;
+    };
+    assert!(before > 4096, "its pages are there: {before}");
+    // The launcher with it, so that nobody says farewell.
+    let program = borrower.running.program();
+    kill(borrower.running.child.id(), "-KILL");
+    eventually("the program's end", || has_ended(program));
+    eventually("the leases expire", || donor.number("lent_bytes") == 0 && donor.number("unwiped_bytes") == 0);
+    assert!(donor.number("expiries_total") > 16);
+    assert_eq!(marks(process), Some(0), "neither in what it lends nor in what it sends and receives with");
+}
+
+#[test]
+fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
+    let control = socket("reclaim");
+    let donor = Donor::start(&["--size", "128MiB", "--lease", "3s", "--control", path(&control)]);
+    let Some(borrower) = Borrower::start("reclaimed", &donor, &[]) else { return };
+    let order = |words: &[&str]| {
+        let mut command = aquifer();
+        command.args(["donor", "reclaim", path(&control), "--json"]).args(words);
+        let ended = run(command, LIMIT);
+        serde_json::from_str::<Value>(&ended.expect(0).stdout).expect("one object")
+    };
+    let lent = donor.number("lent_bytes");
+    let free = (128 << 20) - lent;
+    // What nobody has is there at once.
+    let first = order(&["--bytes", "16MiB"]);
+    assert_eq!((&first["reclaimed_bytes"], &first["revocations"]), (&(16 << 20).into(), &0.into()), "{free} were free");
+    assert_eq!(donor.number("lent_bytes"), lent);
+    let begun = Instant::now();
+    let all = order(&["--all", "--within", "5s"]);
+    assert!(begun.elapsed() >= Duration::from_secs(5), "a single tier has nowhere to move it to");
+    assert_eq!(all["draining_bytes"], 0, "{all}");
+    assert!(all["revocations"].as_u64().is_some_and(|count| count > 16), "{all}");
+    assert_eq!((donor.number("reclaimed_bytes"), donor.number("lent_bytes")), (128 << 20, 0));
+    borrower.go();
+    let result = borrower.result();
+    assert!(result.ends_with("wrong 0\n") && !result.starts_with("lost 0 "), "{result}");
+    let ended = borrower.running.wait(LIMIT);
+    let told: Vec<_> = ended.said().into_iter().filter(|line| line.contains("the donor takes back")).collect();
+    assert_eq!(told.len(), 1, "{}", ended.stderr);
+    let status = run_status(&["--control", path(&control), "--prometheus"]);
+    assert!(status.contains("\naquifer_donor_reclaimed_bytes 134217728\n"), "{status}");
+}
+
+#[test]
+fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_word() {
+    let donor = Donor::start(&["--size", "128MiB", "--grace", "3s"]);
+    let Some(borrower) = Borrower::start("drained", &donor, &[]) else { return };
+    let begun = Instant::now();
+    donor.signal("-TERM");
+    let (status, told) = donor.end();
+    assert!((Duration::from_secs(3)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert_eq!(status, Some(0), "{told}");
+    assert!(told.contains("borrowers have 3s") && told.contains("revokes"), "{told}");
+    drop(borrower);
+    let donor = Donor::start(&["--size", "128MiB", "--grace", "10m"]);
+    let Some(borrower) = Borrower::start("hurried", &donor, &[]) else { return };
+    let begun = Instant::now();
+    donor.signal("-TERM");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!has_ended(donor.child.id()), "it waits");
+    donor.signal("-INT");
+    assert_eq!(donor.end().0, Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    drop(borrower);
+}
+
+/// What is answered on a connection to the metrics, until it ends.
+fn scraped(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("metrics are served");
+    stream.write_all(request.as_bytes()).expect("a request can be sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+#[test]
+fn metrics_are_scraped_and_strangers_hold_nobody_up() {
+    let donor = Donor::start(&["--size", "64MiB", "--metrics", "127.0.0.1:0"]);
+    let address = donor.said["metrics"].as_str().expect("an address");
+    let get = |path: &str| scraped(address, &format!("GET {path} HTTP/1.1\r\nHost: donor\r\n\r\n"));
+    let page = get("/metrics");
+    assert!(page.starts_with("HTTP/1.1 200 ") && page.contains("text/plain; version=0.0.4"), "{page}");
+    assert!(page.contains("\naquifer_donor_capacity_bytes 67108864\n"), "{page}");
+    assert!(page.contains("\naquifer_donor_refusals_total{reason=\"stale_token\"} 0\n"), "{page}");
+    assert!(get("/").starts_with("HTTP/1.1 404 "));
+    assert!(scraped(address, "POST /metrics HTTP/1.1\r\nHost: donor\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    assert!(scraped(address, "no request at all\r\n\r\n").starts_with("HTTP/1.1 400 "));
+    assert!(!get(&format!("/{}", "x".repeat(100_000))).starts_with("HTTP/1.1 200"));
+    // More silent ones than are served at once, and some that drip.
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("the kernel takes it")).collect();
+    silent.iter().step_by(2).for_each(|mut stream| drop(stream.write_all(b"GET /met")));
+    let begun = Instant::now();
+    assert!(get("/metrics").starts_with("HTTP/1.1 200 "));
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    drop(silent);
+}
+
+fn run_status(words: &[&str]) -> String {
+    let mut command = aquifer();
+    command.args(["donor", "status"]).args(words);
+    run(command, LIMIT).expect(0).stdout.clone()
+}
+
+/// A path of a test's own; short, since the names of sockets are.
+fn socket(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("aq-{}-{name}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a path of ours")
+}
