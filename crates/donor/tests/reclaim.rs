@@ -127,6 +127,9 @@ fn all_of_it_is_one_word_and_a_shorter_time_is_told_again() {
         panic!("not a welcome")
     };
     assert_eq!(lendable_bytes, 0);
+    let spec = format!("donor:{},security=plain", donor.address());
+    let told = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
+    assert!(told.contains("takes memory back"), "{told}");
 }
 
 fn write(tier: &dyn Tier, offset: u64, version: u64) {

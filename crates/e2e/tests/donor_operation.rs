@@ -267,7 +267,7 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
     let (status, told) = donor.end();
     assert!((Duration::from_secs(3)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!(status, Some(0), "{told}");
-    assert!(told.contains("borrowers have 3s") && told.contains("revokes"), "{told}");
+    assert!(told.contains("borrowers have 3s") && told.contains("revoked "), "{told}");
     drop(borrower);
     let donor = Donor::start(&["--size", "128MiB", "--grace", "10m"]);
     let Some(borrower) = Borrower::start("hurried", &donor, &[]) else { return };

@@ -104,6 +104,10 @@ impl Donor {
 
     fn with(spec: &DonorSpec, tcp: Tcp, recalls: &Recalls, greeting: Greeting) -> Result<Donor, OpenFailure> {
         let lendable_bytes = greeting.lendable_bytes;
+        if lendable_bytes == 0 {
+            let (address, source) = (spec.address.clone(), io::Error::other(Refusal::Ending));
+            return Err(OpenFailure::Donor { address, source });
+        }
         let wanted_bytes = spec.size.map_or(lendable_bytes, |size| size.0);
         if wanted_bytes < SLAB_BYTES {
             return Err(OpenFailure::TooSmall { tier: NAME, wanted_bytes, minimum_bytes: SLAB_BYTES });

@@ -7,10 +7,13 @@
 //! second one, or the end of that time, revokes what is left. All of it is wiped. They are blocked before the first
 //! thread starts, and waited for.
 
+use std::net::SocketAddr;
 use std::process;
+use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_donor::{Donor, Security, Settings};
+use aquifer_wire::Figure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -35,18 +38,20 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     output::print(&announcement(args, &settings, &donor, scraped_at))?;
     notify::tell(&format!("READY=1\nSTATUS=lends {} at {}", ByteSize(donor.capacity_bytes()), donor.address()));
     ends.wait().map_err(no_signals)?;
-    let lent = donor.lent_bytes();
+    let observer = donor.observer();
+    let revocations = || observer.standing().figure(Figure::RevocationsTotal);
+    let (lent, before) = (donor.lent_bytes(), revocations());
     if lent > 0 {
         let (lent, grace) = (ByteSize(lent), args.grace);
         say(&format!("ends; borrowers have {grace:?} to give back {lent}, and another signal ends it at once"));
         notify::stopping(&format!("waits for {lent}"), grace);
     }
     donor.drain(args.grace, || hurry.read_signal().is_ok_and(|signal| signal.is_some()));
-    let revoked = donor.lent_bytes();
+    donor.stop(Duration::ZERO);
+    let revoked = revocations() - before;
     if revoked > 0 {
-        say(&format!("revokes {}, which did not come back in time", ByteSize(revoked)));
+        say(&format!("revoked {revoked} leases, which did not come back in time"));
     }
-    donor.stop(std::time::Duration::ZERO);
     Ok(ExitCode::Success.into())
 }
 
@@ -74,12 +79,7 @@ fn allow_descriptors() {
 }
 
 /// What is said when the donor has started.
-fn announcement(
-    args: &DonorArgs,
-    settings: &Settings,
-    donor: &Donor,
-    scraped_at: Option<std::net::SocketAddr>,
-) -> String {
+fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at: Option<SocketAddr>) -> String {
     let (address, capacity) = (donor.address(), donor.capacity_bytes());
     let source = word(&settings.source);
     let is_plain = settings.security == Security::Plain;

@@ -50,16 +50,25 @@ fn inode(segment: BorrowedFd<'_>) -> Option<u64> {
 
 /// Whether a process other than this one has a segment of this number mapped. In doubt yes. See proc_pid_maps(5).
 fn anybody_maps(inode: u64) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    let (Ok(processes), Some(since)) = (fs::read_dir("/proc"), started("self")) else { return true };
     let own = std::process::id();
     let ids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    ids.filter(|id| *id != own).any(|id| match fs::read(format!("/proc/{id}/maps")) {
+    // Whoever is older than this process has nothing from it.
+    let mut later = ids.filter(|id| *id != own && started(&id.to_string()).is_some_and(|at| at >= since));
+    later.any(|id| match fs::read(format!("/proc/{id}/maps")) {
         Ok(maps) => names(&String::from_utf8_lossy(&maps), inode),
         // Of another user, and none of the tree: programs that change their user are not supported. Or one of ours that
         // does not let itself be looked into.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => is_of_this_user(id),
         Err(_) => false,
     })
+}
+
+/// When a process was started, in ticks of the kernel's. See proc_pid_stat(5); its name may have any characters.
+fn started(process: &str) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_whitespace().nth(19)?.parse().ok()
 }
 
 fn is_of_this_user(id: u32) -> bool {
@@ -94,5 +103,10 @@ mod tests {
         let inode = inode(counters.descriptor().unwrap()).unwrap();
         assert!(names(&fs::read_to_string("/proc/self/maps").unwrap(), inode));
         assert!(is_of_this_user(std::process::id()) && !is_of_this_user(u32::MAX));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (own, childs) = (started("self").unwrap(), started(&child.id().to_string()).unwrap());
+        assert!(own > 0 && childs >= own);
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
