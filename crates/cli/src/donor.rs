@@ -28,10 +28,10 @@ const LISTEN: &str = "127.0.0.1:7411";
 
 /// Lend this machine's memory to programs on others
 ///
-/// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second one
-/// ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE. What a borrower
-/// leaves is wiped before anybody else gets it; what it does not renew comes back by itself. docs/donor.md has the
-/// commands that make certificates.
+/// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second
+/// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE. What a
+/// borrower leaves is wiped before anybody else gets it; what it does not renew comes back by itself. docs/donor.md
+/// has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -64,8 +64,8 @@ pub struct DonorArgs {
     tls: TlsArgs,
 
     /// What the memory is taken from: anonymous, with huge pages where the kernel has some; huge, pages that the
-    /// administrator has reserved (vm.nr_hugepages); memfd, a file in memory; dax:PATH, a device that is memory, such as
-    /// /dev/dax0.0
+    /// administrator has reserved (vm.nr_hugepages); memfd, a file in memory; dax:PATH, a device that is memory, such
+    /// as /dev/dax0.0
     #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source)]
     source: Source,
 

@@ -3,9 +3,9 @@
 
 //! `aquifer run`: starts a program on managed memory and stays as its parent.
 //!
-//! The story: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the
-//! statistics segment, the environment, the child) → `supervise` (signals, waiting) → `farewell` (what was borrowed goes
-//! back) → `report` (`--stats-json`, what is worth a line). The pager itself is in the preload library, inside the child.
+//! The story: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the statistics
+//! segment, the environment, the child) → `supervise` (signals, waiting) → `farewell` (what was borrowed goes back) →
+//! `report` (`--stats-json`, what is worth a line). The pager itself is in the preload library, inside the child.
 
 mod args;
 mod elf;

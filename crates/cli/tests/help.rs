@@ -76,7 +76,11 @@ fn completions_and_manual_are_printed() {
     let output = aquifer().arg("man").arg("--dir").arg(&directory).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     for command in COMMANDS {
-        let page = if command.is_empty() { "aquifer.1".to_owned() } else { format!("aquifer-{command}.1") };
+        let page = if command.is_empty() {
+            "aquifer.1".to_owned()
+        } else {
+            format!("aquifer-{}.1", command.replace(' ', "-"))
+        };
         assert!(directory.join(&page).exists(), "{page}");
     }
 }

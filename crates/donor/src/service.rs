@@ -23,8 +23,8 @@ use crate::tallies::{Log, Tallies};
 
 /// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
 const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
-/// Leases that a borrower is told of before one answer, when they are asked back: who waits for the answer is a faulting
-/// thread, and these are some packets. The rest comes with the next answers.
+/// Leases that a borrower is told of before one answer, when they are asked back: who waits for the answer is a
+/// faulting thread, and these are some packets. The rest comes with the next answers.
 const TOLD_AT_ONCE: usize = 64;
 
 pub(crate) struct Service {
@@ -196,8 +196,8 @@ impl Service {
         }
     }
 
-    /// Takes memory back, in whole slabs: what nobody has at once, the rest from borrowers within this time. Returns how
-    /// much they have still to give back.
+    /// Takes memory back, in whole slabs: what nobody has at once, the rest from borrowers within this time. Returns
+    /// how much they have still to give back.
     pub(crate) fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
         let slabs = u32::try_from(bytes.div_ceil(SLAB_BYTES)).unwrap_or(u32::MAX);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor gets its memory back: from nobody first, then from borrowers that are told, and at last from those that stay.
+//! A donor gets its memory back: from nobody first, then from borrowers that are told, and at last from those that
+//! stay.
 //!
-//! The trouble it guards against: a machine that needs its memory and does not get it; and a borrower that loses what it
-//! could have moved elsewhere, because nobody told it, or because it was asked for more than was needed.
+//! The trouble it guards against: a machine that needs its memory and does not get it; and a borrower that loses what
+//! it could have moved elsewhere, because nobody told it, or because it was asked for more than was needed.
 
 #[macro_use]
 mod certificates;

@@ -78,8 +78,8 @@ fn kill(process: u32, signal: &str) {
 /// What each page of the program begins with.
 const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
 
-/// Fills memory with pages that begin with a mark, makes `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it. With
-/// a second argument, a child does the waiting and the reading, and the program ends before.
+/// Fills memory with pages that begin with a mark, makes `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it.
+/// With a second argument, a child does the waiting and the reading, and the program ends before.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>

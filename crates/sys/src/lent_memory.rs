@@ -171,17 +171,17 @@ impl LentMemory {
         }
     }
 
-    /// Makes whole pages read as zeros, whatever was there. Where it can, it gives their memory back to the kernel, which
-    /// hands it to nobody before it has zeroed it: so that is a wipe. Else, and where the kernel refuses, zeros are
-    /// stored.
+    /// Makes whole pages read as zeros, whatever was there. Where it can, it gives their memory back to the kernel,
+    /// which hands it to nobody before it has zeroed it: so that is a wipe. Else, and where the kernel refuses, zeros
+    /// are stored.
     pub fn wipe(&self, offset: usize, bytes: usize) {
         if !(self.wipes_by_giving_back && self.give_back(offset, bytes)) {
             self.words(offset, bytes).iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }
     }
 
-    /// Gives the memory of whole pages, which were wiped, back to the machine. They may not be there any more afterwards.
-    /// Returns whether the machine took it.
+    /// Gives the memory of whole pages, which were wiped, back to the machine. They may not be there any more
+    /// afterwards. Returns whether the machine took it.
     pub fn give_back(&self, offset: usize, bytes: usize) -> bool {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
         match &self.file {

@@ -79,8 +79,8 @@ pub struct DonorSpec {
     pub size: Option<ByteSize>,
     /// How connections are protected.
     pub security: DonorSecurity,
-    /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them have
-    /// ended. Nobody types it.
+    /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them
+    /// have ended. Nobody types it.
     pub tree: Option<u64>,
 }
 

@@ -3,9 +3,9 @@
 
 //! A donor's life, from its settings to its end.
 //!
-//! Signals: SIGTERM and SIGINT. At the first one everything is asked back and waited for, as long as `--grace` says; the
-//! second one, or the end of that time, revokes what is left. All of it is wiped. They are blocked before the first
-//! thread starts, and waited for.
+//! Signals: SIGTERM and SIGINT. At the first one everything is asked back and waited for, as long as `--grace` says;
+//! the second one, or the end of that time, revokes what is left. All of it is wiped. They are blocked before the
+//! first thread starts, and waited for.
 
 use std::net::SocketAddr;
 use std::process;

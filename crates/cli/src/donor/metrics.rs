@@ -3,8 +3,8 @@
 
 //! `--metrics`: a donor's figures as Prometheus text over HTTP, for a scraper.
 //!
-//! hyper parses what strangers send. Connections have bounds, in number and in time: who says nothing, or a byte now and
-//! then, is dropped, and so is who does not take the answer.
+//! hyper parses what strangers send. Connections have bounds, in number and in time: who says nothing, or a byte now
+//! and then, is dropped, and so is who does not take the answer.
 //!
 //! Threads: one of its own, which serves nothing else, so that no scrape takes anything from a borrower.
 

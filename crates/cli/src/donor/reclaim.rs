@@ -25,9 +25,9 @@ const WIPE: Duration = Duration::from_secs(30);
 /// Take memory back from a donor of this machine
 ///
 /// The donor does not lend it again. What nobody has is the machine's at once; the rest is asked back from borrowers,
-/// most from whoever has most, and what they have not given back in time is revoked: they lose it. A program that is idle
-/// hears of it within a third of a lease. Waits until the memory is there; when this command is interrupted, the order
-/// stands.
+/// most from whoever has most, and what they have not given back in time is revoked: they lose it. A program that is
+/// idle hears of it within a third of a lease. Waits until the memory is there; when this command is interrupted, the
+/// order stands.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -3,9 +3,9 @@
 
 //! How a donor gets memory back: which leases are asked back, and which of these are revoked when their time has come.
 //!
-//! What nobody has goes first, then what comes back by itself, and only then is anybody asked: whoever has most, so that
-//! all keep as much as can be. A lease that is asked back stays as it is until its time has come, also for writes and
-//! new tokens; then it is revoked, unless enough has come back meanwhile.
+//! What nobody has goes first, then what comes back by itself, and only then is anybody asked: whoever has most, so
+//! that all keep as much as can be. A lease that is asked back stays as it is until its time has come, also for writes
+//! and new tokens; then it is revoked, unless enough has come back meanwhile.
 //!
 //! Pure, as `leases.rs` is.
 

@@ -103,7 +103,8 @@ impl Ranges {
         self.stays(range);
     }
 
-    /// The donor wants the slab of a range back, by then at the latest. What is no lease of ours any more is left alone.
+    /// The donor wants the slab of a range back, by then at the latest. What is no lease of ours any more is left
+    /// alone.
     pub(crate) fn ask_back(&self, slab: u64, range: u64, now_ns: u64, leave_by_ns: u64) {
         let word = self.words.get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
         if word != 0 && Lease(word).slab() == slab {
