@@ -33,7 +33,7 @@ pub enum Command {
     Vm(vm::VmArgs),
     Stat(stat::StatArgs),
     Top(top::TopArgs),
-    Donor(donor::DonorArgs),
+    Donor(Box<donor::DonorArgs>),
     Doctor(doctor::DoctorArgs),
     /// Measure programs with less DRAM than they need: ours, kernel swap, mmap of a file
     Bench(Box<BenchArgs>),

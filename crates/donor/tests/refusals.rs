@@ -80,8 +80,16 @@ fn anothers_slab_is_out_of_reach(kind: Kind) {
     assert_eq!(thief.ask(release, &[]).0, Message::Error { refusal: Refusal::NotYours });
     assert_eq!(thief.read(Lease { lease: 3, ..lease }, 3), Err(Refusal::NoLease), "one that nobody has");
     assert_eq!(thief.read(Lease { lease: 1 << 40, ..lease }, 3), Err(Refusal::NoLease), "one that there is not");
+    // All of a tree's leases are its members' to give back, and nobody else's.
+    let member = Peer::borrower_by(kind, donor.address(), 5 << 64 | 1).grant(0);
+    let mut other = Peer::borrower_by(kind, donor.address(), 6 << 64);
+    let tree = |token| Message::Release { lease: aquifer_wire::EVERY_LEASE, token };
+    assert_eq!(other.ask(tree(5), &[]).0, Message::Error { refusal: Refusal::NotYours });
+    assert_eq!(other.ask(tree(6), &[]).0, Message::Released { slabs: 0 });
+    assert!(Peer::borrower_by(kind, donor.address(), 5 << 64 | 1).read(member, 0).is_ok());
+    assert_eq!(Peer::borrower_by(kind, donor.address(), 5 << 64).ask(tree(5), &[]).0, Message::Released { slabs: 1 });
     // All of it is counted, and told of once.
-    assert_eq!(refused(&donor, Refusal::NotYours), 6);
+    assert_eq!(refused(&donor, Refusal::NotYours), 7);
     told_once(&lines, Refusal::NotYours);
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
