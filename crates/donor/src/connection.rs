@@ -21,7 +21,7 @@ use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_ve
 
 use crate::body;
 use crate::channel::Channel;
-use crate::service::Service;
+use crate::service::{Service, TOLD_AT_ONCE, TOLD_AT_RENEWAL};
 use crate::settings::Patience;
 
 /// The way out of a connection.
@@ -131,7 +131,8 @@ impl<'a> Connection<'a> {
                     Message::Error { refusal }
                 }
             };
-            let told = self.tell(who);
+            let most = if header.message == Message::Renew { TOLD_AT_RENEWAL } else { TOLD_AT_ONCE };
+            let told = self.tell(who, most);
             let body = if matches!(answer, Message::Found | Message::Standing) { &self.body[..] } else { &[] };
             let sent = told.and_then(|()| self.outlet.send(header.request, answer, body, self.patience.frame));
             if let Err(error) = sent {
@@ -143,13 +144,13 @@ impl<'a> Connection<'a> {
     }
 
     /// Tells the borrower which of its leases are asked back, unless it was told.
-    fn tell(&mut self, who: BorrowerId) -> io::Result<()> {
+    fn tell(&mut self, who: BorrowerId, most: usize) -> io::Result<()> {
         let order = self.service.order();
         if order != self.told.order {
             self.told = Told { order, from: Some(0) };
         }
         let Some(from) = self.told.from else { return Ok(()) };
-        let (revocations, next) = self.service.revocations(who, from);
+        let (revocations, next) = self.service.revocations(who, from, most);
         self.told.from = next;
         revocations.into_iter().try_for_each(|message| self.outlet.send(0, message, &[], self.patience.frame))
     }

@@ -25,7 +25,9 @@ use crate::tallies::{Log, Tallies};
 const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
 /// Leases that a borrower is told of before one answer, when they are asked back: who waits for the answer is a
 /// faulting thread, and these are some packets. The rest comes with the next answers.
-const TOLD_AT_ONCE: usize = 64;
+pub(crate) const TOLD_AT_ONCE: usize = 64;
+/// The same before the answer to a renewal, which no faulting thread waits for: 32 GiB, and a second of it at most.
+pub(crate) const TOLD_AT_RENEWAL: usize = 16 << 10;
 
 pub(crate) struct Service {
     table: Mutex<LeaseTable>,
@@ -216,8 +218,8 @@ impl Service {
     }
 
     /// What a borrower is told of its leases that are asked back, from a range on, and from which range on it has to be
-    /// told more.
-    pub(crate) fn revocations(&self, who: BorrowerId, from: u64) -> (Vec<Message>, Option<u64>) {
+    /// told more. At most so many.
+    pub(crate) fn revocations(&self, who: BorrowerId, from: u64, most: usize) -> (Vec<Message>, Option<u64>) {
         let table = self.table();
         let now_ms = self.now_ms();
         let within_ms = |end: u64| end.saturating_sub(now_ms);
@@ -227,7 +229,7 @@ impl Service {
             return (vec![Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: within_ms(end) }], None);
         }
         let mut leaving = table.leaving(who, from);
-        let told = leaving.by_ref().take(TOLD_AT_ONCE).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
+        let told = leaving.by_ref().take(most).map(|Leaving { range, slab, ends_by_ms }| Message::Revoke {
             lease: u64::from(slab),
             range,
             within_ms: within_ms(ends_by_ms),

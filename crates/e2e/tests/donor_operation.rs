@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -279,6 +280,30 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
     assert_eq!(donor.end().0, Some(0));
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     drop(borrower);
+}
+
+#[test]
+fn systemd_is_told_when_a_donor_lends_and_when_it_ends() {
+    let name = socket("notify");
+    let told = UnixDatagram::bind(&name).expect("a socket can be made");
+    told.set_read_timeout(Some(LIMIT)).expect("a time limit");
+    let mut command = aquifer();
+    command.args(["donor", "--size", "2MiB", "--listen", "127.0.0.1:0", "--security", "plain"]);
+    command.env("NOTIFY_SOCKET", &name);
+    let mut running = start(command);
+    let next = || {
+        let mut bytes = [0; 512];
+        let count = told.recv(&mut bytes).expect("a word");
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    let ready = next();
+    assert!(ready.starts_with("READY=1\nSTATUS=lends 2MiB at 127.0.0.1:"), "{ready}");
+    assert!(running.child.try_wait().expect("our child").is_none());
+    kill(running.child.id(), "-TERM");
+    let ending = next();
+    assert!(ending.starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=90000000\n"), "{ending}");
+    running.wait(LIMIT).expect(0);
+    let _ = std::fs::remove_file(&name);
 }
 
 /// What is answered on a connection to the metrics, until it ends.

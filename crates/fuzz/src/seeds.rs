@@ -29,7 +29,7 @@ pub fn bench_result() -> Vec<Vec<u8>> {
 pub fn config() -> Vec<Vec<u8>> {
     // Every field with another value than its default's.
     let full = include_str!("../../config/tests/golden/config_v3.json");
-    texts(&[full, &Config::default().to_json(), "{\"version\":2}", "{}", "null"])
+    texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
 }
 
 /// Programs: dynamic, static, for another machine; only what their headers need.

@@ -44,8 +44,8 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     if lent > 0 {
         let (lent, grace) = (ByteSize(lent), args.grace);
         say(&format!("ends; borrowers have {grace:?} to give back {lent}, and another signal ends it at once"));
-        notify::stopping(&format!("waits for {lent}"), grace);
     }
+    notify::stopping(&format!("waits for {}", ByteSize(lent)), args.grace);
     donor.drain(args.grace, || hurry.read_signal().is_ok_and(|signal| signal.is_some()));
     donor.stop(Duration::ZERO);
     let revoked = revocations() - before;
