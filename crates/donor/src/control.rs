@@ -31,8 +31,9 @@ use crate::settings::StartFailure;
 
 /// How long the donor waits for a request: both ends are on one machine.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long an answer is waited for: what is taken back is wiped before, and somebody else's request may be first.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+/// How long an answer is waited for: what is taken back is wiped before, and somebody else's request may be first. Half
+/// a TiB in huge pages.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
 /// After a connection could not be taken in, for want of descriptors say.
@@ -118,8 +119,9 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
         Ok(Message::Reclaim { bytes, within_ms }) => {
             let within = Duration::from_millis(within_ms);
             let left = shared.service.reclaim(bytes, within);
-            let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{bytes} bytes") };
-            let line = format!("takes back {wants} as ordered; borrowers have {within:?} to give back {left} bytes");
+            let wants = if bytes == crate::EVERY_BYTE { "all".to_owned() } else { format!("{} MiB", bytes >> 20) };
+            let left_mib = left >> 20;
+            let line = format!("takes back {wants} as ordered; borrowers have {within:?} to give back {left_mib} MiB");
             shared.service.tallies.say(&line);
             (Message::Reclaiming { bytes: left }, Vec::new())
         }

@@ -185,7 +185,13 @@ impl LentMemory {
     pub fn give_back(&self, offset: usize, bytes: usize) -> bool {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
         match &self.file {
-            Some(file) => direct_io::punch_hole(file, offset as u64, bytes as u64).is_ok(),
+            Some(file) => {
+                if !self.wipes_by_giving_back {
+                    // The reservation of a huge page goes with the page, and it has none before it was touched.
+                    (offset..offset + bytes).step_by(ALIGNMENT).for_each(|at| self.copy_in(at, &[0; WORD_BYTES]));
+                }
+                direct_io::punch_hole(file, offset as u64, bytes as u64).is_ok()
+            }
             None => {
                 let args = [self.address() + offset, bytes, libc::MADV_DONTNEED as usize, 0, 0, 0];
                 // SAFETY: private anonymous memory of our own, to which nobody has a reference: zeros are as good a
