@@ -190,11 +190,11 @@ impl Service {
             let Some(slab) = table.take_unwiped() else { return };
             drop(table);
             self.slabs.wipe(slab);
+            self.tallies.add(Figure::WipesTotal, 1);
             let is_ours_again = self.table().wiped(slab);
             if is_ours_again {
                 self.slabs.give_back(slab);
             }
-            self.tallies.add(Figure::WipesTotal, 1);
         }
     }
 
