@@ -225,5 +225,15 @@ fn the_status_is_asked_the_same_way() {
     let standing = status(donor.address(), "127.0.0.1", &security, patience).unwrap();
     assert_eq!(standing.figure(Figure::CapacityBytes), donor.capacity_bytes());
     assert!(status(donor.address(), "127.0.0.1", &Security::Plain, patience).is_err());
-    assert!(status(donor.address(), "elsewhere", &security, patience).is_err());
+    // In the words of the flags that it was asked with.
+    let told = status(donor.address(), "elsewhere", &security, patience).unwrap_err().to_string();
+    assert!(told.contains("--tls-name SERVERNAME"), "{told}");
+    let stranger = Authority::new();
+    for (files, word) in [
+        (stranger.sign("borrower", 2100, &pair.authority), "the certificate in --tls-cert"),
+        (pair.authority.sign("borrower", 2100, &stranger), "the authority in --tls-ca"),
+    ] {
+        let told = status(donor.address(), "127.0.0.1", &Security::Tls(files), patience).unwrap_err().to_string();
+        assert!(told.contains(word), "{told}");
+    }
 }

@@ -362,8 +362,7 @@ impl Pager {
                 &bytes,
                 " within ",
                 &within,
-                " s, and what is still there then is lost: an access to it is a SIGBUS; let the program end before, or \
-                 have the order put off",
+                " s, and what is still there then is lost: an access to it is a SIGBUS; let the program end before",
             ]);
         }
         true
