@@ -101,6 +101,8 @@ static void touch(const char *name, const char *end, const char *text) {
     if (file < 0 || write(file, text, strlen(text)) < 0 || close(file)) _exit(3);
 }
 int main(int argc, char **argv) {
+    /* Where nobody waits for it any more. */
+    alarm(600);
     unsigned char *start = malloc(LEN);
     for (size_t at = 0; at < LEN; at += PAGE) {
         memcpy(start + at, mark, sizeof mark - 1);
@@ -145,6 +147,11 @@ impl Borrower {
         eventually("the program is ready", || borrower.with("ready").exists());
         eventually("the program's memory leaves", || donor.number("written_bytes_total") > 32 << 20);
         Some(borrower)
+    }
+
+    fn kill(mut self) {
+        self.running.child.kill().expect("our child");
+        self.running.wait(LIMIT);
     }
 
     fn with(&self, extension: &str) -> PathBuf {
@@ -269,7 +276,7 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
     assert!((Duration::from_secs(3)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!(status, Some(0), "{told}");
     assert!(told.contains("borrowers have 3s") && told.contains("revoked "), "{told}");
-    drop(borrower);
+    borrower.kill();
     let donor = Donor::start(&["--size", "128MiB", "--grace", "10m"]);
     let Some(borrower) = Borrower::start("hurried", &donor, &[]) else { return };
     let begun = Instant::now();
@@ -279,7 +286,7 @@ fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_wo
     donor.signal("-INT");
     assert_eq!(donor.end().0, Some(0));
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
-    drop(borrower);
+    borrower.kill();
 }
 
 #[test]
