@@ -34,6 +34,7 @@ pub mod threads;
 pub mod uffd;
 pub mod uring;
 pub mod wakeup;
+pub mod watch;
 
 pub use frame_buffer::FrameBuffer;
 

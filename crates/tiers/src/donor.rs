@@ -15,6 +15,8 @@ mod channel;
 mod contact;
 mod deadline;
 mod link;
+mod member;
+mod patience;
 mod plain;
 mod queue;
 mod ranges;
@@ -37,8 +39,11 @@ use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use self::channel::{Miss, Security};
 use self::link::Greeting;
+pub(crate) use self::member::{Asked, Offer};
+use self::patience::Patience;
 use self::recalls::Recalls;
-use self::remote::Remote;
+pub(crate) use self::remote::{Piece, pieces};
+use self::remote::{Remote, Unlent};
 use self::tcp::{SharedTcp, Tcp};
 use self::transport::{Loss, Transport};
 use crate::failure::{Activity, Cause, TierFailure};
@@ -57,28 +62,8 @@ pub struct Donor {
 impl Donor {
     /// Greets the donor. Nothing is borrowed yet.
     pub fn open(spec: &DonorSpec) -> Result<Donor, OpenFailure> {
-        let system = |what, source| OpenFailure::System { tier: NAME, what, source };
-        let id = || random().map_err(|errno| system("drawing a random number", error(errno)));
-        let tree = spec.tree.map_or_else(id, Ok)?;
-        let who = BorrowerId(u128::from(tree) << 64 | u128::from(id()?));
-        let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
-        let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
-        let mut last = failure(io::ErrorKind::NotFound.into());
-        for address in spec.address.to_socket_addrs().map_err(failure)? {
-            let recalls = Arc::new(Recalls::default());
-            let tcp = Tcp::new(address, security.clone(), who, Arc::clone(&recalls));
-            let tcp = tcp.map_err(|errno| system("making sockets", error(errno)))?;
-            let address = spec.address.clone();
-            last = match tcp.greet() {
-                Ok(greeting) => return Self::with(spec, tcp, &recalls, greeting),
-                Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
-                Err(Miss::Loss(Loss::Refused(Refusal::PlainOnly))) => OpenFailure::DonorPlain { address },
-                Err(Miss::Loss(Loss::Refused(Refusal::TlsOnly))) => OpenFailure::DonorTls { address },
-                Err(Miss::Loss(Loss::Refused(refusal))) => failure(io::Error::other(refusal)),
-                Err(Miss::Loss(Loss::Connection(errno))) => failure(io::Error::from_raw_os_error(errno)),
-            };
-        }
-        Err(last)
+        let (tcp, greeting) = greet(spec, Patience::ALONE)?;
+        Self::with(spec, tcp, greeting)
     }
 
     /// Gives back what all processes of the tree have borrowed: they have ended. Where that cannot be said, it expires.
@@ -89,7 +74,7 @@ impl Donor {
         };
         let who = BorrowerId(u128::from(tree) << 64);
         let greeted = addresses.into_iter().find_map(|address| {
-            let tcp = Tcp::new(address, security.clone(), who, Arc::default()).ok()?;
+            let tcp = Tcp::new(address, security.clone(), who, Arc::default(), Patience::ALONE).ok()?;
             tcp.greet().ok().map(|_| tcp)
         });
         if let Some(tcp) = greeted {
@@ -102,7 +87,7 @@ impl Donor {
         security(spec).map(|_| ()).map_err(|failure| OpenFailure::Credentials { failure })
     }
 
-    fn with(spec: &DonorSpec, tcp: Tcp, recalls: &Recalls, greeting: Greeting) -> Result<Donor, OpenFailure> {
+    fn with(spec: &DonorSpec, tcp: Tcp, greeting: Greeting) -> Result<Donor, OpenFailure> {
         let lendable_bytes = greeting.lendable_bytes;
         if lendable_bytes == 0 {
             let (address, source) = (spec.address.clone(), io::Error::other(Refusal::Ending));
@@ -117,9 +102,54 @@ impl Donor {
             return Err(OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes });
         }
         let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
-        let transport = Box::new(SharedTcp(Arc::new(tcp)));
-        Ok(Donor { remote: Arc::new(Remote::new(transport, recalls, slabs, greeting.lease)) })
+        Ok(Donor { remote: remote(tcp, greeting.lease, slabs, Patience::ALONE, Unlent::Anything)? })
     }
+}
+
+/// A way to the donor that `spec` names, and what it says.
+fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Tcp, Greeting), OpenFailure> {
+    let who = who(spec)?;
+    let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
+    let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
+    let mut last = failure(io::ErrorKind::NotFound.into());
+    for address in spec.address.to_socket_addrs().map_err(failure)? {
+        let tcp = Tcp::new(address, security.clone(), who, Arc::new(Recalls::default()), patience)
+            .map_err(|errno| system("making sockets", errno))?;
+        let address = spec.address.clone();
+        last = match tcp.greet() {
+            Ok(greeting) => return Ok((tcp, greeting)),
+            Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
+            Err(Miss::Loss(Loss::Refused(Refusal::PlainOnly))) => OpenFailure::DonorPlain { address },
+            Err(Miss::Loss(Loss::Refused(Refusal::TlsOnly))) => OpenFailure::DonorTls { address },
+            Err(Miss::Loss(Loss::Refused(refusal))) => failure(io::Error::other(refusal)),
+            Err(Miss::Loss(Loss::Connection(errno))) => failure(io::Error::from_raw_os_error(errno)),
+        };
+    }
+    Err(last)
+}
+
+/// Who borrows: one of a tree, where there is one.
+fn who(spec: &DonorSpec) -> Result<BorrowerId, OpenFailure> {
+    let id = || random().map_err(|errno| system("drawing a random number", errno));
+    let tree = spec.tree.map_or_else(id, Ok)?;
+    Ok(BorrowerId(u128::from(tree) << 64 | u128::from(id()?)))
+}
+
+fn system(what: &'static str, errno: Errno) -> OpenFailure {
+    OpenFailure::System { tier: NAME, what, source: error(errno) }
+}
+
+fn remote(
+    tcp: Tcp,
+    lease: Duration,
+    slabs: usize,
+    patience: Patience,
+    unlent: Unlent,
+) -> Result<Arc<Remote>, OpenFailure> {
+    let recalls = Arc::clone(tcp.recalls());
+    let transport = Box::new(SharedTcp(Arc::new(tcp)));
+    let remote = Remote::new(transport, &recalls, slabs, lease, patience, unlent);
+    remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
 }
 
 fn security(spec: &DonorSpec) -> Result<Security, CredentialFailure> {

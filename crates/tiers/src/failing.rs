@@ -15,6 +15,7 @@ use aquifer_sys::{FrameBuffer, signals};
 
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
+use crate::figures::TierFigures;
 use crate::tier::{Completion, Leaving, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
 
 const NAME: &str = "failing";
@@ -62,6 +63,10 @@ impl Tier for Failing {
         }
     }
 
+    fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
+        self.inner.read_other(offset, buffer, way)
+    }
+
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         signals::sleep(self.verdicts.delay());
         match self.verdicts.judge(Activity::Write, offset, buffer.len() as u64) {
@@ -96,6 +101,10 @@ impl Tier for Failing {
 
     fn leaving(&self, from: u64) -> Option<Leaving> {
         self.inner.leaving(from)
+    }
+
+    fn take_figures(&self) -> TierFigures {
+        self.inner.take_figures()
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {

@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod array;
 pub mod conformance;
 mod donor;
 mod dram;
@@ -34,10 +35,12 @@ mod emulated;
 mod failing;
 mod failure;
 mod failure_plan;
+mod figures;
 mod flash;
 mod memory_file;
 mod open;
 mod open_failure;
+pub mod places;
 mod plain_queue;
 pub mod profile;
 mod spec;
@@ -45,14 +48,21 @@ mod tier;
 pub mod timing;
 mod transfer;
 
+pub use array::Array;
 pub use donor::Donor;
 pub use dram::Dram;
 pub use emulated::Emulated;
 pub use failing::Failing;
 pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
+pub use figures::TierFigures;
 pub use flash::Flash;
 pub use open::{check_place, farewell, open};
 pub use open_failure::OpenFailure;
-pub use spec::{DonorSecurity, DonorSpec, FlashSpec, SpecFailure, TierSpec};
+pub use spec::{ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, Redundancy, SpecFailure, TierSpec};
 pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+
+/// Where `places.rs` finds its atomics, so that a test can put its own there.
+mod atomic {
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
+}

@@ -3,6 +3,7 @@
 
 //! Opens the tier that a checked description asks for.
 
+use crate::array::Array;
 use crate::donor::Donor;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
@@ -19,6 +20,7 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
         TierSpec::Flash(spec) => Flash::check_place(spec),
         TierSpec::Failing { inner, .. } => check_place(inner),
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
+        TierSpec::Array(spec) => Array::check_place(spec),
         TierSpec::Donor(spec) => Donor::check_place(spec),
         TierSpec::Dram { .. } => Ok(()),
     }
@@ -28,6 +30,7 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
 /// not only when its leases expire. Where a donor does not answer within some seconds, it expires.
 pub fn farewell(spec: &TierSpec) {
     match spec {
+        TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::farewell(&member.donor)),
         TierSpec::Donor(spec) => Donor::farewell(spec),
         TierSpec::Failing { inner, .. } => farewell(inner),
         TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
@@ -37,6 +40,7 @@ pub fn farewell(spec: &TierSpec) {
 /// Opens a tier. Allocates; called before the first fault is resolved.
 pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(match spec {
+        TierSpec::Array(spec) => Box::new(Array::open(spec)?),
         TierSpec::Donor(spec) => Box::new(Donor::open(spec)?),
         TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
         TierSpec::Emulated { profile, size } => Box::new(Emulated::open(Profile::load(profile)?, *size)?),

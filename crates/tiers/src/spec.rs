@@ -10,12 +10,14 @@
 //! dram:[size=SIZE]
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
+//! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
 //! A path cannot contain a comma: what follows a comma is an option.
 
+mod donors;
 mod rules;
 
 use std::fmt::{self, Write};
@@ -23,8 +25,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use aquifer_core::units::ByteSize;
-use aquifer_tls::{Borrower, Files};
 
+pub use self::donors::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, Redundancy};
 use crate::failure_plan::FailurePlan;
 
 /// How deep `failing:` may stand in `failing:`.
@@ -34,6 +36,8 @@ const NESTING_MAX: u32 = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TierSpec {
+    /// Several other machines' memory.
+    Array(ArraySpec),
     /// Another machine's memory.
     Donor(DonorSpec),
     /// Local memory.
@@ -63,39 +67,12 @@ impl TierSpec {
     /// Whoever opens it borrows as one of this tree of processes.
     pub fn belong_to(&mut self, tree: u64) {
         match self {
+            TierSpec::Array(array) => array.members.iter_mut().for_each(|member| member.donor.tree = Some(tree)),
             TierSpec::Donor(donor) => donor.tree = Some(tree),
             TierSpec::Failing { inner, .. } => inner.belong_to(tree),
             TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
         }
     }
-}
-
-/// A donor's tier, described.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DonorSpec {
-    /// `HOST:PORT`; the host is a name, an address, or an address of IP version 6 in brackets.
-    pub address: String,
-    /// Capacity; by default what the donor lends to one borrower.
-    pub size: Option<ByteSize>,
-    /// How connections are protected.
-    pub security: DonorSecurity,
-    /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them
-    /// have ended. Nobody types it.
-    pub tree: Option<u64>,
-}
-
-/// How connections to a donor are protected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DonorSecurity {
-    /// Not at all.
-    Plain,
-    /// By TLS 1.3, with certificates on both sides.
-    Tls {
-        /// Who we are, and whom we trust.
-        files: Files,
-        /// What the donor's certificate must be for; by default the address's host.
-        name: String,
-    },
 }
 
 /// A flash tier, described.
@@ -154,7 +131,7 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
     };
     match kind {
         "flash" => flash(rest).map(TierSpec::Flash),
-        "donor" => donor(rest).map(TierSpec::Donor),
+        "donor" => donors::parse(rest),
         "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
@@ -180,73 +157,6 @@ fn flash(rest: &str) -> Result<FlashSpec, String> {
         }
     }
     Ok(spec)
-}
-
-fn donor(rest: &str) -> Result<DonorSpec, String> {
-    let (address, rest) = rest.split_once(',').unwrap_or((rest, ""));
-    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-    if !matches!(port, Some(Ok(1..))) {
-        return Err(format!(
-            "'{address}' is no donor's address; write donor:HOST:PORT, for example donor:10.0.0.2:7000"
-        ));
-    }
-    let mut size = None;
-    let mut is_plain = None;
-    let [mut cert, mut key, mut ca, mut name] = [None; 4];
-    for option in options(rest) {
-        match option {
-            ("size", Some(value)) => set_size(&mut size, value)?,
-            ("security", Some("plain")) => is_plain = Some(true),
-            ("security", Some("tls")) => is_plain = Some(false),
-            ("security", Some(other)) => {
-                return Err(format!("'{other}' is no security; write security=tls or security=plain"));
-            }
-            ("cert", Some(file)) if !file.is_empty() => cert = Some(file),
-            ("key", Some(file)) if !file.is_empty() => key = Some(file),
-            ("ca", Some(file)) if !file.is_empty() => ca = Some(file),
-            ("name", Some(text)) if Borrower::name(text).is_some() => name = Some(text),
-            ("name", Some(text)) => {
-                return Err(format!("'{text}' is no name of a server; write a host's name or an address"));
-            }
-            (word, _) => {
-                return Err(unknown(
-                    word,
-                    "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain or size=SIZE",
-                ));
-            }
-        }
-    }
-    let address = address.to_owned();
-    if is_plain == Some(true) {
-        if [cert, key, ca, name].iter().any(Option::is_some) {
-            return Err(
-                "security=plain uses no certificates; leave it out, or leave cert=, key=, ca= and name= out".into()
-            );
-        }
-        return Ok(DonorSpec { address, size, security: DonorSecurity::Plain, tree: None });
-    }
-    let (Some(cert), Some(key), Some(ca)) = (cert, key, ca) else {
-        return Err(format!(
-            "memory goes to a donor over TLS unless plain text is asked for, and that takes certificates; write \
-             donor:{address},cert=FILE,key=FILE,ca=FILE, or donor:{address},security=plain where nobody else is on the \
-             network"
-        ));
-    };
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None => {
-            let (host, _) = address.rsplit_once(':').expect("it was checked");
-            let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-            if Borrower::name(&host).is_none() {
-                return Err(format!(
-                    "'{host}' is no name that a certificate can be for; give one with name=SERVERNAME"
-                ));
-            }
-            host
-        }
-    };
-    let files = Files { cert: cert.into(), key: key.into(), ca: ca.into() };
-    Ok(DonorSpec { address, size, security: DonorSecurity::Tls { files, name }, tree: None })
 }
 
 fn emulated(rest: &str) -> Result<TierSpec, String> {
@@ -300,6 +210,8 @@ fn unknown(name: &str, known: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use aquifer_tls::Files;
 
     use super::*;
     use crate::failure::Activity;

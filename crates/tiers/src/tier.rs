@@ -17,6 +17,7 @@ use aquifer_sys::FrameBuffer;
 use aquifer_sys::raw::Errno;
 
 use crate::failure::TierFailure;
+use crate::figures::TierFigures;
 
 /// The unit of offsets and lengths, in bytes.
 pub const PAGE: usize = 4096;
@@ -65,6 +66,14 @@ pub trait Tier: Send + Sync {
     /// Fills `buffer` from `offset`. Runs on the faulting thread.
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure>;
 
+    /// Fills `buffer` from `offset` as [`read`](Self::read) does, by another way than it did: `way` counts them from 1,
+    /// and one of them is that of before. False when there are not so many. For bytes that came and are not what was
+    /// stored. Runs on the faulting thread.
+    fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
+        let _ = (offset, buffer, way);
+        Ok(false)
+    }
+
     /// Stores `buffer` at `offset`. Runs on the faulting thread when no frame could be had otherwise.
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure>;
 
@@ -93,6 +102,11 @@ pub trait Tier: Send + Sync {
     /// else. Returns after how long to call again at the latest; `None` when there is nothing of this kind, ever.
     fn tend(&self) -> Option<Duration> {
         None
+    }
+
+    /// What has happened since this was asked last.
+    fn take_figures(&self) -> TierFigures {
+        TierFigures::default()
     }
 
     /// The first range at or behind `from` whose bytes the medium will lose, unless they are moved elsewhere and the

@@ -20,10 +20,6 @@ use super::plain::PlainChannel;
 use super::tls::TlsChannel;
 use super::transport::Loss;
 
-/// How long a handshake may take. It is two round trips and some milliseconds of computing at each end; a donor that
-/// many processes come to at once does one after the other.
-pub(crate) const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(2);
-
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Miss {
@@ -51,9 +47,8 @@ impl From<Miss> for Loss {
 
 /// See the module.
 pub(crate) trait Channel: Debug + Send + Sync {
-    /// On a socket that has just been connected, before anything else goes over it. Runs [`HANDSHAKE_PATIENCE`] at
-    /// most.
-    fn open(&self, socket: BorrowedFd<'_>) -> Result<(), Miss>;
+    /// On a socket that has just been connected, before anything else goes over it. Runs `patience` at most.
+    fn open(&self, socket: BorrowedFd<'_>, patience: Duration) -> Result<(), Miss>;
 
     /// Sends what is left of a frame of which `sent` bytes have gone, as much as goes. Returns how many bytes more
     /// have. Who is told `AGAIN` or `INTR` comes again with the same, or ends the connection.

@@ -4,7 +4,7 @@
 //! How long a donor that does not answer is waited for, and how often it is asked meanwhile. One for all threads.
 //!
 //! ```text
-//!             a connection fails                LOSS_PATIENCE later
+//!             a connection fails                `patience` later
 //!   in touch ───────────────────► looking ──────────────────────────► lost
 //!      ▲                             │  asked again after pauses        │  asked once in PAUSE_MOST, else
 //!      └─────────────────────────────┴──────────────────────────────────┘  refused at once
@@ -19,17 +19,15 @@ use std::time::Duration;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals;
 
-/// How long a fault waits for a donor that is gone, before its bytes are given up. A choice: longer than a switch takes
-/// to find another way, much shorter than the pager's own patience (120 s) and the least that people wait for.
-pub(crate) const LOSS_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before the second try; each one after is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
 /// The longest pause between two tries.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Contact {
+    patience: Duration,
     /// When the first failure was since the last answer, in nanoseconds; 0 while in touch.
     lost_since_ns: AtomicU64,
     /// Once lost: when somebody may ask again.
@@ -45,6 +43,12 @@ pub(crate) struct Tries<'a> {
 }
 
 impl Contact {
+    /// In touch. A donor counts as lost when it has not answered for `patience`.
+    pub(crate) const fn new(patience: Duration) -> Contact {
+        let (lost_since_ns, ask_again_ns) = (AtomicU64::new(0), AtomicU64::new(0));
+        Contact { patience, lost_since_ns, ask_again_ns, errno: AtomicI32::new(0) }
+    }
+
     /// The tries of one operation; the errno of the last failure when there is not even one.
     pub(crate) fn begin(&self) -> Result<Tries<'_>, i32> {
         if self.is_lost() {
@@ -66,9 +70,10 @@ impl Contact {
         }
     }
 
-    fn is_lost(&self) -> bool {
+    /// Whether it has not answered for so long that nobody waits for it any more.
+    pub(crate) fn is_lost(&self) -> bool {
         let since = self.lost_since_ns.load(Ordering::Relaxed);
-        since != 0 && now_ns().saturating_sub(since) >= LOSS_PATIENCE.as_nanos() as u64
+        since != 0 && now_ns().saturating_sub(since) >= self.patience.as_nanos() as u64
     }
 
     /// In a forked child: nothing is known of connections that it has not made.
@@ -96,9 +101,11 @@ impl Tries<'_> {
 mod tests {
     use super::*;
 
+    const LOSS_PATIENCE: Duration = Duration::from_secs(5);
+
     #[test]
     fn a_donor_that_is_lost_is_asked_now_and_then_and_found_again() {
-        let contact = Contact::default();
+        let contact = Contact::new(LOSS_PATIENCE);
         assert!(contact.begin().unwrap().again(libc::ECONNRESET), "the first failure is no loss");
         contact.lost_since_ns.store(now_ns() - LOSS_PATIENCE.as_nanos() as u64, Ordering::Relaxed);
         let mut tries = contact.begin().expect("somebody may ask");

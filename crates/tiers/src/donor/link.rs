@@ -26,18 +26,12 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use super::channel::{Channel, HANDSHAKE_PATIENCE, Miss, Security};
+use super::channel::{Channel, Miss, Security};
 use super::deadline::Deadline;
+use super::patience::Patience;
 use super::recalls::Recalls;
 use super::transport::Loss;
 
-/// How long a socket may take to be connected, and how long a donor to greet back.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a connection may take to come about.
-pub(crate) const OPEN_PATIENCE: Duration =
-    Duration::from_secs(2 * CONNECT_PATIENCE.as_secs() + HANDSHAKE_PATIENCE.as_secs());
-/// How long a donor has for one answer. It has it within a millisecond, or something is wrong with it or the way there.
-pub(crate) const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = HEEDED_WITHIN;
 
@@ -91,6 +85,11 @@ impl Link {
         self.socket.as_fd()
     }
 
+    /// Whether it looks as if there were a connection, for who has not taken the link.
+    pub(crate) fn may_be_connected(&self) -> bool {
+        self.is_connected.load(Ordering::Relaxed)
+    }
+
     /// Whether there is a connection for another request. Asked while none is on its way.
     pub(crate) fn is_connected(&self) -> bool {
         if self.channel.is_worn() {
@@ -100,8 +99,8 @@ impl Link {
     }
 
     /// Connects and greets. Only where there is no connection.
-    pub(crate) fn connect(&self, address: &SocketAddr, who: BorrowerId) -> Result<Greeting, Miss> {
-        let greeting = self.try_connect(address, who).map_err(|miss| match self.channel.last_word() {
+    pub(crate) fn connect(&self, address: &SocketAddr, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
+        let greeting = self.try_connect(address, who, patience).map_err(|miss| match self.channel.last_word() {
             Some(distrust) => Miss::Distrust(distrust),
             None => miss,
         });
@@ -112,8 +111,8 @@ impl Link {
         greeting
     }
 
-    fn try_connect(&self, address: &SocketAddr, who: BorrowerId) -> Result<Greeting, Miss> {
-        let deadline = Deadline::after(CONNECT_PATIENCE);
+    fn try_connect(&self, address: &SocketAddr, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
+        let deadline = Deadline::after(patience.connect);
         // A connection that is under way is gone on with by the next call.
         while let Err(errno) = rustix::net::connect(&self.socket, address) {
             match errno {
@@ -123,8 +122,8 @@ impl Link {
             }
             deadline.check()?;
         }
-        self.channel.open(self.socket())?;
-        let deadline = Deadline::after(CONNECT_PATIENCE);
+        self.channel.open(self.socket(), patience.handshake)?;
+        let deadline = Deadline::after(patience.connect);
         let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower: who };
         self.send_frame(0, hello, &[], deadline)?;
         match self.receive_header(0, deadline)?.message {
@@ -154,8 +153,29 @@ impl Link {
 
     /// One request and its answer, whose body fills `into`. Whatever goes wrong ends the connection, other than a
     /// refusal that leaves it good.
-    pub(crate) fn exchange(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
-        let answer = self.try_exchange(message, payload, into);
+    pub(crate) fn exchange(
+        &self,
+        message: Message,
+        payload: &[u8],
+        into: &mut [u8],
+        patience: &Patience,
+    ) -> Result<Message, Loss> {
+        let deadline = Deadline::after(patience.answer);
+        let request = self.begin(message, payload, deadline)?;
+        self.finish(request, into, deadline)
+    }
+
+    /// Sends a request, whose number is returned. Its answer is waited for by [`finish`](Self::finish), or the
+    /// connection is ended.
+    pub(crate) fn begin(&self, message: Message, payload: &[u8], deadline: Deadline) -> Result<u64, Loss> {
+        let request = self.number();
+        self.send_frame(request, message, payload, deadline).inspect_err(|_| self.disconnect())?;
+        Ok(request)
+    }
+
+    /// Waits for the answer to a request, whose body fills `into`. Ends the connection as `exchange` does.
+    pub(crate) fn finish(&self, request: u64, into: &mut [u8], deadline: Deadline) -> Result<Message, Loss> {
+        let answer = self.receive_answer(request, into, deadline);
         match &answer {
             Ok(_) => {}
             Err(Loss::Refused(refusal)) if !refusal.ends_connection() => {}
@@ -164,10 +184,7 @@ impl Link {
         answer
     }
 
-    fn try_exchange(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
-        let deadline = Deadline::after(ANSWER_PATIENCE);
-        let request = self.number();
-        self.send_frame(request, message, payload, deadline)?;
+    fn receive_answer(&self, request: u64, into: &mut [u8], deadline: Deadline) -> Result<Message, Loss> {
         let header = self.receive_header(request, deadline)?;
         if let Message::Error { refusal } = header.message {
             return Err(Loss::Refused(refusal));

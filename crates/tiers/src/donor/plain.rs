@@ -5,6 +5,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use aquifer_wire::HEADER_BYTES;
 use rustix::io::Errno;
@@ -17,7 +18,7 @@ use super::channel::{Channel, Miss};
 pub(crate) struct PlainChannel;
 
 impl Channel for PlainChannel {
-    fn open(&self, _: BorrowedFd<'_>) -> Result<(), Miss> {
+    fn open(&self, _: BorrowedFd<'_>, _: Duration) -> Result<(), Miss> {
         Ok(())
     }
 

@@ -23,7 +23,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::link::{ANSWER_PATIENCE, Link};
+use super::link::Link;
 use super::ranges::Lease;
 use super::remote::{self, Piece, Remote, pieces};
 use super::tcp::Tcp;
@@ -157,7 +157,7 @@ impl TcpQueue {
         if let Err(_lost) = self.pump_out().and_then(|()| self.pump_in()) {
             self.fall_back();
         }
-        if now_ns().saturating_sub(self.moved_ns) > ANSWER_PATIENCE.as_nanos() as u64 {
+        if now_ns().saturating_sub(self.moved_ns) > self.tcp.patience().answer.as_nanos() as u64 {
             self.fall_back();
         }
         let waits_to_send = !self.outgoing.is_empty();

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which lease each range of the tier has, as this process knows it: one word for each slab, and one bit for whether
-//! the donor wants it back.
+//! Which lease each range of the tier has, and whether this process may write with it.
 //!
-//! A relative may know better: processes of a family share the tier's slabs, not these words. So a word may be old, and
-//! the donor refuses what is asked with it. Tokens grow with every grant, so of two words the greater one is newer.
+//! The leases are a word for each slab in memory that relatives share, as they share the tier's slabs: a slab that one
+//! of them has moved here, all can read. Tokens grow with every grant, so of two words the greater one is newer. The
+//! right to write with a token is a process's own, in a second word: it was granted to it, and nothing that it sent
+//! with it is on its way still. The two can only be told apart for a moment, and then the donor refuses what is old.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 //!
 //! | bits  | what                                                                       |
 //! |-------|----------------------------------------------------------------------------|
-//! | 0     | 1: this process may write with the token; it was granted to it, and nothing that it sent with it is on its way still |
+//! | 0     | 1 in a lease that this process may write with; 0 in shared memory          |
 //! | 1–24  | the donor's slab                                                           |
 //! | 25–63 | the token; 0 where there is no lease                                       |
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use aquifer_sys::memory::SharedWords;
+use aquifer_sys::raw::Errno;
 
 const SLAB_BITS: u32 = 24;
 const TOKEN_SHIFT: u32 = SLAB_BITS + 1;
@@ -48,8 +52,11 @@ impl Lease {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Ranges {
-    words: Box<[AtomicU64]>,
-    /// Ranges that the donor wants back. One that has no lease any more may have its bit still.
+    leases: SharedWords,
+    /// The lease of each range that this process may write with; 0 where it has none.
+    own: Box<[AtomicU64]>,
+    /// Ranges that the donor wants back, as this process has heard. One that has no lease any more may have its bit
+    /// still.
     leaving: Box<[AtomicU64]>,
     /// True: there may be such.
     any_leaving: AtomicBool,
@@ -60,29 +67,37 @@ pub(crate) struct Ranges {
 const BITS: u64 = u64::BITS as u64;
 
 impl Ranges {
-    pub(crate) fn new(count: usize) -> Ranges {
+    pub(crate) fn new(count: usize) -> Result<Ranges, Errno> {
         let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Ranges {
-            words: zeros(count),
+        Ok(Ranges {
+            leases: SharedWords::new(count)?,
+            own: zeros(count),
             leaving: zeros(count.div_ceil(BITS as usize)),
             any_leaving: AtomicBool::new(false),
             leave_by_ns: AtomicU64::new(u64::MAX),
-        }
+        })
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.words.len()
+        self.own.len()
+    }
+
+    fn known(&self, range: u64) -> &AtomicU64 {
+        &self.leases.words()[range as usize]
     }
 
     pub(crate) fn lease(&self, range: u64) -> Option<Lease> {
-        let word = self.words[range as usize].load(Ordering::Acquire);
-        (word != 0).then_some(Lease(word))
+        let word = self.known(range).load(Ordering::Acquire);
+        let may_write = self.own[range as usize].load(Ordering::Acquire) == word;
+        (word != 0).then_some(Lease(word | if may_write { MAY_WRITE } else { 0 }))
     }
 
-    /// There is a new lease.
+    /// There is a new lease, granted to this process.
     pub(crate) fn learn(&self, range: u64, lease: Lease) {
+        let word = lease.0 & !MAY_WRITE;
+        self.own[range as usize].store(word, Ordering::Release);
         // Of two grants at the same time, the greater one is what the donor goes by.
-        let before = Lease(self.words[range as usize].fetch_max(lease.0, Ordering::AcqRel));
+        let before = Lease(self.known(range).fetch_max(word, Ordering::AcqRel));
         if before.0 == 0 || before.slab() != lease.slab() {
             self.stays(range);
         }
@@ -91,22 +106,40 @@ impl Ranges {
     /// What was sent with this lease may arrive still: before this process writes again, it needs a new token, by which
     /// the donor refuses the old one.
     pub(crate) fn doubt(&self, range: u64, lease: Lease) {
-        let doubted = lease.0 & !MAY_WRITE;
-        let _ = self.words[range as usize].compare_exchange(lease.0, doubted, Ordering::AcqRel, Ordering::Relaxed);
+        let word = lease.0 & !MAY_WRITE;
+        let _ = self.own[range as usize].compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The lease is over.
     pub(crate) fn forget(&self, range: u64, lease: Lease) {
-        for known in [lease.0, lease.0 & !MAY_WRITE] {
-            let _ = self.words[range as usize].compare_exchange(known, 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
+        self.doubt(range, lease);
+        let word = lease.0 & !MAY_WRITE;
+        let _ = self.known(range).compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
         self.stays(range);
+    }
+
+    /// Whatever lease a range had is over.
+    pub(crate) fn forget_range(&self, range: u64) {
+        if let Some(lease) = self.lease(range) {
+            self.forget(range, lease);
+        }
+    }
+
+    /// In a forked child: what its parent sends counts as on its way.
+    pub(crate) fn doubt_all(&self) {
+        self.own.iter().for_each(|word| word.store(0, Ordering::Release));
+    }
+
+    /// There are no leases any more.
+    pub(crate) fn forget_all(&self) {
+        self.doubt_all();
+        self.leases.words().iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
     /// The donor wants the slab of a range back, by then at the latest. What is no lease of ours any more is left
     /// alone.
     pub(crate) fn ask_back(&self, slab: u64, range: u64, now_ns: u64, leave_by_ns: u64) {
-        let word = self.words.get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
+        let word = self.leases.words().get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
         if word != 0 && Lease(word).slab() == slab {
             self.leaving[(range / BITS) as usize].fetch_or(1 << (range % BITS), Ordering::AcqRel);
             // What was asked back earlier, and is over, says nothing about this.
@@ -118,7 +151,7 @@ impl Ranges {
 
     /// It wants all of them back.
     pub(crate) fn ask_back_every(&self, now_ns: u64, leave_by_ns: u64) {
-        for (range, word) in self.words.iter().enumerate() {
+        for (range, word) in self.leases.words().iter().enumerate() {
             let word = word.load(Ordering::Acquire);
             if word != 0 {
                 self.ask_back(Lease(word).slab(), range as u64, now_ns, leave_by_ns);
@@ -160,16 +193,9 @@ impl Ranges {
         self.leave_by_ns.store(u64::MAX, Ordering::Release);
     }
 
-    /// In a forked child: what its parent sends counts as on its way.
-    pub(crate) fn doubt_all(&self) {
-        for word in &self.words {
-            word.fetch_and(!MAY_WRITE, Ordering::AcqRel);
-        }
-    }
-
     /// Whether there is any lease.
     pub(crate) fn any(&self) -> bool {
-        self.words.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+        self.leases.words().iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 }
 
@@ -184,23 +210,28 @@ mod tests {
         assert_eq!((lease.slab(), lease.token(), lease.may_write()), (slab, token, true));
         assert!(Lease::granted(1 << 24, 1).is_none() && Lease::granted(1, 1 << 39).is_none());
         assert!(Lease::granted(1, 0).is_none());
-        let ranges = Ranges::new(1);
+        let ranges = Ranges::new(1).unwrap();
         let (old, new) = (Lease::granted(9, 1).unwrap(), Lease::granted(3, 2).unwrap());
-        ranges.learn(0, new);
         ranges.learn(0, old);
+        ranges.learn(0, new);
         assert_eq!(ranges.lease(0), Some(new));
         ranges.doubt(0, old);
         assert!(ranges.lease(0).unwrap().may_write(), "only what is still known is doubted");
         ranges.doubt_all();
         assert!(!ranges.lease(0).unwrap().may_write());
+        ranges.learn(0, old);
+        let known = ranges.lease(0).unwrap();
+        assert_eq!(known.token(), new.token());
+        assert!(!known.may_write(), "a token that is not the last one is no right");
         ranges.forget(0, old);
         assert!(ranges.any());
         ranges.forget(0, new);
         assert!(!ranges.any());
     }
+
     #[test]
     fn what_is_asked_back_is_found_until_it_is_given_back() {
-        let ranges = Ranges::new(200);
+        let ranges = Ranges::new(200).unwrap();
         let lease = |slab| Lease::granted(slab, slab + 1).unwrap();
         [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(range, lease(range + 1000)));
         let all = || {

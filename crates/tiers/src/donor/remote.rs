@@ -20,8 +20,10 @@ use aquifer_sys::signals;
 use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use super::contact::Contact;
+use super::patience::Patience;
 use super::ranges::{Lease, Ranges};
 use super::recalls::Recalls;
+use super::tcp::Begun;
 use super::transport::{Loss, Transport};
 use super::turns::Turns;
 use crate::tier::{Leaving, TierQueue};
@@ -46,8 +48,19 @@ pub(crate) struct Remote {
     contact: Contact,
     grants: Turns,
     lease: Duration,
+    patience: Patience,
+    unlent: Unlent,
     /// In the process that opened the tier, which gives everything back at the end.
     is_opener: AtomicBool,
+}
+
+/// What a read of a range finds that has no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unlent {
+    /// Nobody has written there, so it may read as anything.
+    Anything,
+    /// Somebody knows that it was written to, so its bytes are gone.
+    Gone,
 }
 
 /// A part of a request that lies in one slab.
@@ -72,17 +85,26 @@ pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 
 impl Remote {
     /// `slabs` of them, of which none is leased yet; leases last `lease` from each sign of life on.
-    pub(crate) fn new(transport: Box<dyn Transport>, recalls: &Recalls, slabs: usize, lease: Duration) -> Remote {
-        let ranges = Arc::new(Ranges::new(slabs));
+    pub(crate) fn new(
+        transport: Box<dyn Transport>,
+        recalls: &Recalls,
+        slabs: usize,
+        lease: Duration,
+        patience: Patience,
+        unlent: Unlent,
+    ) -> Result<Remote, Errno> {
+        let ranges = Arc::new(Ranges::new(slabs)?);
         recalls.note_in(Arc::clone(&ranges));
-        Remote {
+        Ok(Remote {
             transport,
             ranges,
-            contact: Contact::default(),
+            contact: Contact::new(patience.loss),
             grants: Turns::default(),
             lease,
+            patience,
+            unlent,
             is_opener: AtomicBool::new(true),
-        }
+        })
     }
 
     pub(crate) fn open_queue(self: &Arc<Self>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
@@ -117,7 +139,9 @@ impl Remote {
         let mut refusal = Refusal::NoLease;
         for _ in 0..LEASES_TRIED_MOST {
             let Some(lease) = self.ranges.lease(piece.range) else {
-                // Never written to, so it may read as anything.
+                if self.unlent == Unlent::Gone {
+                    return Err(libc::ENODATA);
+                }
                 into.fill(0);
                 return Ok(());
             };
@@ -134,6 +158,22 @@ impl Remote {
             }
         }
         Err(errno_of(refusal))
+    }
+
+    /// Asks for bytes that lie in one slab, and does not wait for them. `None` where that cannot be done at once.
+    pub(crate) fn begin_read(&self, piece: Piece) -> Option<Begun<'_>> {
+        let lease = self.ranges.lease(piece.range)?;
+        self.transport.begin(read(piece, lease))
+    }
+
+    /// The end of what [`begin_read`](Self::begin_read) began. Any failure is one that `read` would look at more
+    /// closely.
+    pub(crate) fn finish_read(&self, begun: Begun<'_>, into: &mut [u8]) -> bool {
+        let is_found = begun.finish(into) == Ok(Message::Found);
+        if is_found {
+            self.contact.answered();
+        }
+        is_found
     }
 
     /// Stores `bytes` at `offset`.
@@ -162,6 +202,11 @@ impl Remote {
                 Ok(Message::Written) => return Ok(()),
                 Ok(_) => return Err(libc::EPROTO),
                 Err(Loss::Connection(errno)) => return Err(errno),
+                // What else was in the slab is gone, too: a new one would have these bytes only.
+                Err(Loss::Refused(Refusal::NoLease | Refusal::NotYours)) if self.unlent == Unlent::Gone => {
+                    self.ranges.forget_range(piece.range);
+                    return Err(libc::ENODATA);
+                }
                 Err(Loss::Refused(about)) if is_about_lease(about) => refusal = about,
                 Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
             }
@@ -176,11 +221,34 @@ impl Remote {
         {
             return Ok(lease);
         }
+        if self.unlent == Unlent::Gone && self.ranges.lease(range).is_none() {
+            return Err(Loss::Refused(Refusal::NoLease));
+        }
+        self.grant(range, true)
+    }
+
+    /// A new lease for a range, or a new token for the one that it has. Room is set aside from then on.
+    pub(crate) fn take(&self, range: u64) -> Result<(), i32> {
+        match self.persist(|| self.grant(range, false).map(|_| Message::Renew)) {
+            Ok(_) => Ok(()),
+            Err(Loss::Connection(errno)) => Err(errno),
+            Err(Loss::Refused(refusal)) => Err(errno_of(refusal)),
+        }
+    }
+
+    /// Asks for a grant, unless one came while somebody else asked and that is good enough.
+    fn grant(&self, range: u64, any_will_do: bool) -> Result<Lease, Loss> {
         // A grant ends what other threads have begun with the token before. So there is one at a time, and who waited
         // looks again.
-        let _turn = self.grants.take().map_err(Loss::Connection)?;
+        let was_lost = self.contact.is_lost();
+        let _turn = self.grants.take(self.patience.turn()).map_err(Loss::Connection)?;
+        if !was_lost && self.contact.is_lost() {
+            // Whoever was before has waited long enough for all.
+            return Err(Loss::Connection(libc::EHOSTDOWN));
+        }
         if let Some(lease) = self.ranges.lease(range)
             && lease.may_write()
+            && any_will_do
         {
             return Ok(lease);
         }
@@ -241,8 +309,13 @@ impl Remote {
     pub(crate) fn tend(&self) -> Duration {
         if self.ranges.any() {
             // Whoever wants their bytes finds out for itself when that fails.
-            let _ = self.persist(|| self.transport.ask(Message::Renew, &[], &mut []));
+            let _ = self.look();
         }
+        self.renewal()
+    }
+
+    /// After how long to renew the leases at the latest.
+    pub(crate) fn renewal(&self) -> Duration {
         let pause = self.lease / RENEWALS;
         match self.ranges.leaving(0) {
             Some((_, until_ns)) if until_ns.saturating_add(LEAVE_PATIENCE.as_nanos() as u64) < now_ns() => {
@@ -258,6 +331,22 @@ impl Remote {
     pub(crate) fn leaving(&self, from: u64) -> Option<Leaving> {
         let (range, until_ns) = self.ranges.leaving(from.div_ceil(SLAB_BYTES))?;
         Some(Leaving { offset: range * SLAB_BYTES, len: SLAB_BYTES, until_ns })
+    }
+
+    /// Whether the donor answers. Renews the leases.
+    pub(crate) fn look(&self) -> Result<(), i32> {
+        match self.persist(|| self.transport.ask(Message::Renew, &[], &mut [])) {
+            Ok(_) => Ok(()),
+            Err(Loss::Connection(errno)) => Err(errno),
+            Err(Loss::Refused(refusal)) => Err(errno_of(refusal)),
+        }
+    }
+
+    /// Whatever was lent is gone: the next run of the donor that answers begins anew.
+    pub(crate) fn start_over(&self) {
+        self.ranges.forget_all();
+        self.transport.start_over();
+        self.contact.forget();
     }
 
     /// In a forked child.

@@ -10,19 +10,20 @@
 //! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
 //! word that fork(2) clears, and refused.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
-
 use aquifer_sys::futex::EventCount;
-use aquifer_sys::memory::OwnWord;
+use aquifer_sys::memory::{OwnWord, SharedWords};
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_wire::{BorrowerId, Message};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::channel::{Miss, Security};
-use super::link::{ANSWER_PATIENCE, Greeting, Link, OPEN_PATIENCE};
+use super::deadline::Deadline;
+use super::link::{Greeting, Link};
+use super::patience::Patience;
 use super::queue::TcpQueue;
 use super::recalls::Recalls;
 use super::remote::Remote;
@@ -31,8 +32,6 @@ use crate::tier::TierQueue;
 
 /// Links for demand. A choice: threads that wait for one at the same time share the way to one donor anyway.
 const LINKS: usize = 8;
-/// How long somebody waits for a link: until everybody before has come to the end of a connection and an answer.
-const LINK_PATIENCE: Duration = Duration::from_secs(2 * (OPEN_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
 /// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
@@ -50,11 +49,13 @@ pub(crate) struct Tcp {
     who: BorrowerId,
     security: Security,
     recalls: Arc<Recalls>,
+    patience: Patience,
     lines: Box<[Line]>,
     /// Signalled when a link came free.
     freed: EventCount,
-    /// Which run of the donor our leases are of; 0 before the first greeting.
-    instance: AtomicU64,
+    /// One word, which relatives share, as they share the leases: which run of the donor these are of; 0 before the
+    /// first greeting.
+    instance: SharedWords,
     /// 1 in the process whose sockets these are.
     own: OwnWord,
 }
@@ -73,6 +74,36 @@ impl Drop for Taken<'_> {
     }
 }
 
+/// A request whose answer is on its way. Dropped before that has come, it ends the connection: the link's next request
+/// would meet the answer.
+pub(crate) struct Begun<'a> {
+    taken: Taken<'a>,
+    request: u64,
+    deadline: Deadline,
+    is_finished: bool,
+}
+
+impl Begun<'_> {
+    /// Readable when the answer, or its beginning, is there.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.taken.line.link.socket()
+    }
+
+    /// Waits for the answer, whose body fills `into`.
+    pub(crate) fn finish(mut self, into: &mut [u8]) -> Result<Message, Loss> {
+        self.is_finished = true;
+        self.taken.line.link.finish(self.request, into, self.deadline)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.taken.line.link.disconnect();
+        }
+    }
+}
+
 impl Tcp {
     /// Makes the sockets. Nothing is connected.
     pub(crate) fn new(
@@ -80,6 +111,7 @@ impl Tcp {
         security: Security,
         who: BorrowerId,
         recalls: Arc<Recalls>,
+        patience: Patience,
     ) -> Result<Tcp, Errno> {
         let line = |_| {
             let link = Link::new(&address, &security, &recalls, true).map_err(|errno| Errno(errno.raw_os_error()))?;
@@ -88,18 +120,37 @@ impl Tcp {
         let lines = (0..LINKS).map(line).collect::<Result<_, Errno>>()?;
         let own = OwnWord::new()?;
         own.word().store(1, Ordering::Relaxed);
-        Ok(Tcp { address, who, security, recalls, lines, freed: EventCount::new(), instance: AtomicU64::new(0), own })
+        let instance = SharedWords::new(1)?;
+        Ok(Tcp { address, who, security, recalls, patience, lines, freed: EventCount::new(), instance, own })
     }
 
     /// Connects the first link, to see what the donor says.
     pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
         let taken = self.take()?;
-        self.connect(&taken.line.link)
+        // A program that begins waits longer than one that is amid its work.
+        self.connect_within(&taken.line.link, &Patience::ALONE)
+    }
+
+    /// Where the donor's word is heard that it wants memory back.
+    pub(crate) fn recalls(&self) -> &Arc<Recalls> {
+        &self.recalls
+    }
+
+    pub(crate) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    fn instance(&self) -> &AtomicU64 {
+        &self.instance.words()[0]
     }
 
     pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {
-        let greeting = link.connect(&self.address, self.who)?;
-        let known = self.instance.compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
+        self.connect_within(link, &self.patience)
+    }
+
+    fn connect_within(&self, link: &Link, patience: &Patience) -> Result<Greeting, Miss> {
+        let greeting = link.connect(&self.address, self.who, patience)?;
+        let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
                 // It was started anew, and has nothing of what its predecessor was given.
@@ -114,6 +165,16 @@ impl Tcp {
         self.own.word().load(Ordering::Relaxed) == 1
     }
 
+    /// A link that is free now and connected.
+    fn take_connected(&self) -> Option<Taken<'_>> {
+        let may_be_taken = |line: &&Line| {
+            let take = || line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            self.is_own() && line.link.may_be_connected() && take()
+        };
+        let taken = self.lines.iter().find(may_be_taken).map(|line| Taken { tcp: self, line })?;
+        taken.line.link.is_connected().then_some(taken)
+    }
+
     fn take(&self) -> Result<Taken<'_>, Loss> {
         if !self.is_own() {
             return Err(Loss::Connection(libc::EOWNERDEAD));
@@ -126,7 +187,7 @@ impl Tcp {
             if let Some(line) = self.lines.iter().find(free) {
                 return Ok(Taken { tcp: self, line });
             }
-            if now_ns().saturating_sub(started) > LINK_PATIENCE.as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {
                 return Err(Loss::Connection(libc::ETIMEDOUT));
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
@@ -151,11 +212,22 @@ impl Transport for SharedTcp {
         if !link.is_connected() {
             tcp.connect(link)?;
         }
-        link.exchange(message, payload, into)
+        link.exchange(message, payload, into, &tcp.patience)
+    }
+
+    fn begin(&self, message: Message) -> Option<Begun<'_>> {
+        let taken = self.0.take_connected()?;
+        let deadline = Deadline::after(self.0.patience.answer);
+        let request = taken.line.link.begin(message, &[], deadline).ok()?;
+        Some(Begun { taken, request, deadline, is_finished: false })
     }
 
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
         Ok(Box::new(TcpQueue::new(Arc::clone(&self.0), Arc::clone(remote), depth)?))
+    }
+
+    fn start_over(&self) {
+        self.0.instance().store(0, Ordering::Relaxed);
     }
 
     fn renew(&self) -> Result<bool, Errno> {

@@ -14,6 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 use aquifer_sys::deep_stack;
 use aquifer_tls::{
@@ -24,7 +25,7 @@ use aquifer_wire::{HEADER_BYTES, Header, Message, is_frame};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::channel::{Channel, HANDSHAKE_PATIENCE, Miss};
+use super::channel::{Channel, Miss};
 use super::deadline::Deadline;
 use super::transport::Loss;
 
@@ -84,10 +85,10 @@ impl TlsChannel {
 }
 
 impl Channel for TlsChannel {
-    fn open(&self, socket: BorrowedFd<'_>) -> Result<(), Miss> {
+    fn open(&self, socket: BorrowedFd<'_>, patience: Duration) -> Result<(), Miss> {
         let mut session = self.session().map_err(lost)?;
         session.forget();
-        let mut pipe = Handshake { socket, deadline: Deadline::after(HANDSHAKE_PATIENCE) };
+        let mut pipe = Handshake { socket, deadline: Deadline::after(patience) };
         let shaken = deep_stack::call(|| self.borrower.shake_hands(&mut pipe));
         match shaken.map_err(|errno| Loss::Connection(errno.0))? {
             Ok(protection) => {

@@ -14,6 +14,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_wire::{Message, Refusal};
 
 use super::remote::Remote;
+use super::tcp::Begun;
 use crate::tier::TierQueue;
 
 /// Why there is no answer, or none that was hoped for.
@@ -30,8 +31,14 @@ pub(crate) trait Transport: Send + Sync {
     /// Asks for one thing. `payload` goes along; the answer's body fills `into`, which is as long as it must be.
     fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss>;
 
+    /// Asks for bytes, and does not wait for them: where there is a connection that can be asked at once.
+    fn begin(&self, message: Message) -> Option<Begun<'_>>;
+
     /// A queue for one worker, with a connection of its own.
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno>;
+
+    /// Nothing is known any more of a run of the donor: the next one that answers is taken.
+    fn start_over(&self);
 
     /// In a forked child: connections of its own in place of its parent's. Returns whether there was anything to do.
     fn renew(&self) -> Result<bool, Errno>;

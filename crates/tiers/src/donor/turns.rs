@@ -13,10 +13,6 @@ use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
-use super::link::{ANSWER_PATIENCE, OPEN_PATIENCE};
-
-/// How long somebody waits: until the one before has come to the end of a connection and an answer, and once more.
-const TURN_PATIENCE: Duration = Duration::from_secs(2 * (OPEN_PATIENCE.as_secs() + ANSWER_PATIENCE.as_secs()));
 /// Looks before the kernel is asked to wait. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
@@ -39,15 +35,15 @@ impl Drop for Turn<'_> {
 }
 
 impl Turns {
-    /// Waits for the turn; ETIMEDOUT when it does not come.
-    pub(crate) fn take(&self) -> Result<Turn<'_>, i32> {
+    /// Waits for the turn; ETIMEDOUT when it does not come within `patience`.
+    pub(crate) fn take(&self, patience: Duration) -> Result<Turn<'_>, i32> {
         let started = now_ns();
         loop {
             let ticket = self.freed.ticket();
             if self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return Ok(Turn(self));
             }
-            if now_ns().saturating_sub(started) > TURN_PATIENCE.as_nanos() as u64 {
+            if now_ns().saturating_sub(started) > patience.as_nanos() as u64 {
                 return Err(libc::ETIMEDOUT);
             }
             self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Several donors are a tier, over real donors in this process: striped, mirrored, and when one of them is gone.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aquifer_donor::{Donor, Security, Settings, Source};
+use aquifer_tiers::conformance::{check, frames};
+use aquifer_tiers::{Operation, Request, Tier, TierSpec, Wait, open};
+use aquifer_wire::{Figure, SLAB_BYTES};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest time that one access may take when a donor is lost, which is the product's promise, and as much again
+/// for a machine that runs other tests.
+const STALL_MOST: Duration = Duration::from_secs(4);
+
+fn settings() -> Settings {
+    Settings::new(([127, 0, 0, 1], 0).into(), 64 << 20, Source::Anonymous, Security::Plain)
+}
+
+fn start(settings: Settings) -> Donor {
+    Donor::start(settings, Box::new(|line| println!("{line}"))).unwrap()
+}
+
+fn donors(count: usize) -> Vec<Donor> {
+    (0..count).map(|_| start(settings())).collect()
+}
+
+fn array(addresses: &[SocketAddr], options: &str) -> Box<dyn Tier> {
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let spec = format!("donor:{},security=plain{options}", addresses.join("+"));
+    open(&spec.parse::<TierSpec>().unwrap()).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+fn addresses(donors: &[Donor]) -> Vec<SocketAddr> {
+    donors.iter().map(Donor::address).collect()
+}
+
+fn write(tier: &dyn Tier, offset: u64, version: u64) {
+    let mut frame = frames::frame(16, 0);
+    frames::stamp(frame.bytes_mut(), offset, version);
+    tier.write(offset, &frame).unwrap_or_else(|failure| panic!("{failure}"));
+    frames::give_back(frame);
+}
+
+fn read(tier: &dyn Tier, offset: u64, version: u64) {
+    let mut frame = frames::frame(16, 0xee);
+    tier.read(offset, &mut frame).unwrap_or_else(|failure| panic!("{failure}"));
+    frames::check_stamp(frame.bytes(), offset, version);
+    frames::give_back(frame);
+}
+
+/// Tends until `done`.
+fn tend(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < PATIENCE, "it does not come to that");
+        let pause = tier.tend().expect("arrays are tended");
+        std::thread::sleep(pause.min(Duration::from_millis(50)));
+    }
+}
+
+fn lent(donor: &Donor) -> u64 {
+    donor.standing().figure(Figure::LentBytes) / SLAB_BYTES
+}
+
+#[test]
+fn donors_together_pass_the_suite() {
+    for (count, options) in [(2, ""), (3, ",mirror=2")] {
+        let donors = donors(count);
+        let addresses = addresses(&donors);
+        check(options, &|| array(&addresses, &format!("{options},size=16MiB")));
+        let started = Instant::now();
+        while donors.iter().any(|donor| lent(donor) > 0) {
+            assert!(started.elapsed() < PATIENCE, "what was borrowed comes back");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn room_is_what_all_lend_less_what_is_kept_twice() {
+    let donors = donors(3);
+    let addresses = addresses(&donors);
+    assert_eq!(array(&addresses, "").capacity_bytes(), 192 << 20);
+    assert_eq!(array(&addresses, ",mirror=2").capacity_bytes(), 96 << 20);
+    let spec = format!("donor:{}+{},security=plain,mirror=2,size=80MiB", addresses[0], addresses[1]);
+    let refused = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
+    assert!(refused.contains("less with size="), "{refused}");
+}
+
+#[test]
+fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
+    let donor = start(settings());
+    let absent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let tier = array(&[donor.address(), absent], ",mirror=2,size=16MiB");
+    assert!(tier.notices().iter().any(|notice| notice.contains(&absent.to_string())), "{:?}", tier.notices());
+    write(&*tier, 0, 1);
+    read(&*tier, 0, 1);
+    let late = start(Settings { listen: absent, ..settings() });
+    tend(&*tier, || lent(&late) == 1);
+    tend(&*tier, || tier.take_figures().slabs_rebuilt == 1);
+    donor.stop(Duration::ZERO);
+    read(&*tier, 0, 1);
+}
+
+/// Every donor in turn is started anew, with nothing of what it had, and each time copies are made before the next.
+#[test]
+fn donors_are_started_anew_one_after_the_other_and_nothing_is_lost() {
+    let mut donors = donors(3);
+    let addresses = addresses(&donors);
+    let tier = array(&addresses, ",mirror=2,size=32MiB");
+    (0..16).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
+    for round in 0..4 {
+        let at = round % 3;
+        donors.remove(at).stop(Duration::ZERO);
+        let begun = Instant::now();
+        read(&*tier, 0, if round == 0 { 0 } else { 100 + round as u64 - 1 });
+        write(&*tier, 0, 100 + round as u64);
+        assert!(begun.elapsed() < STALL_MOST, "{:?}", begun.elapsed());
+        donors.insert(at, start(Settings { listen: addresses[at], ..settings() }));
+        tend(&*tier, || donors.iter().map(lent).sum::<u64>() == 32);
+        // What is counted as lent may still be on its way.
+        let mut rebuilt = 0;
+        tend(&*tier, || {
+            let before = rebuilt;
+            rebuilt += tier.take_figures().slabs_rebuilt;
+            rebuilt > 0 && rebuilt == before
+        });
+        (1..16).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab));
+        read(&*tier, 0, 100 + round as u64);
+    }
+    assert_eq!(tier.take_figures().slabs_lost, 0);
+}
+
+#[test]
+fn a_donor_that_reclaims_its_memory_is_done_without() {
+    let mut donors = donors(2);
+    let tier = array(&addresses(&donors), ",mirror=2,size=16MiB");
+    (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
+    let last = donors.pop().unwrap();
+    last.stop(Duration::from_millis(200));
+    for slab in 0..8 {
+        read(&*tier, slab * SLAB_BYTES, slab);
+        write(&*tier, slab * SLAB_BYTES, slab + 50);
+        read(&*tier, slab * SLAB_BYTES, slab + 50);
+    }
+}
+
+/// A way to a donor that passes so many bytes a second in each direction, or stands still.
+struct Way {
+    address: SocketAddr,
+    stands: Arc<AtomicBool>,
+}
+
+impl Way {
+    fn to(donor: SocketAddr, bytes_per_second: u64) -> Way {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let way = Way { address: listener.local_addr().unwrap(), stands: Arc::new(AtomicBool::new(false)) };
+        let stands = Arc::clone(&way.stands);
+        std::thread::spawn(move || {
+            for borrower in listener.incoming().map_while(Result::ok) {
+                let donor = TcpStream::connect(donor).unwrap();
+                for (from, to) in [(&borrower, &donor), (&donor, &borrower)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let stands = Arc::clone(&stands);
+                    std::thread::spawn(move || pass(from, to, bytes_per_second, &stands));
+                }
+            }
+        });
+        way
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, bytes_per_second: u64, stands: &AtomicBool) {
+    let _ = (from.set_nodelay(true), to.set_nodelay(true));
+    let mut bytes = vec![0; 64 << 10];
+    let mut free_at = Instant::now();
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while stands.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let now = Instant::now();
+        free_at = free_at.max(now) + Duration::from_secs_f64(count as f64 / bytes_per_second as f64);
+        // Short pauses are made up for later, since a sleep takes longer than it should.
+        if free_at > now + Duration::from_millis(2) {
+            std::thread::sleep(free_at - now);
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// How long reads of all slabs take through a queue, in blocks of 128 KiB, as read-ahead makes them.
+fn stream(tier: &dyn Tier, slabs: u64) -> Duration {
+    let mut queue = tier.open_queue(32).unwrap();
+    let block = 128 << 10;
+    let started = Instant::now();
+    let mut next = 0;
+    while next < slabs * SLAB_BYTES || queue.in_flight() > 0 {
+        while next < slabs * SLAB_BYTES && queue.in_flight() < 32 {
+            let request = Request { operation: Operation::Read, offset: next, buffer: frames::frame(32, 0), tag: next };
+            assert!(queue.submit(request).is_ok());
+            next += block;
+        }
+        queue.kick().unwrap();
+        queue.complete(Wait::ForOne, 32, &mut |done| {
+            done.outcome.unwrap();
+            frames::give_back(done.buffer);
+        });
+    }
+    started.elapsed()
+}
+
+#[test]
+fn two_slow_donors_together_are_faster_than_one() {
+    const SLABS: u64 = 16;
+    let donors = donors(2);
+    let ways: Vec<SocketAddr> = donors.iter().map(|donor| Way::to(donor.address(), 48 << 20).address).collect();
+    let fill = |tier: &dyn Tier| (0..SLABS).for_each(|slab| write(tier, slab * SLAB_BYTES, 1));
+    let (alone, together) = (array(&ways[..1], ",size=32MiB"), array(&ways, ",size=32MiB"));
+    fill(&*alone);
+    fill(&*together);
+    // The best of some: a busy machine spoils rounds.
+    let best = |tier: &dyn Tier| (0..3).map(|_| stream(tier, SLABS)).min().unwrap();
+    let (one, two) = (best(&*alone), best(&*together));
+    println!("one donor: {one:?}, two: {two:?}, {:.2} times as fast", one.as_secs_f64() / two.as_secs_f64());
+    assert!(one.as_secs_f64() >= 1.6 * two.as_secs_f64(), "one donor: {one:?}, two: {two:?}");
+}
+
+#[test]
+fn a_way_that_stands_still_costs_one_short_wait() {
+    let donors = donors(2);
+    let ways: Vec<Way> = donors.iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
+    let addresses: Vec<SocketAddr> = ways.iter().map(|way| way.address).collect();
+    let tier = array(&addresses, ",mirror=2,size=16MiB");
+    (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
+    (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab));
+    ways[0].stands.store(true, Ordering::SeqCst);
+    let mut longest = Duration::ZERO;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        for slab in 0..8 {
+            let started = Instant::now();
+            read(&*tier, slab * SLAB_BYTES, slab);
+            longest = longest.max(started.elapsed());
+        }
+    }
+    let figures = tier.take_figures();
+    println!("the longest read took {longest:?}; {figures:?}");
+    assert!(longest < STALL_MOST);
+    assert!(figures.reads_hedged > 0, "{figures:?}");
+    // Writes find out, too, and what they miss there is made up for.
+    (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab + 30));
+    ways[0].stands.store(false, Ordering::SeqCst);
+    let mut rebuilt = 0;
+    tend(&*tier, || {
+        rebuilt += tier.take_figures().slabs_rebuilt;
+        rebuilt == 8
+    });
+    ways[1].stands.store(true, Ordering::SeqCst);
+    (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));
+}

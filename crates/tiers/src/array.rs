@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Several donors as one tier: slabs are striped over them, or each is kept by several of them.
+//!
+//! The unit is the slab. Slab `s` of the array is range `s` of each member that has it, since donors lend for any
+//! range: so nothing has to be allocated, and one word a slab says which members those are (`array/place.rs`, in the
+//! table of `places.rs`, which relatives share). From the outside in: `layout.rs` decides who gets a slab, `copies.rs`
+//! reads and writes all copies of one, `care.rs` looks for lost members and makes new copies beside the program,
+//! `member.rs` is one of them. Why so: `docs/decisions/0017-an-array-keeps-copies-of-slabs.md`.
+//!
+//! What must hold: a write that has succeeded is at every member of its slab's place. So a member that missed a write
+//! is taken out of the place before the write succeeds, and a read from any member of the place has what was written
+//! last.
+
+mod care;
+mod copies;
+mod hedge;
+mod layout;
+mod member;
+mod opening;
+mod place;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::memory::SharedWords;
+use aquifer_sys::raw::Errno;
+use aquifer_wire::SLAB_BYTES;
+
+use self::care::Care;
+use self::layout::Rotation;
+pub(crate) use self::layout::WEIGHT_MOST;
+use self::member::Member;
+pub(crate) use self::member::Store;
+pub(crate) use self::place::{MEMBERS_MOST, POSITIONS};
+use self::queue::ArrayQueue;
+use crate::donor;
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::figures::{Tallies, TierFigures};
+use crate::places::{PLACE_WORDS, Places};
+use crate::tier::{Tier, TierQueue};
+use crate::transfer::{check_buffer, check_range};
+
+/// The same word as that of one donor: that is how an array is asked for.
+const NAME: &str = donor::NAME;
+
+/// Words before the table.
+const HEAD_WORDS: usize = 2;
+/// One more than the last slab that ever had a place.
+const REACHED: usize = 0;
+/// How often a slab came to have fewer copies than it should.
+const DEGRADED: usize = 1;
+
+/// A tier of several donors.
+pub struct Array {
+    parts: Arc<Parts>,
+    notices: Vec<String>,
+}
+
+/// What an array and its queues share.
+pub(crate) struct Parts {
+    members: Box<[Member]>,
+    rotation: Rotation,
+    /// How many members should have each slab.
+    copies: usize,
+    slabs: usize,
+    head: &'static [AtomicU64],
+    places: Places,
+    tallies: Tallies,
+    care: Care,
+}
+
+impl Array {
+    /// Of these members and their weights, for `slabs` slabs that lie on `copies` of them each.
+    fn new(
+        stores: Vec<(Box<dyn Store>, u32)>,
+        copies: usize,
+        slabs: usize,
+        notices: Vec<String>,
+    ) -> Result<Array, Errno> {
+        assert!(stores.len() <= MEMBERS_MOST && (1..=POSITIONS).contains(&copies), "a description is checked");
+        let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
+        let members = stores.into_iter().map(|(store, _)| Member::new(store)).collect();
+        let (head, table) = SharedWords::new(HEAD_WORDS + slabs * PLACE_WORDS)?.words().split_at(HEAD_WORDS);
+        let parts = Parts {
+            members,
+            rotation: Rotation::new(&weights),
+            copies,
+            slabs,
+            head,
+            places: Places::over(table),
+            tallies: Tallies::default(),
+            care: Care::default(),
+        };
+        Ok(Array { parts: Arc::new(parts), notices })
+    }
+}
+
+impl Parts {
+    fn capacity_bytes(&self) -> u64 {
+        self.slabs as u64 * SLAB_BYTES
+    }
+
+    fn reached(&self) -> usize {
+        self.head[REACHED].load(Ordering::Acquire) as usize
+    }
+
+    /// A slab has got a place.
+    fn reach(&self, slab: usize) {
+        if self.reached() <= slab {
+            self.head[REACHED].fetch_max(slab as u64 + 1, Ordering::AcqRel);
+        }
+    }
+
+    /// How often slabs came to have too few copies, in the whole family.
+    fn degradations(&self) -> u64 {
+        self.head[DEGRADED].load(Ordering::Acquire)
+    }
+
+    /// Some slab has fewer copies than it should.
+    fn degraded(&self) {
+        self.head[DEGRADED].fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Tier for Array {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    fn remedy(&self) -> &'static str {
+        if self.parts.copies > 1 {
+            "check the donors and the network to them"
+        } else {
+            "check the donors and the network to them, or let two have each byte (mirror=2)"
+        }
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.parts.capacity_bytes()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        self.parts.read(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        let read = self.parts.read_way(offset, buffer.bytes_mut(), way as usize);
+        read.map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
+        self.parts.write(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
+        self.parts.discard(offset, len).map_err(|errno| failure(Activity::Discard, offset, errno))
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        Ok(())
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(ArrayQueue::open(Arc::clone(&self.parts), depth)?))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        self.parts.renew()
+    }
+
+    fn needs_tending(&self) -> bool {
+        true
+    }
+
+    fn tend(&self) -> Option<Duration> {
+        Some(self.parts.tend())
+    }
+
+    fn take_figures(&self) -> TierFigures {
+        self.parts.tallies.take()
+    }
+}
+
+fn failure(activity: Activity, offset: u64, errno: i32) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+}

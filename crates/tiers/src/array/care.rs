@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Looks for members that are lost, and makes new copies of slabs that have too few: beside the program.
+//!
+//! A member that is lost for longer than a hiccup loses its slabs, too: others get copies of them, and when it comes
+//! back it begins with nothing. So does one that was started anew, which says so at once (ESTALE). Only where nobody
+//! else has a slab, it stays with the one that is lost for as long as that may come back.
+//!
+//! A copy is made by `places.rs`'s rules: whoever writes to the slab meanwhile is not waited for and does not wait, and
+//! the copy comes to nothing. So it does not matter which process of a family makes it.
+//!
+//! Threads: the pager's one for tending. May allocate.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_wire::SLAB_BYTES;
+
+use super::Parts;
+use super::place::Place;
+use crate::donor::pieces;
+use crate::figures::count;
+
+/// How often to come when nothing is to be done: a loss is found by whoever meets it, and only looked after here.
+const IDLE: Duration = Duration::from_secs(1);
+/// The pause between two rounds of copies. A choice: demand has the network to itself for half of the time or so.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long one round of copies takes at most, but for one slab.
+const ROUND: Duration = Duration::from_millis(20);
+/// How long a lost member keeps slabs that others have, too. A choice: longer than a donor's hiccup.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
+/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Slabs that one round looks at: some milliseconds.
+const LOOKED_AT_MOST: usize = 1 << 16;
+
+/// How far this process has come with its care.
+#[derive(Debug, Default)]
+pub(super) struct Care {
+    /// The next slab to look at.
+    at: AtomicUsize,
+    /// Degradations that were known when the current round through all slabs began.
+    round_of: AtomicU64,
+    /// Some slab of the current round still lacks a copy.
+    lacks: AtomicBool,
+    /// All slabs had their copies when there had been so many degradations.
+    settled: AtomicU64,
+}
+
+/// How an attempt to copy a slab ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copied {
+    /// It has one copy more.
+    Yes,
+    /// It needs none, or none of it is there.
+    NotNeeded,
+    /// Another time.
+    NotNow,
+}
+
+impl Parts {
+    /// Does what has to be done. Returns after how long to come again.
+    pub(super) fn tend(&self) -> Duration {
+        let mut next = IDLE;
+        for index in 0..self.members.len() {
+            self.look_after(index);
+            next = next.min(self.members[index].look_in());
+        }
+        if self.copies > 1 && self.settle() { PAUSE } else { next.max(PAUSE) }
+    }
+
+    fn look_after(&self, index: usize) {
+        if self.members[index].look_in().is_zero() {
+            self.look(index);
+        }
+    }
+
+    /// Sees whether a member is there, and to what follows from it.
+    pub(super) fn look(&self, index: usize) {
+        let member = &self.members[index];
+        match member.store.look() {
+            Ok(()) => {
+                if member.is_lost() {
+                    self.release_strays(index);
+                    member.found();
+                }
+                member.looked(true);
+            }
+            Err(errno) => {
+                self.note(index, errno);
+                if errno == libc::ESTALE {
+                    self.give_up(index, true);
+                    member.store.start_over();
+                } else if member.lost_for().is_some_and(|time| time > GIVEN_UP_AFTER) {
+                    self.give_up(index, false);
+                }
+                member.looked(false);
+            }
+        }
+    }
+
+    /// A member has nothing any more, or counts as having nothing.
+    pub(super) fn give_up(&self, index: usize, is_certain: bool) {
+        (0..self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
+    }
+
+    /// Gives back what a member holds that is not its any more. Before it counts as found, so that nothing is given to
+    /// it meanwhile.
+    fn release_strays(&self, index: usize) {
+        let store = &self.members[index].store;
+        for slab in 0..self.reached() {
+            if store.has(slab) && !Place(self.places.see(slab).place).has(index) {
+                // It expires otherwise, with the borrower.
+                let _ = store.discard(slab as u64 * SLAB_BYTES, SLAB_BYTES);
+            }
+        }
+    }
+
+    /// Makes copies for a while. True when there may be more to do at once.
+    pub(super) fn settle(&self) -> bool {
+        let care = &self.care;
+        let degradations = self.degradations();
+        if care.settled.load(Ordering::Relaxed) == degradations {
+            return false;
+        }
+        let started = now_ns();
+        let mut buffer = Vec::new();
+        for _ in 0..LOOKED_AT_MOST {
+            let slab = care.at.load(Ordering::Relaxed);
+            if slab >= self.reached() {
+                return self.end_round();
+            }
+            if slab == 0 {
+                care.round_of.store(degradations, Ordering::Relaxed);
+                care.lacks.store(false, Ordering::Relaxed);
+            }
+            match self.copy(slab, &mut buffer) {
+                Copied::NotNeeded => {}
+                Copied::NotNow => care.lacks.store(true, Ordering::Relaxed),
+                Copied::Yes => count(&self.tallies.slabs_rebuilt),
+            }
+            // One that lacks several copies gets the next in the next round.
+            care.at.store(slab + 1, Ordering::Relaxed);
+            if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
+                break;
+            }
+        }
+        true
+    }
+
+    /// All slabs have been looked at. True when some have got worse meanwhile; those that had to wait, wait longer.
+    fn end_round(&self) -> bool {
+        let care = &self.care;
+        care.at.store(0, Ordering::Relaxed);
+        let round_of = care.round_of.load(Ordering::Relaxed);
+        if care.lacks.load(Ordering::Relaxed) {
+            return false;
+        }
+        care.settled.store(round_of, Ordering::Relaxed);
+        round_of != self.degradations()
+    }
+
+    /// Makes one copy of a slab that has too few, where there is a member that can take it.
+    fn copy(&self, slab: usize, buffer: &mut Vec<u8>) -> Copied {
+        let place = Place(self.places.see(slab).place);
+        if matches!(place, Place::NOWHERE | Place::LOST) || place.count() >= self.copies {
+            return Copied::NotNeeded;
+        }
+        let free = self.takers() & !place.mask();
+        let Some(target) = self.rotation.choose(slab, free).next() else { return Copied::NotNow };
+        let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
+        if going.from() != place.0 {
+            return Copied::NotNow;
+        }
+        buffer.resize(PIECE_BYTES as usize, 0);
+        let taken = self.members[target].store.take(slab);
+        if taken.inspect_err(|errno| _ = self.note(target, *errno)).is_err() {
+            return Copied::NotNow;
+        }
+        let start = slab as u64 * SLAB_BYTES;
+        for offset in (start..start + SLAB_BYTES).step_by(PIECE_BYTES as usize) {
+            let copied = going.is_undisturbed() && self.copy_piece(place, target, offset, buffer);
+            if !copied {
+                self.release(slab, target);
+                return Copied::NotNow;
+            }
+        }
+        let new = place.with(target);
+        // Who had it before, and was taken out of its place while it was there.
+        (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| self.release(slab, other));
+        if going.commit(new.0) {
+            let lacks_more = new.count() < self.copies;
+            self.care.lacks.fetch_or(lacks_more, Ordering::Relaxed);
+            return Copied::Yes;
+        }
+        self.release(slab, target);
+        Copied::NotNow
+    }
+
+    fn copy_piece(&self, place: Place, target: usize, offset: u64, buffer: &mut [u8]) -> bool {
+        let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
+        if self.read_copies(place, piece, buffer).is_err() {
+            return false;
+        }
+        let written = self.members[target].store.write(offset, buffer);
+        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
+    }
+
+    /// Gives the room back that a member has set aside for a slab, if it is not in the slab's place.
+    fn release(&self, slab: usize, member: usize) {
+        let Some(it) = self.members.get(member).filter(|it| !it.is_lost() && it.store.has(slab)) else { return };
+        if !Place(self.places.see(slab).place).has(member) {
+            let _ = it.store.discard(slab as u64 * SLAB_BYTES, SLAB_BYTES);
+        }
+    }
+
+    /// In a forked child.
+    pub(super) fn renew(&self) -> Result<(), Errno> {
+        for member in &self.members {
+            member.store.renew()?;
+            member.forget();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads a slab from one of the members that have it, and writes it to all of them.
+//!
+//! A read that fails goes to the next copy. A write goes on with the members that take it; who does not is out of the
+//! slab's place before the write succeeds. Where nobody takes it, it fails, and the place stays: then copies may differ
+//! in these bytes, which their owner does not count as stored.
+//!
+//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+
+use std::time::Duration;
+
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals;
+use aquifer_wire::SLAB_BYTES;
+
+use super::Parts;
+use super::member::Trouble;
+use super::place::Place;
+use crate::donor::{Piece, pieces};
+use crate::figures::count;
+use crate::places::{Refused, Seen};
+
+/// How often a read is repeated because the slab's place has changed meanwhile.
+const PLACES_SEEN_MOST: u32 = 16;
+/// How often a change of a place that somebody else changes is tried, and the pause between: that takes some
+/// instructions, on a CPU that others may have for a while.
+const BUSY_MOST: u32 = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// Where several members should have the bytes, each is waited for only briefly. When none answers, all are asked again
+/// for so long: as long as a donor that is alone (`donor/patience.rs`).
+const NOBODY_PATIENCE: Duration = Duration::from_secs(5);
+const NOBODY_PAUSE: Duration = Duration::from_millis(50);
+
+impl Parts {
+    /// Fills `into` from `offset` on.
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        each_piece(offset, into, |piece, part| self.read_piece(piece, part))
+    }
+
+    fn read_piece(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        let started = now_ns();
+        loop {
+            match self.try_read(piece, into) {
+                Err(errno) if self.copies > 1 && may_come_back(errno) => {
+                    if now_ns().saturating_sub(started) > NOBODY_PATIENCE.as_nanos() as u64 {
+                        return Err(errno);
+                    }
+                    signals::sleep(NOBODY_PAUSE);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    pub(super) fn try_read(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        for _ in 0..PLACES_SEEN_MOST {
+            let seen = self.places.see(slab);
+            let outcome = match Place(seen.place) {
+                // Nobody has written there, so it may read as anything.
+                Place::NOWHERE => {
+                    into.fill(0);
+                    Ok(())
+                }
+                Place::LOST => Err(libc::ENODATA),
+                place => self.read_copies(place, piece, into),
+            };
+            if self.places.holds(slab, seen) {
+                return outcome;
+            }
+        }
+        Err(libc::EAGAIN)
+    }
+
+    /// From whoever has it: first those that are there, each slab in another order, so that all have work.
+    pub(super) fn in_order(&self, place: Place, slab: usize) -> impl Iterator<Item = usize> {
+        let (count, turn) = (place.count().max(1), slab / self.members.len());
+        let by_turn = move || place.members().cycle().skip(turn % count).take(count);
+        let there = by_turn().filter(move |member| !self.members[*member].is_lost());
+        there.chain(by_turn().filter(move |member| self.members[*member].is_lost()))
+    }
+
+    /// From the first copy that can be read.
+    pub(super) fn read_copies(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        if self.read_hedged(place, piece, into) {
+            return Ok(());
+        }
+        let mut failed = None;
+        for member in self.in_order(place, piece.range as usize) {
+            match self.members[member].store.read(piece.offset, into) {
+                Ok(()) => {
+                    if failed.is_some() {
+                        count(&self.tallies.reads_by_another_way);
+                    }
+                    return Ok(());
+                }
+                Err(errno) => {
+                    self.request_failed(member, piece.range as usize, errno);
+                    // One that may come back is waited for.
+                    failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
+                }
+            }
+        }
+        Err(failed.unwrap_or(libc::ENODATA))
+    }
+
+    /// A member could not be asked for bytes of a slab.
+    pub(super) fn request_failed(&self, member: usize, slab: usize, errno: i32) {
+        let trouble = self.note(member, errno);
+        if trouble == Trouble::Gone {
+            self.take_out(slab, member, true);
+        }
+    }
+
+    /// What a member's failure says of it.
+    pub(super) fn note(&self, member: usize, errno: i32) -> Trouble {
+        let trouble = Trouble::of(errno);
+        if self.members[member].failed(trouble) {
+            count(&self.tallies.members_lost);
+        }
+        trouble
+    }
+
+    /// A member does not have a slab any more. Where it was the last one, only if `is_certain`.
+    pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
+        for _ in 0..BUSY_MOST {
+            let seen = self.places.see(slab);
+            let place = Place(seen.place);
+            let left = place.without(member);
+            if !place.has(member) || left == Place::LOST && !is_certain {
+                return;
+            }
+            match self.places.change(slab, seen, left.0) {
+                Ok(_) => return self.count_loss(left),
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+    }
+
+    fn count_loss(&self, left: Place) {
+        if left == Place::LOST {
+            count(&self.tallies.slabs_lost);
+        } else {
+            count(&self.tallies.slabs_degraded);
+            self.degraded();
+        }
+    }
+
+    /// Fills `into` by the way with this number, counted from 1: from that copy. False when there are not so many.
+    pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
+        let mut is_one = true;
+        each_piece(offset, into, |piece, part| {
+            let place = Place(self.places.see(piece.range as usize).place);
+            let Some(member) = way.checked_sub(1).and_then(|index| place.members().nth(index)) else {
+                is_one = false;
+                return Ok(());
+            };
+            count(&self.tallies.reads_by_another_way);
+            let store = &self.members[member].store;
+            store
+                .read(piece.offset, part)
+                .inspect_err(|errno| self.request_failed(member, piece.range as usize, *errno))
+        })?;
+        Ok(is_one)
+    }
+
+    /// Stores `bytes` at `offset`.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        let mut rest = bytes;
+        for piece in pieces(offset, bytes.len() as u64) {
+            let (part, behind) = rest.split_at(piece.bytes);
+            let _stay = self.places.enter(piece.range as usize).ok_or(libc::EAGAIN)?;
+            self.write_piece(piece, part)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// For who has entered.
+    fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        let (_, place) = self.place_to_write(slab)?;
+        let is_anybody_there = place.members().any(|member| !self.members[member].is_lost());
+        let (mut written, mut failed) = (0, libc::EHOSTDOWN);
+        for member in place.members() {
+            if is_anybody_there && self.members[member].is_lost() {
+                continue;
+            }
+            match self.members[member].store.write(piece.offset, bytes) {
+                Ok(()) => written |= 1 << member,
+                Err(errno) => {
+                    self.request_failed(member, slab, errno);
+                    failed = errno;
+                }
+            }
+        }
+        if written == 0 { Err(failed) } else { self.keep_only(slab, written) }
+    }
+
+    /// Where a slab is written to, chosen now if nobody has it.
+    pub(super) fn place_to_write(&self, slab: usize) -> Result<(Seen, Place), i32> {
+        for _ in 0..BUSY_MOST {
+            let seen = self.places.see(slab);
+            let place = Place(seen.place);
+            if !matches!(place, Place::NOWHERE | Place::LOST) {
+                return Ok((seen, place));
+            }
+            let chosen = self.take_room(slab)?;
+            match self.places.change(slab, seen, chosen.0) {
+                Ok(seen) => {
+                    self.reach(slab);
+                    if chosen.count() < self.copies {
+                        self.count_loss(chosen);
+                    }
+                    return Ok((seen, chosen));
+                }
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+        Err(libc::EBUSY)
+    }
+
+    /// Room for a slab at as many members as there should be, or at those that have some.
+    fn take_room(&self, slab: usize) -> Result<Place, i32> {
+        let (mut place, mut failed) = (Place::NOWHERE, None);
+        for member in self.rotation.choose(slab, self.takers()) {
+            match self.members[member].store.take(slab) {
+                Ok(()) => place = place.with(member),
+                Err(errno) => {
+                    self.note(member, errno);
+                    failed = Some(errno);
+                }
+            }
+            if place.count() == self.copies {
+                break;
+            }
+        }
+        if place != Place::NOWHERE {
+            return Ok(place);
+        }
+        let is_full = self.members.iter().any(|member| !member.is_lost());
+        Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
+    }
+
+    /// Members that can be given another slab, one bit each.
+    pub(super) fn takers(&self) -> u64 {
+        let takers = self.members.iter().enumerate().filter(|(_, member)| member.takes_slabs());
+        takers.fold(0, |mask, (index, _)| mask | 1 << index)
+    }
+
+    /// A write is at these members and not at the others of the place: those are taken out of it. Who has entered calls
+    /// it, before the write succeeds. It has not where none of these is in the place any more.
+    pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
+        for _ in 0..BUSY_MOST {
+            let seen = self.places.see(slab);
+            let place = Place(seen.place);
+            let left = place.only(written);
+            if left == Place::LOST {
+                return Err(libc::EIO);
+            }
+            if left == place {
+                return Ok(());
+            }
+            match self.places.change(slab, seen, left.0) {
+                Ok(_) => {
+                    self.count_loss(left);
+                    return Ok(());
+                }
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+        Err(libc::EBUSY)
+    }
+
+    /// Gives the space back: of a whole slab at everybody who ever had it, of a part of one where it is now.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
+    }
+
+    fn discard_piece(&self, piece: Piece) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        let is_whole = piece.bytes as u64 == SLAB_BYTES;
+        if is_whole {
+            self.forget_place(slab)?;
+        }
+        let place = Place(self.places.see(slab).place);
+        let mut outcome = Ok(());
+        for (index, member) in self.members.iter().enumerate() {
+            if member.is_lost() || !(if is_whole { member.store.has(slab) } else { place.has(index) }) {
+                continue;
+            }
+            if let Err(errno) = member.store.discard(piece.offset, piece.bytes as u64) {
+                self.note(index, errno);
+                outcome = Err(errno);
+            }
+        }
+        // Nobody misses bytes that are not needed. Room that did not come back comes when its lease ends.
+        if self.copies > 1 { Ok(()) } else { outcome }
+    }
+
+    fn forget_place(&self, slab: usize) -> Result<(), i32> {
+        for _ in 0..BUSY_MOST {
+            let seen = self.places.see(slab);
+            if seen.place == Place::NOWHERE.0 {
+                return Ok(());
+            }
+            match self.places.change(slab, seen, Place::NOWHERE.0) {
+                Ok(_) => return Ok(()),
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
+            }
+        }
+        Err(libc::EBUSY)
+    }
+}
+
+/// Whether the bytes may be had later.
+fn may_come_back(errno: i32) -> bool {
+    Trouble::of(errno) == Trouble::Absent && errno != libc::ESTALE
+}
+
+/// Calls `each` with every part of `into` that lies in one slab.
+fn each_piece(
+    offset: u64,
+    into: &mut [u8],
+    mut each: impl FnMut(Piece, &mut [u8]) -> Result<(), i32>,
+) -> Result<(), i32> {
+    let mut rest = into;
+    for piece in pieces(offset, rest.len() as u64) {
+        let (part, behind) = rest.split_at_mut(piece.bytes);
+        each(piece, part)?;
+        rest = behind;
+    }
+    Ok(())
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A member of an array: what it can do, and whether it is there.
+//!
+//! ```text
+//!             a request fails, and not for the slab's sake
+//!   there ───────────────────────────────────────────────► lost
+//!      ▲                                                    │  looked for after pauses that grow,
+//!      └────────────────────────────────────────────────────┘  beside the program
+//!                          it answers
+//! ```
+//!
+//! Each process of a family judges for itself. Who is lost is asked last, and gets no bytes to store where others do.
+//!
+//! Threads: any, also in a signal handler. Locks nothing, and allocates nothing but for queues.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::raw::{Errno, now_ns};
+
+use crate::donor::{Asked, Piece};
+use crate::failure::TierFailure;
+use crate::tier::TierQueue;
+
+/// The pause before a lost member is looked for; each one after is twice as long.
+const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
+/// The longest such pause. A choice: a look costs a connection that does not come about.
+const LOOK_PAUSE_MOST: Duration = Duration::from_secs(5);
+/// How long a member that had no room is not asked for any. A choice.
+const FULL_LASTS: Duration = Duration::from_secs(1);
+
+/// An answer's time counts for one of so many.
+const ANSWERS_WEIGHED: u64 = 16;
+/// An answer that takes so many times longer than usual is slow, within these bounds: what a thread waits for a CPU on
+/// a busy machine, and what a person notices.
+const HEDGE_FACTOR: u32 = 8;
+const HEDGE_AFTER_LEAST: Duration = Duration::from_millis(5);
+const HEDGE_AFTER_MOST: Duration = Duration::from_millis(50);
+
+/// What an array needs of each of its members, whatever it is. Failures are the kernel's numbers: ENODATA where the
+/// slab's bytes are gone, ENOSPC and EDQUOT where there is no room for it, ESTALE where nothing is left of what was
+/// stored before.
+pub(crate) trait Store: Send + Sync {
+    /// Fills `into` from `offset`. On the faulting thread.
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
+
+    /// Asks for bytes of one slab, and does not wait for them. `None` where that cannot be done at once.
+    fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
+        let _ = piece;
+        None
+    }
+
+    /// Sets room aside for a slab, anew also where it has some. Before anything is written there, and before others are
+    /// told that the slab is here: from then on, room that is gone means bytes that are gone.
+    fn take(&self, slab: usize) -> Result<(), i32>;
+
+    /// Stores `bytes` at `offset`, where there is room set aside. On the faulting thread, perhaps.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
+
+    /// Gives the space back.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
+
+    /// Whether it has room set aside for a slab.
+    fn has(&self, slab: usize) -> bool;
+
+    /// As [`Tier::open_queue`](crate::Tier::open_queue).
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
+
+    /// As [`Tier::renew`](crate::Tier::renew).
+    fn renew(&self) -> Result<(), Errno>;
+
+    /// Whether it is there. Done in time, this keeps what is stored.
+    fn look(&self) -> Result<(), i32>;
+
+    /// How often that is to be done.
+    fn look_every(&self) -> Duration;
+
+    /// After ESTALE: whatever it had is gone, and it begins anew.
+    fn start_over(&self);
+}
+
+/// What a failure says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The member has nothing of this slab, and is there otherwise.
+    Gone,
+    /// The member has no room for this slab, and is there otherwise.
+    Full,
+    /// It may be otherwise in a moment.
+    Passing,
+    /// The member is not there.
+    Absent,
+}
+
+impl Trouble {
+    pub(crate) fn of(errno: i32) -> Trouble {
+        match errno {
+            libc::ENODATA => Trouble::Gone,
+            libc::ENOSPC | libc::EDQUOT => Trouble::Full,
+            libc::EBUSY | libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Trouble::Passing,
+            _ => Trouble::Absent,
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Member {
+    pub(crate) store: Box<dyn Store>,
+    /// Since when it is lost; 0 while it is there.
+    lost_since_ns: AtomicU64,
+    /// When to look next.
+    look_at_ns: AtomicU64,
+    /// How long the pause after that is, while it is lost.
+    pause_ns: AtomicU64,
+    full_until_ns: AtomicU64,
+    /// How long its answers take, more or less.
+    answers_in_ns: AtomicU64,
+}
+
+impl Member {
+    pub(crate) fn new(store: Box<dyn Store>) -> Member {
+        let zero = || AtomicU64::new(0);
+        let pause_ns = AtomicU64::new(nanoseconds(LOOK_PAUSE_FIRST));
+        Member {
+            store,
+            lost_since_ns: zero(),
+            look_at_ns: zero(),
+            pause_ns,
+            full_until_ns: zero(),
+            answers_in_ns: zero(),
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost_since_ns.load(Ordering::Relaxed) != 0
+    }
+
+    /// For how long it has been lost.
+    pub(crate) fn lost_for(&self) -> Option<Duration> {
+        let since = self.lost_since_ns.load(Ordering::Relaxed);
+        (since != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since)))
+    }
+
+    /// Whether it can be given another slab.
+    pub(crate) fn takes_slabs(&self) -> bool {
+        !self.is_lost() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
+    }
+
+    /// A request to it has failed. True when it counted as there until now, and does not any more.
+    pub(crate) fn failed(&self, trouble: Trouble) -> bool {
+        match trouble {
+            Trouble::Gone | Trouble::Passing => false,
+            Trouble::Full => {
+                self.full_until_ns.store(now_ns() + nanoseconds(FULL_LASTS), Ordering::Relaxed);
+                false
+            }
+            Trouble::Absent => {
+                let now = now_ns();
+                let lost = self.lost_since_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+                if lost {
+                    self.pause_ns.store(nanoseconds(LOOK_PAUSE_FIRST), Ordering::Relaxed);
+                    self.look_at_ns.store(now + nanoseconds(LOOK_PAUSE_FIRST), Ordering::Relaxed);
+                }
+                lost
+            }
+        }
+    }
+
+    /// It has answered.
+    pub(crate) fn found(&self) {
+        self.lost_since_ns.store(0, Ordering::Relaxed);
+        self.full_until_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// An answer took so long.
+    pub(crate) fn answered_in(&self, time: Duration) {
+        let (before, now) = (self.answers_in_ns.load(Ordering::Relaxed), nanoseconds(time));
+        // What is lost between two threads is one sample of many.
+        self.answers_in_ns.store(before - before / ANSWERS_WEIGHED + now / ANSWERS_WEIGHED, Ordering::Relaxed);
+    }
+
+    /// For how long it is waited for alone.
+    pub(crate) fn hedge_after(&self) -> Duration {
+        let usual = Duration::from_nanos(self.answers_in_ns.load(Ordering::Relaxed));
+        (usual * HEDGE_FACTOR).clamp(HEDGE_AFTER_LEAST, HEDGE_AFTER_MOST)
+    }
+
+    /// How long until somebody has to look for it.
+    pub(crate) fn look_in(&self) -> Duration {
+        Duration::from_nanos(self.look_at_ns.load(Ordering::Relaxed).saturating_sub(now_ns()))
+    }
+
+    /// Somebody has looked, and it was there or not.
+    pub(crate) fn looked(&self, was_there: bool) {
+        let pause = if was_there {
+            self.store.look_every()
+        } else {
+            let pause = Duration::from_nanos(self.pause_ns.load(Ordering::Relaxed));
+            self.pause_ns.store(nanoseconds((pause * 2).min(LOOK_PAUSE_MOST)), Ordering::Relaxed);
+            pause
+        };
+        self.look_at_ns.store(now_ns() + nanoseconds(pause), Ordering::Relaxed);
+    }
+
+    /// In a forked child: nothing is known of connections that it has not made.
+    pub(crate) fn forget(&self) {
+        self.found();
+        self.look_at_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Store for Nothing {
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn take(&self, _: usize) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn discard(&self, _: u64, _: u64) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn has(&self, _: usize) -> bool {
+            false
+        }
+        fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+            unreachable!("nobody asks for one")
+        }
+        fn renew(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn look(&self) -> Result<(), i32> {
+            Err(libc::EIO)
+        }
+        fn look_every(&self) -> Duration {
+            Duration::from_secs(20)
+        }
+        fn start_over(&self) {}
+    }
+
+    #[test]
+    fn a_lost_member_is_looked_for_less_and_less() {
+        let member = Member::new(Box::new(Nothing));
+        assert!(member.takes_slabs() && member.look_in() == Duration::ZERO);
+        assert!(member.failed(Trouble::of(libc::ECONNRESET)) && !member.failed(Trouble::Absent));
+        assert!(member.is_lost() && member.lost_for().is_some() && !member.takes_slabs());
+        assert!(member.look_in() <= LOOK_PAUSE_FIRST);
+        let pauses: Vec<Duration> = (0..10)
+            .map(|_| {
+                member.looked(false);
+                member.look_in()
+            })
+            .collect();
+        assert!(pauses[1] > pauses[0] && pauses[9] > LOOK_PAUSE_MOST / 2 && pauses[9] <= LOOK_PAUSE_MOST);
+        member.found();
+        member.looked(true);
+        assert!(!member.is_lost() && member.look_in() > LOOK_PAUSE_MOST);
+    }
+
+    #[test]
+    fn a_member_without_room_is_there() {
+        let member = Member::new(Box::new(Nothing));
+        assert!(!member.failed(Trouble::of(libc::ENOSPC)) && !member.failed(Trouble::of(libc::ENODATA)));
+        assert!(!member.is_lost() && !member.takes_slabs());
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which members have a slab, in one word: a place in the table of `places.rs`.
+//!
+//! Pure.
+//!
+//! | bits    | what                                                                  |
+//! |---------|-----------------------------------------------------------------------|
+//! | 6n–6n+5 | the member at position n, counted from 1; 0: nobody, for ten positions |
+//! | 63      | 1: the bytes of this slab are lost                                    |
+
+/// Members of one array at most: what six bits can tell apart, beside nobody.
+pub(crate) const MEMBERS_MOST: usize = 63;
+/// Members that have a part of one slab at most.
+pub(crate) const POSITIONS: usize = 10;
+
+const BITS: usize = 6;
+const MASK: u64 = (1 << BITS) - 1;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place(pub(crate) u64);
+
+impl Place {
+    /// Nobody has it, and nobody ever had.
+    pub(crate) const NOWHERE: Place = Place(0);
+    /// Those who had it are gone.
+    pub(crate) const LOST: Place = Place(1 << 63);
+
+    fn at(self, position: usize) -> Option<usize> {
+        ((self.0 >> (position * BITS) & MASK) as usize).checked_sub(1)
+    }
+
+    /// The members, in the order of their positions.
+    pub(crate) fn members(self) -> impl Iterator<Item = usize> + Clone {
+        (0..POSITIONS).filter_map(move |position| self.at(position))
+    }
+
+    /// How many members have it.
+    pub(crate) fn count(self) -> usize {
+        self.members().count()
+    }
+
+    pub(crate) fn has(self, member: usize) -> bool {
+        self.members().any(|other| other == member)
+    }
+
+    /// The members, one bit each.
+    pub(crate) fn mask(self) -> u64 {
+        self.members().fold(0, |mask, member| mask | 1 << member)
+    }
+
+    /// With one more member, at the first position that nobody has.
+    pub(crate) fn with(self, member: usize) -> Place {
+        assert!(member < MEMBERS_MOST, "an array has {MEMBERS_MOST} members at most");
+        let free = (0..POSITIONS).find(|position| self.at(*position).is_none()).expect("a place has room");
+        Place((self.0 & !Place::LOST.0) | (member as u64 + 1) << (free * BITS))
+    }
+
+    /// Only with those of its members that are in `mask`; [`Place::LOST`] where none is.
+    pub(crate) fn only(self, mask: u64) -> Place {
+        let gone = |position: &usize| self.at(*position).is_some_and(|member| mask & 1 << member == 0);
+        let left = (0..POSITIONS).filter(gone).fold(self.0, |word, position| word & !(MASK << (position * BITS)));
+        if left == 0 { Place::LOST } else { Place(left) }
+    }
+
+    /// Without one member; [`Place::LOST`] where it was the last.
+    pub(crate) fn without(self, member: usize) -> Place {
+        self.only(!(1 << member))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(members: impl IntoIterator<Item = usize>) -> Place {
+        members.into_iter().fold(Place::NOWHERE, Place::with)
+    }
+
+    #[test]
+    fn members_come_and_go() {
+        let place = of([3, 0, 62]);
+        assert_eq!(place.members().collect::<Vec<_>>(), [3, 0, 62]);
+        assert_eq!((place.count(), place.has(0), place.has(1)), (3, true, false));
+        assert_eq!(place.without(0).with(7).members().collect::<Vec<_>>(), [3, 7, 62]);
+        assert_eq!(place.only(1 << 62), Place::NOWHERE.with(0).with(1).with(62).without(0).without(1));
+        assert_eq!(place.mask(), 1 << 3 | 1 | 1 << 62);
+        assert_eq!(place.without(3).without(0).without(62), Place::LOST);
+        assert_eq!((Place::LOST.count(), Place::NOWHERE.count()), (0, 0));
+        assert_eq!(Place::LOST.with(5), of([5]));
+        assert_eq!(of(0..POSITIONS).count(), POSITIONS);
+    }
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The background's transfers to an array: a queue at each member, so that all members are at work.
+//!
+//! A read goes to one member. A write goes to one member of its slab's place after the other, with the same buffer;
+//! many requests are under way, so each member has work all the same. Until it has been at all of them its slab cannot
+//! be moved (`places.rs`). What is out of the ordinary is done in the ordinary way, one at a time (`copies.rs`): a
+//! member that fails, a place that has changed, a request that lies in two slabs.
+//!
+//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::wakeup::readable;
+use aquifer_sys::watch::Watch;
+
+use super::place::Place;
+use super::{NAME, Parts, failure};
+use crate::donor::pieces;
+use crate::failure::{Activity, TierFailure};
+use crate::places::Seen;
+use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
+use crate::transfer::check_buffer;
+
+/// One wait in the kernel.
+const WAIT_ONCE: Duration = Duration::from_millis(100);
+
+/// A request that members carry out.
+#[derive(Clone, Copy)]
+struct Flight {
+    operation: Operation,
+    offset: u64,
+    tag: u64,
+    slab: usize,
+    seen: Seen,
+    /// Members that have it, one bit each.
+    written: u64,
+    /// Whom it is with.
+    member: usize,
+}
+
+/// One member's queue.
+struct Lane {
+    queue: Box<dyn TierQueue>,
+    /// Something was submitted and not kicked.
+    waits_for_kick: bool,
+    /// The descriptor that is watched for it.
+    watched: Cell<Option<i32>>,
+}
+
+/// See the module.
+pub(super) struct ArrayQueue {
+    parts: Arc<Parts>,
+    lanes: Box<[Lane]>,
+    watch: Watch,
+    submitted: VecDeque<Request>,
+    /// By the tag that the members know.
+    flights: Box<[Option<Flight>]>,
+    free: Vec<usize>,
+    /// What has come back from a member, to be looked at.
+    landed: Vec<(usize, Completion)>,
+    finished: VecDeque<Completion>,
+    depth: usize,
+}
+
+impl ArrayQueue {
+    pub(super) fn open(parts: Arc<Parts>, depth: u32) -> Result<ArrayQueue, TierFailure> {
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+        let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
+        let lane = |member: &super::Member| {
+            let queue = member.store.open_queue(depth)?;
+            Ok(Lane { queue, waits_for_kick: false, watched: Cell::new(None) })
+        };
+        let lanes = parts.members.iter().map(lane).collect::<Result<_, TierFailure>>()?;
+        let depth = depth as usize;
+        Ok(ArrayQueue {
+            parts,
+            lanes,
+            watch,
+            submitted: VecDeque::with_capacity(depth),
+            flights: vec![None; depth].into(),
+            free: (0..depth).collect(),
+            landed: Vec::with_capacity(depth),
+            finished: VecDeque::with_capacity(depth),
+            depth,
+        })
+    }
+
+    /// Puts a request on its way, or does it.
+    fn start(&mut self, request: Request) {
+        let Request { operation, offset, buffer, tag } = request;
+        let activity = activity(operation);
+        if let Err(failure) = check_buffer(NAME, activity, offset, &buffer, self.parts.capacity_bytes()) {
+            return self.finished.push_back(Completion { tag, buffer, outcome: Err(failure) });
+        }
+        let mut parts = pieces(offset, buffer.len() as u64);
+        let slab = parts.next().map_or(0, |piece| piece.range as usize);
+        if parts.next().is_some() {
+            return self.do_now(operation, offset, buffer, tag);
+        }
+        let flight = |seen, member| Flight { operation, offset, tag, slab, seen, written: 0, member };
+        match operation {
+            Operation::Read => {
+                let seen = self.parts.places.see(slab);
+                let first = self.parts.in_order(Place(seen.place), slab).next();
+                match first {
+                    Some(member) if !self.parts.members[member].is_lost() => self.send(flight(seen, member), buffer),
+                    _ => self.do_now(operation, offset, buffer, tag),
+                }
+            }
+            Operation::Write => {
+                let entered = self.parts.places.count_in(slab);
+                let place = if entered { self.parts.place_to_write(slab) } else { Err(libc::EAGAIN) };
+                match place {
+                    Ok((seen, place)) if place.members().all(|member| !self.parts.members[member].is_lost()) => {
+                        let first = place.members().next().expect("a place to write to has members");
+                        self.send(flight(seen, first), buffer);
+                    }
+                    Ok(_) => {
+                        self.do_now(operation, offset, buffer, tag);
+                        self.parts.places.count_out(slab);
+                    }
+                    Err(errno) => {
+                        if entered {
+                            self.parts.places.count_out(slab);
+                        }
+                        let outcome = Err(failure(activity, offset, errno));
+                        self.finished.push_back(Completion { tag, buffer, outcome });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Hands a flight to its member's queue.
+    fn send(&mut self, flight: Flight, buffer: FrameBuffer) {
+        let index = self.free.pop().expect("as many flights as the queue is deep");
+        let Flight { operation, offset, member, .. } = flight;
+        self.flights[index] = Some(flight);
+        let lane = &mut self.lanes[member];
+        let sent = lane.queue.submit(Request { operation, offset, buffer, tag: index as u64 });
+        assert!(sent.is_ok(), "a member's queue is as deep as ours");
+        lane.waits_for_kick = true;
+    }
+
+    fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
+        let done = match operation {
+            Operation::Read => self.parts.read(offset, buffer.bytes_mut()),
+            Operation::Write => self.parts.write(offset, buffer.bytes()),
+        };
+        let outcome = done.map_err(|errno| failure(activity(operation), offset, errno));
+        self.finished.push_back(Completion { tag, buffer, outcome });
+    }
+
+    /// A member has carried a request out, or has not.
+    fn land(&mut self, index: usize, completion: Completion) {
+        let flight = self.flights[index].take().expect("what lands has flown");
+        self.free.push(index);
+        let Flight { operation, offset, tag, slab, seen, member, .. } = flight;
+        let Completion { buffer, outcome, .. } = completion;
+        if let Err(failure) = &outcome {
+            self.parts.request_failed(member, slab, failure.errno().unwrap_or(libc::EIO));
+        }
+        match operation {
+            Operation::Read if outcome.is_ok() && self.parts.places.holds(slab, seen) => {
+                self.finished.push_back(Completion { tag, buffer, outcome: Ok(()) });
+            }
+            Operation::Read => self.do_now(operation, offset, buffer, tag),
+            Operation::Write => self.go_on_writing(flight, outcome.is_ok(), buffer),
+        }
+    }
+
+    /// A write has been at one member: on to the next, or to its end.
+    fn go_on_writing(&mut self, flight: Flight, is_written: bool, buffer: FrameBuffer) {
+        let Flight { operation, offset, tag, slab, member, .. } = flight;
+        let written = flight.written | u64::from(is_written) << member;
+        let place = Place(self.parts.places.see(slab).place);
+        let next = place.members().find(|member| written & 1 << member == 0);
+        let is_there = |member: usize| !self.parts.members[member].is_lost();
+        match next {
+            Some(next) if is_written && is_there(next) => {
+                return self.send(Flight { written, member: next, ..flight }, buffer);
+            }
+            // All of it once more: it is the same bytes.
+            Some(_) => self.do_now(operation, offset, buffer, tag),
+            None if place == Place::LOST => self.do_now(operation, offset, buffer, tag),
+            None => {
+                let kept = self.parts.keep_only(slab, written);
+                let outcome = kept.map_err(|errno| failure(Activity::Write, offset, errno));
+                self.finished.push_back(Completion { tag, buffer, outcome });
+            }
+        }
+        self.parts.places.count_out(slab);
+    }
+
+    /// Moves what can be moved. Without waiting, but for what is done one at a time.
+    fn pump(&mut self, wait_for: Option<usize>) {
+        loop {
+            for lane in &mut self.lanes {
+                if std::mem::take(&mut lane.waits_for_kick) {
+                    // Cannot fail for a transfer's sake: each one's outcome is its own.
+                    let _ = lane.queue.kick();
+                }
+            }
+            for (member, lane) in self.lanes.iter_mut().enumerate() {
+                if lane.queue.in_flight() > 0 {
+                    let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
+                    let landed = &mut self.landed;
+                    lane.queue.complete(wait, usize::MAX, &mut |done| landed.push((done.tag as usize, done)));
+                }
+            }
+            if self.landed.is_empty() {
+                return;
+            }
+            while let Some((index, completion)) = self.landed.pop() {
+                self.land(index, completion);
+            }
+            if self.lanes.iter().all(|lane| !lane.waits_for_kick) {
+                return;
+            }
+        }
+    }
+
+    fn flying(&self) -> usize {
+        self.depth - self.free.len()
+    }
+
+    /// Waits until something may have landed, with a bound.
+    fn wait(&mut self) {
+        match self.ready() {
+            Ok(descriptor) => {
+                readable(descriptor, WAIT_ONCE);
+                self.pump(None);
+            }
+            Err(member) => self.pump(Some(member)),
+        }
+    }
+
+    /// What to wait at; or a member that is ready, or has nothing to wait at.
+    fn ready(&self) -> Result<i32, usize> {
+        let mut ready = None;
+        for (member, lane) in self.lanes.iter().enumerate() {
+            let descriptor = lane.queue.descriptor();
+            let flies = lane.queue.in_flight() > 0;
+            if flies && descriptor.is_none() {
+                ready = Some(member);
+            }
+            // A connection that has ended is readable for good, and nobody reads from one without requests.
+            let wanted = descriptor.filter(|_| flies);
+            let watched = lane.watched.get();
+            if wanted != watched && (wanted.is_some() || !flies) {
+                if let Some(old) = watched {
+                    let _ = self.watch.leave_out(old);
+                }
+                lane.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
+            }
+        }
+        ready.map_or(Ok(self.watch.descriptor()), Err)
+    }
+}
+
+impl TierQueue for ArrayQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() == self.depth {
+            return Err(request);
+        }
+        self.submitted.push_back(request);
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        while let Some(request) = self.submitted.pop_front() {
+            self.start(request);
+        }
+        self.pump(None);
+        Ok(())
+    }
+
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if most == 0 {
+            return 0;
+        }
+        self.pump(None);
+        if wait == Wait::ForOne && self.finished.is_empty() {
+            // Cannot fail: each transfer's outcome is its own.
+            let _ = self.kick();
+            // Ends: each member's queue gives up what does not come.
+            while self.finished.is_empty() && self.flying() > 0 {
+                self.wait();
+            }
+        }
+        let count = most.min(self.finished.len());
+        for completion in self.finished.drain(..count) {
+            sink(completion);
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.len() + self.flying() + self.finished.len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        if !self.finished.is_empty() || self.flying() == 0 {
+            return None;
+        }
+        self.ready().ok()
+    }
+}
+
+impl Drop for ArrayQueue {
+    fn drop(&mut self) {
+        // A write that is at one member and not at the next would leave two copies that differ.
+        let _ = self.kick();
+        while self.flying() > 0 {
+            self.wait();
+        }
+    }
+}
+
+fn activity(operation: Operation) -> Activity {
+    match operation {
+        Operation::Read => Activity::Read,
+        Operation::Write => Activity::Write,
+    }
+}

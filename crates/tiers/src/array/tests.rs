@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! An array is a tier; and members come and go under it without a wrong byte.
+//!
+//! The members are memory with a script: they vanish, come back with what they had or with nothing, are full, or lie.
+//! Time is not theirs: who looks for a lost member, and when, is said by the tests.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
+use std::sync::{Mutex, PoisonError};
+
+use aquifer_wire::PAGE_BYTES;
+use proptest::prelude::*;
+
+use super::place::Place;
+use super::*;
+use crate::conformance::frames::{check_stamp, frame, give_back, stamp};
+use crate::conformance::model::{self, Step};
+use crate::conformance::{CAPACITY_BYTES_MIN, check};
+use crate::plain_queue::{Blocking, PlainQueue};
+use crate::tier::{Operation, Request, Wait};
+
+const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
+
+/// A member's memory, and what is to happen to it.
+struct Memory {
+    slabs: Mutex<HashMap<usize, Vec<u8>>>,
+    room: AtomicUsize,
+    is_away: AtomicBool,
+    /// It was started anew, and nobody has taken note.
+    is_new: AtomicBool,
+    lies: AtomicBool,
+    /// Operations until one fails; negative: none does.
+    fails_in: AtomicI64,
+}
+
+impl Memory {
+    fn new() -> Arc<Memory> {
+        Arc::new(Memory {
+            slabs: Mutex::default(),
+            room: AtomicUsize::new(usize::MAX),
+            is_away: AtomicBool::new(false),
+            is_new: AtomicBool::new(false),
+            lies: AtomicBool::new(false),
+            fails_in: AtomicI64::new(-1),
+        })
+    }
+
+    fn answer(&self) -> Result<(), i32> {
+        if self.is_away.load(Ordering::SeqCst) || self.fails_in.fetch_sub(1, Ordering::SeqCst) == 0 {
+            return Err(libc::ECONNRESET);
+        }
+        if self.is_new.load(Ordering::SeqCst) { Err(libc::ESTALE) } else { Ok(()) }
+    }
+
+    fn with<R>(&self, offset: u64, of: impl FnOnce(&mut Vec<u8>, usize) -> R) -> Result<R, i32> {
+        self.answer()?;
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let slab = slabs.get_mut(&((offset / SLAB_BYTES) as usize)).ok_or(libc::ENODATA)?;
+        Ok(of(slab, (offset % SLAB_BYTES) as usize))
+    }
+
+    fn restart(&self) {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.is_new.store(true, Ordering::SeqCst);
+        self.is_away.store(false, Ordering::SeqCst);
+    }
+
+    fn go_away(&self, away: bool) {
+        self.is_away.store(away, Ordering::SeqCst);
+    }
+
+    fn held(&self) -> usize {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+impl Store for Arc<Memory> {
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        self.with(offset, |slab, at| into.copy_from_slice(&slab[at..][..into.len()]))?;
+        if self.lies.load(Ordering::SeqCst) {
+            into[0] ^= 1;
+        }
+        Ok(())
+    }
+
+    fn take(&self, slab: usize) -> Result<(), i32> {
+        self.answer()?;
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&slab) {
+            return Err(libc::ENOSPC);
+        }
+        slabs.entry(slab).or_insert_with(|| vec![0xaa; SLAB_BYTES as usize]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+        if bytes.len() > 64 * PAGE_BYTES as usize {
+            // A copy of a slab takes a while, so that somebody writes meanwhile.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.with(offset, |slab, at| slab[at..][..bytes.len()].copy_from_slice(bytes))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
+        self.answer()?;
+        if len == SLAB_BYTES {
+            self.slabs.lock().unwrap_or_else(PoisonError::into_inner).remove(&((offset / SLAB_BYTES) as usize));
+        }
+        Ok(())
+    }
+
+    fn has(&self, slab: usize) -> bool {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&slab)
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(PlainQueue::new(Arc::new(Arc::clone(self)), depth)))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn look(&self) -> Result<(), i32> {
+        self.answer()
+    }
+
+    fn look_every(&self) -> Duration {
+        Duration::from_secs(20)
+    }
+
+    fn start_over(&self) {
+        self.is_new.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Blocking for Arc<Memory> {
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        Store::read(self, offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        Store::write(self, offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+    }
+}
+
+fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
+    let stores = members.iter().map(|member| (Box::new(Arc::clone(member)) as Box<dyn Store>, 1)).collect();
+    Array::new(stores, copies, SLABS, Vec::new()).unwrap()
+}
+
+fn members(count: usize) -> Vec<Arc<Memory>> {
+    (0..count).map(|_| Memory::new()).collect()
+}
+
+/// Looks for everybody, and makes all copies that can be made.
+fn settle(array: &Array) {
+    for _ in 0..2 {
+        (0..array.parts.members.len()).for_each(|index| array.parts.look(index));
+    }
+    for _ in 0..100 * SLABS {
+        if !array.parts.settle() {
+            return;
+        }
+    }
+    panic!("copies are made without end");
+}
+
+fn write(tier: &dyn Tier, page: u64, version: u64) -> Result<(), TierFailure> {
+    let mut buffer = frame(4, 0);
+    stamp(buffer.bytes_mut(), page * PAGE_BYTES, version);
+    let outcome = tier.write(page * PAGE_BYTES, &buffer);
+    give_back(buffer);
+    outcome
+}
+
+fn read(tier: &dyn Tier, page: u64, version: u64) -> Result<(), TierFailure> {
+    let mut buffer = frame(4, 0xee);
+    let outcome = tier.read(page * PAGE_BYTES, &mut buffer);
+    if outcome.is_ok() {
+        check_stamp(buffer.bytes(), page * PAGE_BYTES, version);
+    }
+    give_back(buffer);
+    outcome
+}
+
+/// Through a queue; the outcome of one transfer of four pages.
+fn transfer(queue: &mut dyn TierQueue, operation: Operation, page: u64, version: u64) -> Result<(), TierFailure> {
+    let mut buffer = frame(4, 0xee);
+    if operation == Operation::Write {
+        stamp(buffer.bytes_mut(), page * PAGE_BYTES, version);
+    }
+    assert!(queue.submit(Request { operation, offset: page * PAGE_BYTES, buffer, tag: 9 }).is_ok());
+    let mut outcome = None;
+    assert_eq!(queue.complete(Wait::ForOne, 1, &mut |done| outcome = Some(done)), 1);
+    let done = outcome.unwrap();
+    if operation == Operation::Read && done.outcome.is_ok() {
+        check_stamp(done.buffer.bytes(), page * PAGE_BYTES, version);
+    }
+    give_back(done.buffer);
+    done.outcome
+}
+
+#[test]
+fn arrays_pass_the_suite() {
+    for (donors, copies) in [(1, 1), (3, 1), (2, 2), (4, 3)] {
+        check(&format!("{copies} copies at {donors} donors"), &|| Box::new(array_of(&members(donors), copies)));
+    }
+}
+
+#[test]
+fn slabs_are_spread_and_copies_are_with_different_members() {
+    let striped = members(2);
+    let array = array_of(&striped, 1);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
+    assert!(striped.iter().all(|member| member.held() == SLABS / 2));
+    let mirrored = members(3);
+    let array = array_of(&mirrored, 2);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
+    assert_eq!(mirrored.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS);
+    array.discard(0, SLABS as u64 * SLAB_BYTES).unwrap();
+    assert!(mirrored.iter().all(|member| member.held() == 0), "a slab comes back from all who have it");
+}
+
+/// The member fails after n operations, for good or once: nobody who has a mirror notices.
+#[test]
+fn a_mirror_never_fails_and_is_never_wrong() {
+    for (for_good, n) in [true, false].into_iter().flat_map(|for_good| (0..40).map(move |n| (for_good, n))) {
+        let members = members(2);
+        let array = array_of(&members, 2);
+        let mut queue = array.open_queue(4).unwrap();
+        members[n as usize % 2].fails_in.store(n, Ordering::SeqCst);
+        for version in 0..3 {
+            for block in 0..4 {
+                write(&array, block * 4, version).unwrap();
+                transfer(&mut *queue, Operation::Write, 512 + block * 4, version).unwrap();
+                if for_good && members[n as usize % 2].fails_in.load(Ordering::SeqCst) < 0 {
+                    members[n as usize % 2].go_away(true);
+                }
+            }
+            for block in 0..4 {
+                read(&array, block * 4, version).unwrap();
+                read(&array, 512 + block * 4, version).unwrap();
+                transfer(&mut *queue, Operation::Read, block * 4, version).unwrap();
+                transfer(&mut *queue, Operation::Read, 512 + block * 4, version).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
+    let members = members(3);
+    let array = array_of(&members, 2);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 7).unwrap());
+    members[0].restart();
+    settle(&array);
+    let figures = array.take_figures();
+    assert!(figures.slabs_degraded > 0 && figures.slabs_rebuilt == figures.slabs_degraded, "{figures:?}");
+    assert_eq!((figures.members_lost, figures.slabs_lost), (1, 0));
+    for lost in [1, 2, 0, 1] {
+        members[lost].restart();
+        (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 7).unwrap());
+        settle(&array);
+    }
+    assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
+}
+
+#[test]
+fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
+    let members = members(2);
+    let array = array_of(&members, 2);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
+    members[0].go_away(true);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 2).unwrap());
+    members[0].go_away(false);
+    array.parts.look(0);
+    assert!(!array.parts.members[0].is_lost());
+    (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
+    members[1].go_away(true);
+    array.parts.look(1);
+    // Nobody else has what was written last, and member 0 is there.
+    let place = Place(array.parts.places.see(0).place);
+    assert_eq!(place.members().collect::<Vec<_>>(), [1]);
+    members[1].go_away(false);
+    settle(&array);
+    members[1].go_away(true);
+    (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
+}
+
+#[test]
+fn without_a_mirror_what_is_lost_is_an_error_and_the_rest_goes_on() {
+    let members = members(2);
+    let array = array_of(&members, 1);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
+    members[0].restart();
+    let lost: Vec<u64> = (0..SLABS as u64).filter(|slab| read(&array, slab * 512, 1).is_err()).collect();
+    assert_eq!(lost.len(), SLABS / 2);
+    settle(&array);
+    assert_eq!(array.take_figures().slabs_lost as usize, SLABS / 2);
+    for slab in 0..SLABS as u64 {
+        let outcome = read(&array, slab * 512, 1);
+        assert_eq!(outcome.is_err(), lost.contains(&slab), "never zeros");
+        write(&array, slab * 512, 2).unwrap();
+        read(&array, slab * 512, 2).unwrap();
+    }
+}
+
+#[test]
+fn a_member_without_room_gets_nothing_and_an_array_without_any_is_full() {
+    let members = members(2);
+    let array = array_of(&members, 1);
+    members[0].room.store(1, Ordering::SeqCst);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
+    assert_eq!((members[0].held(), members[1].held()), (1, SLABS - 1));
+    array.discard(0, SLABS as u64 * SLAB_BYTES).unwrap();
+    members.iter().for_each(|member| member.room.store(1, Ordering::SeqCst));
+    array.parts.members.iter().for_each(|member| member.found());
+    let full = (0..SLABS as u64).map(|slab| write(&array, slab * 512, 1)).find_map(Result::err);
+    assert_eq!(full.unwrap().disposition(), crate::Disposition::Refuse);
+}
+
+#[test]
+fn a_copy_that_is_not_what_was_written_has_another_beside_it() {
+    let members = members(2);
+    let array = array_of(&members, 2);
+    write(&array, 0, 1).unwrap();
+    let mut right = 0;
+    members[1].lies.store(true, Ordering::SeqCst);
+    let mut buffer = frame(4, 0);
+    for way in 1..=2 {
+        assert!(array.read_other(0, &mut buffer, way).unwrap());
+        let mut expected = vec![0; buffer.len()];
+        stamp(&mut expected, 0, 1);
+        right += u32::from(buffer.bytes() == &expected[..]);
+    }
+    assert_eq!(right, 1);
+    assert!(!array.read_other(0, &mut buffer, 3).unwrap(), "there is no third");
+    give_back(buffer);
+}
+
+/// Writers, readers and the one who makes copies at the same time, while members come and go.
+#[test]
+fn nobody_reads_what_is_old_while_slabs_move() {
+    let members = members(3);
+    let array = array_of(&members, 2);
+    std::thread::scope(|scope| {
+        let array = &array;
+        let workers: Vec<_> = (0..3u64)
+            .map(|thread| {
+                scope.spawn(move || {
+                    for version in 0..4000 {
+                        let page = thread * 8 + version % 2 * 4 + 512 * (version / 1000 % 2);
+                        write(array, page, version).unwrap();
+                        read(array, page, version).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let mut round = 0;
+        while !workers.iter().all(|worker| worker.is_finished()) {
+            members[round % 3].restart();
+            // It says that it is new, and then that it is there.
+            (0..2).for_each(|_| array.parts.look(round % 3));
+            let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 2);
+            while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
+                (0..3).for_each(|index| array.parts.look(index));
+                array.parts.settle();
+            }
+            round += 1;
+        }
+        assert!(round > 0);
+    });
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let place = || {
+        (prop_oneof![0u64..24, 500..530u64], prop_oneof![Just(1u64), 1..8u64, Just(32), Just(512)])
+            .prop_map(|(page, pages)| (page, pages.min(model::PAGES - page)))
+    };
+    let step = prop_oneof![
+        2 => Just(Step::Complete),
+        2 => place().prop_map(|(page, pages)| Step::Discard { page, pages }),
+        4 => place().prop_map(|(page, pages)| Step::Read { page, pages }),
+        4 => place().prop_map(|(page, pages)| Step::ReadBehind { page, pages }),
+        4 => place().prop_map(|(page, pages)| Step::Write { page, pages }),
+        6 => place().prop_map(|(page, pages)| Step::WriteBehind { page, pages }),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// What happens to members between the steps of a game.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Leave(usize),
+    Restart(usize),
+    Return(usize),
+    Settle,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        (0..3usize).prop_map(Event::Leave),
+        (0..3usize).prop_map(Event::Restart),
+        (0..3usize).prop_map(Event::Return),
+        Just(Event::Settle),
+    ];
+    prop::collection::vec(event, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_read_returns_the_last_write(copies in 1usize..3, depth in 1u32..16, steps in steps()) {
+        model::replay(&array_of(&members(3), copies), depth, &steps);
+    }
+
+    /// One member at a time, and copies are made before the next: then nothing fails and nothing is wrong.
+    #[test]
+    fn one_loss_at_a_time_is_never_noticed(
+        rounds in prop::collection::vec((0usize..3, any::<bool>(), steps()), 1..4),
+        depth in 1u32..16,
+    ) {
+        let members = members(3);
+        let array = array_of(&members, 2);
+        for (lost, restarts, steps) in rounds {
+            if restarts { members[lost].restart() } else { members[lost].go_away(true) }
+            model::replay(&array, depth, &steps);
+            members[lost].go_away(false);
+            settle(&array);
+        }
+    }
+
+    /// Any losses: a read is right, or it fails.
+    #[test]
+    fn no_loss_makes_a_wrong_byte(
+        script in prop::collection::vec((events(), 0u64..64), 1..20),
+        copies in 1usize..4,
+    ) {
+        let members = members(3);
+        let array = array_of(&members, copies);
+        let mut truth: HashMap<u64, u64> = HashMap::new();
+        for (version, (events, block)) in script.into_iter().enumerate() {
+            for event in events.into_iter().take(3) {
+                match event {
+                    Event::Leave(member) => members[member].go_away(true),
+                    Event::Restart(member) => members[member].restart(),
+                    Event::Return(member) => members[member].go_away(false),
+                    Event::Settle => settle(&array),
+                }
+            }
+            let slab = block / 16 % SLABS as u64;
+            let page = slab * 512 + block % 16 * 4;
+            let was_lost = Place(array.parts.places.see(slab as usize).place) == Place::LOST;
+            if was_lost {
+                // What else was in the slab is gone, and its owner finds out by its guards.
+                truth.retain(|other, _| other / 512 != slab);
+            }
+            // Where it fails, either version may be there: the owner keeps it.
+            match array.parts.write_once(page * PAGE_BYTES, version as u64) {
+                Ok(()) => _ = truth.insert(page, version as u64),
+                Err(_) => _ = truth.remove(&page),
+            }
+            if Place(array.parts.places.see(slab as usize).place) == Place::LOST {
+                truth.retain(|other, _| other / 512 != slab);
+            }
+            for (page, version) in &truth {
+                let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
+                if array.parts.read_once(page * PAGE_BYTES, &mut bytes).is_ok() {
+                    check_stamp(&bytes, page * PAGE_BYTES, *version);
+                }
+            }
+        }
+    }
+}
+
+impl Parts {
+    /// As the pager does it, without waiting for who does not answer.
+    fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+        let piece = crate::donor::pieces(offset, into.len() as u64).next().unwrap();
+        self.try_read(piece, into)
+    }
+
+    fn write_once(&self, offset: u64, version: u64) -> Result<(), i32> {
+        let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
+        stamp(&mut bytes, offset, version);
+        self.write(offset, &bytes)
+    }
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a tier tells of itself: how often something happened since it was asked last.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! figures {
+    ($($name:ident $meaning:literal,)+) => {
+        /// How often what has happened. The set may grow.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct TierFigures {
+            $(#[doc = $meaning] pub $name: u64,)+
+        }
+
+        /// The same, while it is counted. Threads: any, also in a signal handler.
+        #[derive(Debug, Default)]
+        pub(crate) struct Tallies {
+            $(pub(crate) $name: AtomicU64,)+
+        }
+
+        impl Tallies {
+            /// What was counted since the last time. Relaxed: each number stands alone.
+            pub(crate) fn take(&self) -> TierFigures {
+                TierFigures { $($name: self.$name.swap(0, Ordering::Relaxed),)+ }
+            }
+        }
+    };
+}
+
+figures! {
+    members_lost "Members that did not answer any more.",
+    reads_by_another_way "Reads that one member could not answer rightly, and another one did.",
+    reads_hedged "Reads for which a second member was asked because the first one took long.",
+    slabs_degraded "Slabs that lost a copy, and have others.",
+    slabs_rebuilt "Copies of slabs that were made in place of lost ones.",
+    slabs_lost "Slabs whose bytes are gone.",
+}
+
+/// One more.
+pub(crate) fn count(tally: &AtomicU64) {
+    tally.fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where the bytes of each slab are: a table that a tier made of several others keeps, and that relatives share.
+//!
+//! A *place* is a number that only the tier reads: which members have the slab, or which tier of a chain. 0 is none.
+//! The table lies in memory that fork(2) does not copy, and what holds must hold between processes, one of which may be
+//! killed or stand still at any instruction:
+//!
+//! - **Who reads** sees the place, reads, and asks whether that is still it. If not, it reads again.
+//! - **Who writes** enters first, and leaves when the bytes are there. A place does not move from under it.
+//! - **Who moves a slab** begins, copies, and commits. That comes to nothing when somebody has written meanwhile or is
+//!   writing now: then the copy may be of before, and it tries again later.
+//! - **Who changes a place** at once, without a copy, does not ask who is writing: the place is a first one, or what
+//!   it takes away does not have the bytes anyway. It ends a move that is under way.
+//!
+//! Nothing here waits, and nothing is ever locked. A process that dies between `enter` and `leave` leaves a slab that
+//! cannot be moved any more, and is read and written as before; one that dies while it moves a slab, a slab that nobody
+//! moves before somebody has changed its place. One that dies amid a change, which takes some instructions, leaves a
+//! place that stays what it is.
+//!
+//! Threads: any, also in a signal handler.
+//!
+//! Three words a slab: its state, and two places, of which the version's lowest bit says the current one. The other is
+//! written by whoever has set `CHANGING`.
+//!
+//! | bits of the state | what                                                             |
+//! |-------------------|------------------------------------------------------------------|
+//! | 0–15              | how many write now                                               |
+//! | 16                | somebody moves it                                                |
+//! | 17                | somebody has written, or begun to, since the move began          |
+//! | 18                | the place that is not current is being written                   |
+//! | 32–63             | the version: how often the place has changed                     |
+
+use crate::atomic::{AtomicU64, Ordering, fence};
+
+/// Words of one slab.
+pub const PLACE_WORDS: usize = 3;
+/// Writers of one slab at a time: far more than a process has threads in the pager at once.
+const WRITERS_MOST: u64 = u16::MAX as u64;
+
+const WRITERS: u64 = 0xffff;
+const MOVING: u64 = 1 << 16;
+const TOUCHED: u64 = 1 << 17;
+const CHANGING: u64 = 1 << 18;
+const VERSION_SHIFT: u32 = 32;
+
+/// How often a change is tried while somebody else changes the same place, which takes some instructions. Who is told
+/// that it is busy may pause and come again.
+const CHANGES_TRIED_MOST: u32 = 100;
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    words: &'static [AtomicU64],
+}
+
+/// A place as it was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What it is. 0: none.
+    pub place: u64,
+    version: u32,
+}
+
+/// Why a place was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is another one by now.
+    Changed(Seen),
+    /// Somebody is amid a change: for some instructions, or for ever where it was killed there.
+    Busy,
+}
+
+/// One writer's stay at a slab. Leaves when it is dropped.
+#[derive(Debug)]
+#[must_use = "who does not stay is not protected"]
+pub struct Stay<'a> {
+    places: &'a Places,
+    slab: usize,
+}
+
+/// A move that is under way. Comes to nothing when it is dropped without [`commit`](Move::commit).
+#[derive(Debug)]
+#[must_use = "a move that is dropped is given up"]
+pub struct Move<'a> {
+    places: &'a Places,
+    slab: usize,
+    seen: Seen,
+}
+
+impl Places {
+    /// A table in these words, [`PLACE_WORDS`] for each slab, zeros at first: every slab without a place.
+    pub const fn over(words: &'static [AtomicU64]) -> Places {
+        Places { words }
+    }
+
+    /// Slabs that it has room for.
+    pub fn count(&self) -> usize {
+        self.words.len() / PLACE_WORDS
+    }
+
+    fn state(&self, slab: usize) -> &AtomicU64 {
+        &self.words[slab * PLACE_WORDS]
+    }
+
+    fn place(&self, slab: usize, version: u32) -> &AtomicU64 {
+        &self.words[slab * PLACE_WORDS + 1 + (version & 1) as usize]
+    }
+
+    /// The place of a slab. Before it is relied on for bytes that were read: [`holds`](Self::holds).
+    pub fn see(&self, slab: usize) -> Seen {
+        // SeqCst here and below: this is cheap beside what follows, and the places of a version are only right if the
+        // version is looked at before.
+        let version = version_of(self.state(slab).load(Ordering::SeqCst));
+        Seen { place: self.place(slab, version).load(Ordering::SeqCst), version }
+    }
+
+    /// Whether the place is still the one that was seen: what was read from there in between is what the slab had.
+    pub fn holds(&self, slab: usize, seen: Seen) -> bool {
+        // What was read before does not come after the look.
+        fence(Ordering::SeqCst);
+        version_of(self.state(slab).load(Ordering::SeqCst)) == seen.version
+    }
+
+    /// Somebody begins to write. `None` when there are too many already. Who has entered, sees the place.
+    pub fn enter(&self, slab: usize) -> Option<Stay<'_>> {
+        self.count_in(slab).then(|| Stay { places: self, slab })
+    }
+
+    /// As [`enter`](Self::enter), for who keeps the account of its stay itself: it ends with
+    /// [`count_out`](Self::count_out).
+    pub fn count_in(&self, slab: usize) -> bool {
+        let next = |state: u64| {
+            let touched = if state & MOVING != 0 { TOUCHED } else { 0 };
+            (state & WRITERS < WRITERS_MOST).then_some((state | touched) + 1)
+        };
+        self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
+    }
+
+    /// The end of what [`count_in`](Self::count_in) began.
+    pub fn count_out(&self, slab: usize) {
+        let before = self.state(slab).fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before & WRITERS > 0, "who leaves has entered");
+    }
+
+    /// Changes a place that is still the one that was seen, whoever writes or moves: see the module for when that is
+    /// right. Returns how it is seen now.
+    pub fn change(&self, slab: usize, seen: Seen, place: u64) -> Result<Seen, Refused> {
+        self.begin_change(slab, seen, |_| true)?;
+        let version = self.write_next(slab, seen, place);
+        // Nobody but us ends the change; writers come and go.
+        let end = |state: u64| Some(at_version(state & !(CHANGING | MOVING | TOUCHED), version));
+        let _ = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end);
+        Ok(Seen { place, version })
+    }
+
+    /// Begins to move a slab. `None` while somebody writes to it, moves it, or has died doing so.
+    pub fn begin_move(&self, slab: usize) -> Option<Move<'_>> {
+        let begin = |state: u64| (state & (WRITERS | MOVING | CHANGING) == 0).then_some(state & !TOUCHED | MOVING);
+        let state = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, begin).ok()?;
+        // It cannot change but by ending the move.
+        let version = version_of(state);
+        let place = self.place(slab, version).load(Ordering::SeqCst);
+        Some(Move { places: self, slab, seen: Seen { place, version } })
+    }
+
+    /// Sets `CHANGING`, where the place is still the one that was seen and `may` says so of the state.
+    fn begin_change(&self, slab: usize, seen: Seen, may: impl Fn(u64) -> bool) -> Result<(), Refused> {
+        for _ in 0..CHANGES_TRIED_MOST {
+            let state = self.state(slab).load(Ordering::SeqCst);
+            if version_of(state) != seen.version {
+                return Err(Refused::Changed(self.see(slab)));
+            }
+            if state & CHANGING == 0 {
+                if !may(state) {
+                    return Err(Refused::Busy);
+                }
+                let begun = state | CHANGING;
+                if self.state(slab).compare_exchange(state, begun, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    return Ok(());
+                }
+            }
+            std::hint::spin_loop();
+        }
+        Err(Refused::Busy)
+    }
+
+    /// Writes the place that becomes current with the version that is returned. Only while `CHANGING` is ours.
+    fn write_next(&self, slab: usize, seen: Seen, place: u64) -> u32 {
+        let version = seen.version.wrapping_add(1);
+        self.place(slab, version).store(place, Ordering::SeqCst);
+        version
+    }
+}
+
+impl Stay<'_> {
+    /// The place now. It does not move for as long as this lives.
+    pub fn see(&self) -> Seen {
+        self.places.see(self.slab)
+    }
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        self.places.count_out(self.slab);
+    }
+}
+
+impl Move<'_> {
+    /// Where the slab is until this is committed.
+    pub fn from(&self) -> u64 {
+        self.seen.place
+    }
+
+    /// Whether nobody has written since it began, and it has not been ended by a change: whether it is worth going on.
+    pub fn is_undisturbed(&self) -> bool {
+        may_commit(self.places.state(self.slab).load(Ordering::SeqCst)) && self.places.holds(self.slab, self.seen)
+    }
+
+    /// The slab is at `place` from now on. False when somebody has written meanwhile, or the place was changed: then
+    /// nothing has happened, and what was copied is worth nothing.
+    pub fn commit(self, place: u64) -> bool {
+        let (places, slab, seen) = (self.places, self.slab, self.seen);
+        if places.begin_change(slab, seen, may_commit).is_err() {
+            return false;
+        }
+        let version = places.write_next(slab, seen, place);
+        // A writer that has come since sees the old place, and writes there: then this is no move.
+        let end = |state: u64| {
+            may_commit(state & !CHANGING).then_some(at_version(state & !(CHANGING | MOVING | TOUCHED), version))
+        };
+        let committed = places.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end).is_ok();
+        if !committed {
+            places.state(slab).fetch_and(!CHANGING, Ordering::SeqCst);
+        }
+        // Dropped here, which ends the move where it has not been committed.
+        committed
+    }
+}
+
+impl Drop for Move<'_> {
+    fn drop(&mut self) {
+        let end = |state: u64| {
+            let ours = state & MOVING != 0 && version_of(state) == self.seen.version;
+            ours.then_some(state & !(MOVING | TOUCHED))
+        };
+        let _ = self.places.state(self.slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end);
+    }
+}
+
+/// Whether a move that is under way in this state may come to its end.
+fn may_commit(state: u64) -> bool {
+    state & (WRITERS | MOVING | TOUCHED | CHANGING) == MOVING
+}
+
+fn version_of(state: u64) -> u32 {
+    (state >> VERSION_SHIFT) as u32
+}
+
+fn at_version(state: u64, version: u32) -> u64 {
+    state & ((1 << VERSION_SHIFT) - 1) | u64::from(version) << VERSION_SHIFT
+}

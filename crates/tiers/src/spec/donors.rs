@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads what follows `donor:`, one donor or several, into a checked description.
+//!
+//! Pure. One donor is a tier of its own (`donor.rs`), several are an array (`array.rs`).
+
+use aquifer_core::units::ByteSize;
+use aquifer_tls::{Borrower, Files};
+
+use super::{TierSpec, options, set_size, unknown};
+use crate::array::{MEMBERS_MOST, POSITIONS, WEIGHT_MOST};
+
+/// A donor's tier, described.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorSpec {
+    /// `HOST:PORT`; the host is a name, an address, or an address of IP version 6 in brackets.
+    pub address: String,
+    /// Capacity; by default what the donor lends to one borrower.
+    pub size: Option<ByteSize>,
+    /// How connections are protected.
+    pub security: DonorSecurity,
+    /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them
+    /// have ended. Nobody types it.
+    pub tree: Option<u64>,
+}
+
+/// How connections to a donor are protected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DonorSecurity {
+    /// Not at all.
+    Plain,
+    /// By TLS 1.3, with certificates on both sides.
+    Tls {
+        /// Who we are, and whom we trust.
+        files: Files,
+        /// What the donor's certificate must be for; by default the address's host.
+        name: String,
+    },
+}
+
+/// Several donors' tier, described.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArraySpec {
+    /// The donors. None is given twice.
+    pub members: Vec<MemberSpec>,
+    /// Who has each byte besides the first.
+    pub redundancy: Redundancy,
+    /// Capacity; by default what the donors lend to one borrower, less what is kept several times.
+    pub size: Option<ByteSize>,
+}
+
+/// One donor of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSpec {
+    /// The donor. Its size is not its own.
+    pub donor: DonorSpec,
+    /// How much of all it gets, beside the others.
+    pub weight: u32,
+}
+
+/// How an array keeps what one donor loses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redundancy {
+    /// Each slab lies on so many donors.
+    Mirror {
+        /// At least two.
+        copies: usize,
+    },
+    /// Not at all: each slab lies on one donor.
+    Striped,
+}
+
+impl Redundancy {
+    /// How many donors have each slab.
+    pub fn copies(&self) -> usize {
+        match self {
+            Redundancy::Mirror { copies } => *copies,
+            Redundancy::Striped => 1,
+        }
+    }
+}
+
+/// What may be said behind the addresses.
+#[derive(Default)]
+struct Said<'a> {
+    size: Option<ByteSize>,
+    is_plain: bool,
+    cert: Option<&'a str>,
+    key: Option<&'a str>,
+    ca: Option<&'a str>,
+    names: Option<&'a str>,
+    mirror: Option<&'a str>,
+}
+
+const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, mirror=N or size=SIZE";
+
+/// A donor, or several.
+pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
+    let (addresses, rest) = rest.split_once(',').unwrap_or((rest, ""));
+    let said = Said::read(rest)?;
+    let mut members = Vec::new();
+    for text in addresses.split('+') {
+        members.push(member(text)?);
+    }
+    let names = said.names(members.len())?;
+    let specs = members.iter().enumerate().map(|(index, (address, weight))| {
+        let name = names.as_ref().map(|names| names[if names.len() == 1 { 0 } else { index }]);
+        let security = said.security(address, name, addresses)?;
+        let donor = DonorSpec { address: (*address).to_owned(), size: None, security, tree: None };
+        Ok(MemberSpec { donor, weight: weight.unwrap_or(1) })
+    });
+    let mut specs = specs.collect::<Result<Vec<MemberSpec>, String>>()?;
+    let redundancy = said.redundancy(specs.len())?;
+    if let [(_, weight)] = members[..] {
+        if weight.is_some() {
+            return Err(
+                "a weight is for one donor among several; leave *WEIGHT out, or name more donors after +".into()
+            );
+        }
+        let donor = specs.pop().expect("there is one").donor;
+        return Ok(TierSpec::Donor(DonorSpec { size: said.size, ..donor }));
+    }
+    if specs.len() > MEMBERS_MOST {
+        return Err(format!("{} donors are too many; name {MEMBERS_MOST} at most", specs.len()));
+    }
+    for (index, (address, _)) in members.iter().enumerate() {
+        if members[..index].iter().any(|(other, _)| other == address) {
+            return Err(format!(
+                "'{address}' is given twice; give each donor once, with a weight if it shall get more"
+            ));
+        }
+    }
+    Ok(TierSpec::Array(ArraySpec { members: specs, redundancy, size: said.size }))
+}
+
+/// `HOST:PORT`, and `*WEIGHT` behind it.
+fn member(text: &str) -> Result<(&str, Option<u32>), String> {
+    let (address, weight) = match text.split_once('*') {
+        Some((address, weight)) => (address, Some(weight)),
+        None => (text, None),
+    };
+    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    if !matches!(port, Some(Ok(1..))) {
+        return Err(format!(
+            "'{address}' is no donor's address; write donor:HOST:PORT, for example donor:10.0.0.2:7000, or \
+             donor:HOST:PORT+HOST:PORT"
+        ));
+    }
+    let weight = weight
+        .map(|weight| match weight.parse() {
+            Ok(weight @ 1..=WEIGHT_MOST) => Ok(weight),
+            _ => Err(format!("'{weight}' is no weight; write a number from 1 to {WEIGHT_MOST}")),
+        })
+        .transpose()?;
+    Ok((address, weight))
+}
+
+impl<'a> Said<'a> {
+    fn read(rest: &'a str) -> Result<Said<'a>, String> {
+        let mut said = Said::default();
+        for option in options(rest) {
+            match option {
+                ("size", Some(value)) => set_size(&mut said.size, value)?,
+                ("security", Some("plain")) => said.is_plain = true,
+                ("security", Some("tls")) => said.is_plain = false,
+                ("security", Some(other)) => {
+                    return Err(format!("'{other}' is no security; write security=tls or security=plain"));
+                }
+                ("cert", Some(file)) if !file.is_empty() => said.cert = Some(file),
+                ("key", Some(file)) if !file.is_empty() => said.key = Some(file),
+                ("ca", Some(file)) if !file.is_empty() => said.ca = Some(file),
+                ("name", Some(text)) => said.names = Some(text),
+                ("mirror", Some(number)) => said.mirror = Some(number),
+                ("parity", Some(_)) => return Err("parity is not in this build yet; write mirror=2".into()),
+                (word, _) => return Err(unknown(word, OPTIONS)),
+            }
+        }
+        let certified = [said.cert, said.key, said.ca, said.names];
+        if said.is_plain && certified.iter().any(Option::is_some) {
+            return Err(
+                "security=plain uses no certificates; leave it out, or leave cert=, key=, ca= and name= out".into()
+            );
+        }
+        Ok(said)
+    }
+
+    /// The names of the donors' certificates, where they are given: one for all, or one for each.
+    fn names(&self, donors: usize) -> Result<Option<Vec<&'a str>>, String> {
+        let Some(text) = self.names else { return Ok(None) };
+        let names: Vec<&str> = text.split('+').collect();
+        if let Some(bad) = names.iter().find(|name| Borrower::name(name).is_none()) {
+            return Err(format!("'{bad}' is no name of a server; write a host's name or an address"));
+        }
+        if names.len() != 1 && names.len() != donors {
+            return Err(format!(
+                "name= gives {} names for {donors} donors; give one for all, or one for each with + between",
+                names.len()
+            ));
+        }
+        Ok(Some(names))
+    }
+
+    fn security(&self, address: &str, name: Option<&str>, addresses: &str) -> Result<DonorSecurity, String> {
+        if self.is_plain {
+            return Ok(DonorSecurity::Plain);
+        }
+        let (Some(cert), Some(key), Some(ca)) = (self.cert, self.key, self.ca) else {
+            return Err(format!(
+                "memory goes to a donor over TLS unless plain text is asked for, and that takes certificates; write \
+                 donor:{addresses},cert=FILE,key=FILE,ca=FILE, or donor:{addresses},security=plain where nobody else \
+                 is on the network"
+            ));
+        };
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => {
+                let (host, _) = address.rsplit_once(':').expect("it was checked");
+                let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                if Borrower::name(&host).is_none() {
+                    return Err(format!(
+                        "'{host}' is no name that a certificate can be for; give one with name=SERVERNAME"
+                    ));
+                }
+                host
+            }
+        };
+        Ok(DonorSecurity::Tls { files: Files { cert: cert.into(), key: key.into(), ca: ca.into() }, name })
+    }
+
+    fn redundancy(&self, donors: usize) -> Result<Redundancy, String> {
+        let Some(number) = self.mirror else { return Ok(Redundancy::Striped) };
+        let most = donors.min(POSITIONS);
+        match number.parse::<usize>() {
+            Ok(copies) if copies >= 2 && copies <= most => Ok(Redundancy::Mirror { copies }),
+            Ok(2..) if donors < 2 => {
+                Err(format!("mirror={number} takes as many donors; name them as donor:HOST:PORT+HOST:PORT"))
+            }
+            Ok(2..) => Err(format!("mirror={number} is more than can be kept here; write mirror={most} at most")),
+            _ => Err(format!("'{number}' is no number of copies; write mirror=2, or leave it out for one copy")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(text: &str) -> ArraySpec {
+        match text.parse::<TierSpec>() {
+            Ok(TierSpec::Array(spec)) => spec,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn several_donors_are_an_array() {
+        let spec = array("donor:a:1+b:2*3+[::1]:7000,security=plain,size=1GiB");
+        let members: Vec<(&str, u32)> = spec.members.iter().map(|it| (&*it.donor.address, it.weight)).collect();
+        assert_eq!(members, [("a:1", 1), ("b:2", 3), ("[::1]:7000", 1)]);
+        assert_eq!((spec.redundancy, spec.size), (Redundancy::Striped, Some(ByteSize(1 << 30))));
+        let spec = array("donor:a:1+b:2+c:3,mirror=3,security=plain");
+        assert_eq!(spec.redundancy, Redundancy::Mirror { copies: 3 });
+    }
+
+    #[test]
+    fn each_donor_has_a_name_of_its_own_or_all_have_one() {
+        let names = |text: &str| {
+            let name = |member: MemberSpec| match member.donor.security {
+                DonorSecurity::Tls { name, .. } => name,
+                DonorSecurity::Plain => String::new(),
+            };
+            array(text).members.into_iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(names("donor:a:1+b:2,cert=c,key=k,ca=a"), ["a", "b"]);
+        assert_eq!(names("donor:a:1+b:2,cert=c,key=k,ca=a,name=x"), ["x", "x"]);
+        assert_eq!(names("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+y"), ["x", "y"]);
+    }
+
+    #[test]
+    fn every_bad_combination_gets_one_line_with_cause_and_remedy() {
+        let many: Vec<String> = (1..=64).map(|port| format!("h:{port}")).collect();
+        let many = format!("donor:{},security=plain", many.join("+"));
+        for (text, cause, remedy) in [
+            ("donor:a:1+,security=plain", "''", "donor:HOST:PORT+HOST:PORT"),
+            ("donor:a:1+b,security=plain", "'b'", "donor:HOST:PORT+HOST:PORT"),
+            ("donor:a:1+b:2*0,security=plain", "'0' is no weight", "from 1 to 16"),
+            ("donor:a:1+b:2*17,security=plain", "'17' is no weight", "from 1 to 16"),
+            ("donor:a:1+b:2*x,security=plain", "'x' is no weight", "from 1 to 16"),
+            ("donor:a:1*2,security=plain", "among several", "leave *WEIGHT out"),
+            ("donor:a:1+b:2+a:1,security=plain", "'a:1' is given twice", "a weight"),
+            ("donor:a:1,mirror=2,security=plain", "mirror=2", "donor:HOST:PORT+HOST:PORT"),
+            ("donor:a:1+b:2,mirror=3,security=plain", "mirror=3", "mirror=2 at most"),
+            ("donor:a:1+b:2,mirror=1,security=plain", "'1'", "mirror=2"),
+            ("donor:a:1+b:2,mirror=0,security=plain", "'0'", "mirror=2"),
+            ("donor:a:1+b:2,mirror=two,security=plain", "'two'", "mirror=2"),
+            ("donor:a:1+b:2,mirror,security=plain", "'mirror'", "mirror=N"),
+            ("donor:a:1+b:2,parity=4+1,security=plain", "not in this build", "mirror=2"),
+            ("donor:a:1+b:2", "over TLS", "donor:a:1+b:2,security=plain"),
+            ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+y+z", "3 names for 2 donors", "one for each"),
+            ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+", "''", "a host's name"),
+            (&many, "64 donors", "63 at most"),
+        ] {
+            let message = text.parse::<TierSpec>().expect_err(text).to_string();
+            assert!(message.contains(cause), "{text}: {message}");
+            assert!(message.contains(remedy), "{text}: {message}");
+            assert!(!message.contains('\n'), "{text}: {message}");
+        }
+    }
+}

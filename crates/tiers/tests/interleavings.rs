@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! No write is lost and none is read twice differently, whichever of reader, writer and mover runs when.
+//!
+//! A move that commits although somebody has written to the old place loses what was written: the program reads what
+//! was there before, once in a million, and nothing tells. So the table of places runs here under a scheduler that
+//! tries the orders in which its steps can be taken: the product's file, compiled once more with atomics that the
+//! scheduler sees. Where slabs are, is two words; a place is the number of one of them, or both.
+//!
+//! The scheduler knows sequential consistency alone. All that is tested here is `SeqCst`.
+
+use shuttle::sync::Arc;
+use shuttle::thread;
+
+#[path = "../src/places.rs"]
+#[allow(dead_code, missing_docs, unreachable_pub, reason = "the product's file")]
+mod places;
+
+/// The atomics that the scheduler sees.
+mod atomic {
+    pub use shuttle::sync::atomic::{AtomicU64, Ordering, fence};
+}
+
+use atomic::AtomicU64;
+use atomic::Ordering::SeqCst;
+use places::{PLACE_WORDS, Places};
+
+/// Orders that are tried; a few seconds.
+const ORDERS: usize = 20_000;
+/// How many preemptions an order has at most.
+const PREEMPTIONS: usize = 4;
+/// What is left where a slab was.
+const SCRIBBLE: u64 = 1 << 40;
+const FIRST: u64 = 0b01;
+const SECOND: u64 = 0b10;
+
+struct World {
+    places: Places,
+    sites: [AtomicU64; 2],
+    /// The last value whose write has succeeded.
+    done: AtomicU64,
+}
+
+impl World {
+    fn new(place: u64) -> Arc<World> {
+        let words: Vec<AtomicU64> = (0..PLACE_WORDS).map(|_| AtomicU64::new(0)).collect();
+        let places = Places::over(words.leak());
+        places.change(0, places.see(0), place).expect("nobody else is here");
+        Arc::new(World { places, sites: [AtomicU64::new(0), AtomicU64::new(0)], done: AtomicU64::new(0) })
+    }
+
+    fn sites(&self, place: u64) -> impl Iterator<Item = &AtomicU64> {
+        (0..2).filter(move |at| place & 1 << at != 0).map(|at| &self.sites[at])
+    }
+
+    fn write(&self, value: u64) {
+        let stay = self.places.enter(0).expect("few writers");
+        self.sites(stay.see().place).for_each(|site| site.store(value, SeqCst));
+        drop(stay);
+        self.done.store(value, SeqCst);
+    }
+
+    /// As a member that fails: it gets nothing, and is out of the place before the write succeeds.
+    fn write_degraded(&self, value: u64, lost: u64) {
+        let stay = self.places.enter(0).expect("few writers");
+        let seen = stay.see();
+        self.sites(seen.place & !lost).for_each(|site| site.store(value, SeqCst));
+        let mut seen = seen;
+        while seen.place & lost != 0 {
+            seen = match self.places.change(0, seen, seen.place & !lost) {
+                Ok(seen) => seen,
+                Err(_) => stay.see(),
+            };
+            thread::yield_now();
+        }
+        drop(stay);
+        self.done.store(value, SeqCst);
+    }
+
+    fn read(&self) {
+        let least = self.done.load(SeqCst);
+        loop {
+            let seen = self.places.see(0);
+            let value = self.sites(seen.place).last().expect("it is somewhere").load(SeqCst);
+            if self.places.holds(0, seen) {
+                assert!(value >= least && value != SCRIBBLE, "{value} was read after {least} had been written");
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// To the other site, if nobody writes. What it leaves is anybody's, where nobody else moves it back there.
+    fn move_over(&self, is_alone: bool) {
+        let Some(going) = self.places.begin_move(0) else { return };
+        let from = going.from();
+        let to = if from == FIRST { SECOND } else { FIRST };
+        let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
+        self.sites(to).for_each(|site| site.store(value, SeqCst));
+        if going.commit(to) && is_alone {
+            self.sites(from).for_each(|site| site.store(SCRIBBLE, SeqCst));
+        }
+    }
+
+    /// A second copy, if nobody writes.
+    fn copy(&self) {
+        let Some(going) = self.places.begin_move(0) else { return };
+        let from = going.from();
+        let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
+        self.sites(!from).for_each(|site| site.store(value, SeqCst));
+        going.commit(FIRST | SECOND);
+    }
+}
+
+/// Runs these at the same time, then looks at what is left.
+fn together(place: u64, stories: &[fn(&World)]) {
+    let world = World::new(place);
+    let threads: Vec<_> = stories
+        .iter()
+        .map(|story| {
+            let (world, story) = (Arc::clone(&world), *story);
+            thread::spawn(move || story(&world))
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let place = world.places.see(0).place;
+    let done = world.done.load(SeqCst);
+    world.sites(place).for_each(|site| assert_eq!(site.load(SeqCst), done, "every copy is of the last write"));
+}
+
+#[test]
+fn a_move_never_loses_a_write() {
+    shuttle::check_pct(|| together(FIRST, &[|it| it.write(1), |it| it.move_over(true)]), ORDERS, PREEMPTIONS);
+    let twice: fn(&World) = |it| {
+        it.write(1);
+        it.write(2);
+    };
+    let moves: fn(&World) = |it| it.move_over(false);
+    shuttle::check_pct(move || together(FIRST, &[twice, moves, moves]), ORDERS, PREEMPTIONS);
+}
+
+#[test]
+fn a_read_is_never_older_than_what_was_written_before_it() {
+    let reads: fn(&World) = |it| {
+        it.read();
+        it.read();
+    };
+    let moves: fn(&World) = |it| {
+        it.move_over(true);
+        it.move_over(true);
+    };
+    shuttle::check_pct(move || together(FIRST, &[|it| it.write(1), reads, moves]), ORDERS, PREEMPTIONS);
+}
+
+#[test]
+fn a_copy_and_a_loss_at_the_same_time_leave_what_was_written_last() {
+    let story = || together(FIRST, &[|it| it.write(1), |it| it.copy(), |it| it.read()]);
+    shuttle::check_pct(story, ORDERS, PREEMPTIONS);
+    let story = || together(FIRST | SECOND, &[|it| it.write_degraded(1, SECOND), |it| it.copy(), |it| it.read()]);
+    shuttle::check_pct(story, ORDERS, PREEMPTIONS);
+}
