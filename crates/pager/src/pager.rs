@@ -338,6 +338,7 @@ impl Pager {
             let mut is_told = false;
             while let Some(pause) = self.tier.tend() {
                 is_told = self.tell_of_leaving(is_told);
+                self.count_figures();
                 std::thread::sleep(pause);
             }
         })
@@ -366,6 +367,21 @@ impl Pager {
             ]);
         }
         true
+    }
+
+    /// Counts what the tier tells of itself.
+    fn count_figures(&self) {
+        let figures = self.tier.take_figures();
+        for (counter, amount) in [
+            (Counter::MembersLost, figures.members_lost),
+            (Counter::ReadsByAnotherWay, figures.reads_by_another_way),
+            (Counter::ReadsHedged, figures.reads_hedged),
+            (Counter::SlabsDegraded, figures.slabs_degraded),
+            (Counter::SlabsRebuilt, figures.slabs_rebuilt),
+            (Counter::SlabsLost, figures.slabs_lost),
+        ] {
+            self.counters.add(counter, amount);
+        }
     }
 
     /// After fork(2): a userfaultfd of this process's own.

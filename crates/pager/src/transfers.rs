@@ -15,6 +15,7 @@ use aquifer_core::guard;
 use aquifer_core::map::{OwnSlot, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
 use aquifer_stats::Counter;
+use aquifer_sys::FrameBuffer;
 use aquifer_tiers::{Disposition, TierFailure};
 
 use crate::abort::{Number, say};
@@ -23,6 +24,8 @@ use crate::pager::Pager;
 
 /// Tries of one read that fails for want of something that comes back.
 const READ_TRIES: u32 = 5;
+/// Ways of a tier that are tried for bytes that are not what was written: more than any has.
+const WAYS_MOST: u32 = 64;
 
 impl Pager {
     /// Reads a block's slot into its frame and checks what came. The error is what to count.
@@ -38,11 +41,31 @@ impl Pager {
                     return Err(Counter::FetchFailures);
                 }
             }
-            inspect::arrive(&mut buffer, stored).map_err(|_| Counter::GuardMismatches)?;
+            if inspect::arrive(&mut buffer, stored).is_err() {
+                self.fetch_other(slot + start as u64, &mut buffer, stored)?;
+            }
         }
         self.counters.add(Counter::FetchedBytes, pages.bytes());
         self.counters.add(Counter::FetchedBlocks, 1);
         Ok(())
+    }
+
+    /// What came is not what was written back. Asks for it by all the ways that the tier has, and mends what it has.
+    fn fetch_other(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<(), Counter> {
+        for way in 1..=WAYS_MOST {
+            match self.tier.read_other(offset, buffer, way) {
+                Ok(false) => break,
+                Ok(true) if inspect::arrive(buffer, stored).is_ok() => {
+                    // Over the damaged copy. Nobody else writes here: the block is ours, and what relatives have from
+                    // here are the same bytes. Where it fails, the next fetch does all this again.
+                    let _ = self.tier.write(offset, buffer);
+                    self.counters.add(Counter::MendedBlocks, 1);
+                    return Ok(());
+                }
+                Ok(true) | Err(_) => {}
+            }
+        }
+        Err(Counter::GuardMismatches)
     }
 
     /// Pages of one request to the tier.

@@ -61,6 +61,13 @@ table! {
         Waits "waits" "Faults that waited for another thread's work on the same block, or for a frame."
         EagainRetries "eagain_retries" "Kernel calls repeated because the address space was changing."
         ExchangeFallbacks "exchange_fallbacks" "Pages copied because they could not be moved."
+        MendedBlocks "mended_blocks" "Fetched blocks that were not what had been written, and were found elsewhere."
+        MembersLost "members_lost" "Times that one donor of several did not answer any more."
+        ReadsByAnotherWay "reads_by_another_way" "Reads that one donor could not answer rightly, and another one did."
+        ReadsHedged "reads_hedged" "Reads for which a second donor was asked because the first one took long."
+        SlabsDegraded "slabs_degraded" "Slabs of the tier that lost one of several copies."
+        SlabsRebuilt "slabs_rebuilt" "Copies of slabs that were made in place of lost ones."
+        SlabsLost "slabs_lost" "Slabs of the tier that lost their last copy."
     }
 }
 

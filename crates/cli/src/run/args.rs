@@ -106,6 +106,10 @@ Tiers:
       name=NAME           what the donor's certificate is for [default: HOST]
       security=plain      without TLS: whoever is on the way can read and change the memory
       size=SIZE           capacity [default: what the donor lends to one borrower]
+  donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION[,OPTION]...
+                          memory of several machines; the options are those of one, and
+      mirror=N            each byte is with N of them, and one that is lost costs nothing
+                          [default: each byte is with one]
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as late as a device would; PROFILE is the path
                           of a file, or comes with aquifer:";

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_config::{Budget, Config};
 use aquifer_core::units::ByteSize;
-use aquifer_tiers::{DonorSecurity, DonorSpec, OpenFailure, SpecFailure, TierSpec};
+use aquifer_tiers::{ArraySpec, DonorSecurity, OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
 
 use super::args::RunArgs;
@@ -139,8 +139,10 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let path = match parsed {
         TierSpec::Donor(donor) => {
             let options = rest.strip_prefix(&donor.address).expect("the address comes first");
-            return Ok(format!("{kind}:{}{}", resolved(&donor.address)?, donor_options(options, donor)?));
+            let name = name_of(&donor.security).unwrap_or_default();
+            return Ok(format!("{kind}:{}{}", resolved(&donor.address)?, donor_options(options, name)?));
         }
+        TierSpec::Array(array) => return Ok(format!("{kind}:{}", with_resolved_addresses(rest, array)?)),
         TierSpec::Flash(flash) => flash.path.as_path(),
         TierSpec::Emulated { profile, .. } if !aquifer_tiers::profile::names().any(|name| name == profile) => {
             Path::new(profile)
@@ -156,9 +158,30 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
 }
 
-/// The options of a donor, with absolute paths, and with the name that the address had.
-fn donor_options(options: &str, donor: &DonorSpec) -> Result<String, Failure> {
-    let DonorSecurity::Tls { name, .. } = &donor.security else { return Ok(options.into()) };
+/// What follows `donor:` for several donors, with addresses in numbers.
+fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Failure> {
+    let (_, options) = rest.split_at(rest.find(',').unwrap_or(rest.len()));
+    let mut addresses = Vec::new();
+    for member in &array.members {
+        addresses.push(format!("{}*{}", resolved(&member.donor.address)?, member.weight));
+    }
+    let names: Vec<&str> = array.members.iter().filter_map(|member| name_of(&member.donor.security)).collect();
+    Ok(format!("{}{}", addresses.join("+"), donor_options(options, &names.join("+"))?))
+}
+
+/// What a donor's certificate must be for, where it has one.
+fn name_of(security: &DonorSecurity) -> Option<&str> {
+    match security {
+        DonorSecurity::Plain => None,
+        DonorSecurity::Tls { name, .. } => Some(name),
+    }
+}
+
+/// The options of donors, with absolute paths, and with the names that their addresses had.
+fn donor_options(options: &str, name: &str) -> Result<String, Failure> {
+    if name.is_empty() {
+        return Ok(options.into());
+    }
     let mut written = String::new();
     for option in options.split(',').skip(1) {
         written += &match option.split_once('=') {
