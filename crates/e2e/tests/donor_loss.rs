@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, started
+//! anew, and with bytes that are not what was stored.
+//!
+//! With a mirror, none of that may be a wrong byte, an error, or a stand of more than two seconds. Without one, what
+//! was with the donor is an error, and the rest goes on.
+//!
+//! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others; a failure prints both.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::run::{Ended, LIMIT, Running, aquifer, eventually, managed, run, start};
+
+/// The longest stand of the program that a loss may cost, with what a busy machine adds.
+const STALL_MS_MOST: u64 = 2000;
+/// How many donors there are; each byte is with two of them.
+const DONORS: usize = 3;
+
+/// Writes and verifies pages at random until a file of the name that it is given appears, then verifies all of them.
+/// Says how many were wrong, how many accesses were errors, and how long the longest step took, in milliseconds.
+const PROGRAM: &str = r#"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+enum { PAGES = 12288, PAGE = 4096, WORDS = PAGE / 8 };
+static uint64_t *memory;
+static uint32_t versions[PAGES];
+static sigjmp_buf again;
+static volatile long wrong, lost;
+static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+static uint64_t word(size_t page, size_t at) { return (page * WORDS + at) * 0x9e3779b97f4a7c15u ^ versions[page]; }
+static void fill(size_t page) {
+    for (size_t at = 0; at < WORDS; at += 8) ((volatile uint64_t *)memory)[page * WORDS + at] = word(page, at);
+}
+static void verify(size_t page) {
+    for (size_t at = 0; at < WORDS; at += 8) {
+        uint64_t seen = ((volatile uint64_t *)memory)[page * WORDS + at];
+        if (seen != word(page, at)) {
+            if (wrong++ == 0) fprintf(stderr, "page %zu word %zu holds %llx\n", page, at, (unsigned long long)seen);
+            return;
+        }
+    }
+}
+int main(int argc, char **argv) {
+    (void)argc;
+    alarm(600); /* Whatever becomes of the test. */
+    struct sigaction action = {.sa_handler = on_bus, .sa_flags = SA_NODEFER};
+    sigaction(SIGBUS, &action, NULL);
+    memory = aligned_alloc(2 << 20, (size_t)PAGES * PAGE);
+    for (size_t page = 0; page < PAGES; page++) fill(page);
+    char ready[4096];
+    snprintf(ready, sizeof ready, "%s.ready", argv[1]);
+    FILE *file = fopen(ready, "w");
+    if (!file || fclose(file)) return 3;
+    volatile uint64_t random = 88172645463325252u, longest = 0, steps = 0;
+    while (steps % 256 || access(argv[1], F_OK)) {
+        random ^= random << 13; random ^= random >> 7; random ^= random << 17;
+        size_t page = random % PAGES;
+        uint64_t begun = now_ms();
+        if (sigsetjmp(again, 1)) lost++;
+        else {
+            verify(page);
+            if (random >> 40 & 1) { versions[page]++; fill(page); }
+        }
+        uint64_t took = now_ms() - begun;
+        if (took > longest) longest = took;
+        steps++;
+    }
+    static volatile size_t page;
+    for (page = 0; page < PAGES; page++) {
+        if (sigsetjmp(again, 1)) { lost++; continue; }
+        verify(page);
+    }
+    static char line[200];
+    int len = snprintf(line, sizeof line, "wrong %ld lost %ld longest %llu steps %llu\n", wrong, lost,
+        (unsigned long long)longest, (unsigned long long)steps);
+    return write(1, line, len) < 0;
+}
+"#;
+
+/// A donor in a process of its own, and a link to it that can be cut.
+struct Donor {
+    child: Child,
+    address: String,
+    link: Link,
+}
+
+impl Donor {
+    fn start() -> Donor {
+        let (child, address) = launch("127.0.0.1:0");
+        let link = Link::to(address.parse().expect("an address in numbers"));
+        Donor { child, address, link }
+    }
+
+    fn signal(&self, signal: &str) {
+        let sent = std::process::Command::new("kill").arg(signal).arg(self.child.id().to_string()).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+    }
+
+    /// Another run of it, with nothing of what the one before had.
+    fn restart(&mut self) {
+        let _ = self.child.wait();
+        (self.child, self.address) = launch(&self.address);
+    }
+
+    /// Changes a byte here and there in what it lends. False where that is not allowed.
+    fn corrupt(&self) -> bool {
+        let process = self.child.id();
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("our child");
+        let range = |line: &str| {
+            let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((number(start)?, number(end)?))
+        };
+        let largest = maps.lines().filter_map(range).max_by_key(|(start, end)| end - start);
+        let (start, end) = largest.expect("it has memory");
+        let memory = std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"));
+        let Ok(memory) = memory else { return false };
+        // Some bytes of each page: whatever is read next from here is not what was stored.
+        (start..end).step_by(4096).all(|page| {
+            let mut bytes = [0; 8];
+            memory.read_exact_at(&mut bytes, page + 64).is_ok()
+                && memory.write_all_at(&bytes.map(|byte| byte ^ 0x55), page + 64).is_ok()
+        })
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn launch(listen: &str) -> (Child, String) {
+    let mut command = aquifer();
+    command.args(["donor", "--json", "--security", "plain", "--size", "128MiB", "--listen", listen]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
+    let said: serde_json::Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("one object, not '{line}'"));
+    (child, said["address"].as_str().expect("an address").to_owned())
+}
+
+/// Passes bytes on between borrowers and a donor, until it is cut; then nothing goes through, and nobody is told.
+struct Link {
+    address: SocketAddr,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Link {
+    fn to(donor: SocketAddr) -> Link {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let link =
+            Link { address: listener.local_addr().expect("it listens"), is_cut: Arc::new(AtomicBool::new(false)) };
+        let is_cut = Arc::clone(&link.is_cut);
+        std::thread::spawn(move || {
+            for borrower in listener.incoming().map_while(Result::ok) {
+                let Ok(donor) = TcpStream::connect(donor) else { continue };
+                for (from, to) in [(&borrower, &donor), (&donor, &borrower)] {
+                    let (from, to) = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
+                    let is_cut = Arc::clone(&is_cut);
+                    std::thread::spawn(move || pass(from, to, &is_cut));
+                }
+            }
+        });
+        link
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
+    let _ = (from.set_nodelay(true), to.set_nodelay(true));
+    let mut bytes = vec![0; 256 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while is_cut.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(std::net::Shutdown::Both), to.shutdown(std::net::Shutdown::Both));
+}
+
+/// The program under way.
+struct Game {
+    running: Running,
+    stop: PathBuf,
+    donors: Vec<Donor>,
+}
+
+impl Game {
+    fn start(name: &str, options: &str) -> Option<Game> {
+        let program = compile_text(name, PROGRAM)?;
+        let donors: Vec<Donor> = (0..DONORS).map(|_| Donor::start()).collect();
+        let addresses: Vec<String> = donors.iter().map(|donor| donor.link.address.to_string()).collect();
+        let tier = format!("donor:{},security=plain{options}", addresses.join("+"));
+        let stop = scratch(name).join("stop");
+        let words = ["--dram", "16MiB", "--tier", &tier];
+        let running = start(managed(&words, &program, &[stop.to_str().expect("a path of ours")]));
+        let game = Game { running, stop, donors };
+        eventually("the program has filled its memory", || game.is_ready());
+        Some(game)
+    }
+
+    fn is_ready(&self) -> bool {
+        Path::new(&self.stop).with_extension("ready").exists()
+    }
+
+    fn figure(&self, name: &str) -> u64 {
+        let mut command = aquifer();
+        command.args(["stat", &self.running.child.id().to_string(), "--json"]);
+        let stats: serde_json::Value = serde_json::from_str(&run(command, LIMIT).stdout).unwrap_or_default();
+        stats[name].as_u64().unwrap_or_default()
+    }
+
+    /// Waits until every slab has its copies again.
+    fn settle(&self) {
+        // What is counted is published now and then.
+        std::thread::sleep(Duration::from_millis(2500));
+        eventually("all slabs have their copies", || self.figure("slabs_degraded") == self.figure("slabs_rebuilt"));
+    }
+
+    fn end(self) -> Ended {
+        std::fs::write(&self.stop, "").expect("the scratch directory can be written");
+        self.running.wait(LIMIT)
+    }
+}
+
+/// One at a time: each takes as much of the machine as there is.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// What the program said at its end: wrong, lost, longest.
+fn said(ended: &Ended) -> [u64; 3] {
+    ended.expect(0);
+    let words: Vec<&str> = ended.stdout.split_whitespace().collect();
+    let number = |at: usize| words.get(at).and_then(|word| word.parse().ok()).expect("it says its numbers");
+    [number(1), number(3), number(5)]
+}
+
+#[test]
+fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
+    let _turn = TURN.lock();
+    let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let rounds = setting("AQUIFER_LOSS_ROUNDS").unwrap_or(5);
+    let seed: u64 = setting("AQUIFER_LOSS_SEED").unwrap_or(1);
+    println!("to repeat: AQUIFER_LOSS_ROUNDS={rounds} AQUIFER_LOSS_SEED={seed}");
+    let Some(mut game) = Game::start("donor-loss", ",mirror=2,size=96MiB") else { return };
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for round in 0..rounds {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let donor = &mut game.donors[(random >> 20) as usize % DONORS];
+        let pause = Duration::from_millis(500 + (random >> 30) % 3000);
+        // Each in its turn, so that few rounds have all of them.
+        match round % 5 {
+            0 => {
+                println!("round {round}: killed, and started anew after {pause:?}");
+                donor.signal("-KILL");
+                std::thread::sleep(pause);
+                donor.restart();
+            }
+            1 => {
+                println!("round {round}: stopped for {pause:?}");
+                donor.signal("-STOP");
+                std::thread::sleep(pause);
+                donor.signal("-CONT");
+            }
+            2 => {
+                println!("round {round}: cut off for {pause:?}");
+                donor.link.is_cut.store(true, Ordering::SeqCst);
+                std::thread::sleep(pause);
+                donor.link.is_cut.store(false, Ordering::SeqCst);
+            }
+            3 => {
+                println!("round {round}: reclaims its memory, and lends it again after {pause:?}");
+                donor.signal("-TERM");
+                std::thread::sleep(pause);
+                donor.restart();
+            }
+            _ => {
+                println!("round {round}: killed, and started anew at once");
+                donor.signal("-KILL");
+                donor.restart();
+            }
+        }
+        game.settle();
+    }
+    let rebuilt = game.figure("slabs_rebuilt");
+    // At last, since a copy that nobody has read yet may stay what it is.
+    let is_corrupt = game.donors[0].corrupt();
+    std::thread::sleep(Duration::from_millis(1500));
+    let mended = game.figure("mended_blocks");
+    let ended = game.end();
+    let [wrong, lost, longest_ms] = said(&ended);
+    println!("{}", ended.stdout);
+    assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
+    assert!(rebuilt > 0, "slabs got new copies");
+    if is_corrupt {
+        assert!(mended > 0, "what was not what had been stored was found elsewhere");
+    } else {
+        println!("a part is skipped, because other processes' memory cannot be written");
+    }
+    assert!(longest_ms <= STALL_MS_MOST, "the program stood still for {longest_ms} ms");
+}
+
+#[test]
+fn without_a_mirror_a_killed_donor_is_an_error_and_the_rest_goes_on() {
+    let _turn = TURN.lock();
+    let Some(game) = Game::start("donor-loss-striped", ",size=96MiB") else { return };
+    let begun = Instant::now();
+    game.donors[1].signal("-KILL");
+    std::thread::sleep(Duration::from_secs(7));
+    let ended = game.end();
+    let [wrong, lost, _] = said(&ended);
+    assert_eq!(wrong, 0, "{}", ended.stderr);
+    assert!(lost > 100, "a third of the memory is lost, and each access is told: {lost}");
+    assert!(lost < 12288 + 100_000 && begun.elapsed() < LIMIT, "and nobody waits for each page anew");
+    assert!(ended.said().iter().any(|line| line.contains("a fetch from the tier failed")), "{}", ended.stderr);
+}
