@@ -154,7 +154,7 @@ impl Drop for Donor {
 
 fn launch(listen: &str) -> (Child, String) {
     let mut command = aquifer();
-    command.args(["donor", "--json", "--security", "plain", "--size", "128MiB", "--listen", listen]);
+    command.args(["donor", "--json", "--security", "plain", "--size", "128MiB", "--grace", "1s", "--listen", listen]);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
