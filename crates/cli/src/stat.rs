@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_stats::{Counter, FaultKind, Gauge, Place, Snapshot, TEMPERATURES, Text};
+use aquifer_stats::{
+    Counter, FaultKind, Gauge, LevelCounter, LevelGauge, LevelSnapshot, Place, Snapshot, TEMPERATURES, Text,
+};
 
 use crate::exit::{ExitCode, Failure, say};
 use crate::instances;
@@ -118,7 +120,24 @@ fn page(snapshot: &Snapshot) -> String {
     text.push_str(&columns(&latency_rows(snapshot)));
     text.push('\n');
     text.push_str(&columns(&temperature_rows(snapshot)));
+    if !snapshot.levels().is_empty() {
+        text.push('\n');
+        text.push_str(&columns(&level_rows(snapshot.levels())));
+    }
     text
+}
+
+/// The levels of a chain of tiers, the fastest first.
+fn level_rows(levels: &[LevelSnapshot]) -> Vec<Vec<String>> {
+    let names = LevelGauge::ALL.iter().map(|gauge| gauge.name());
+    let names = names.chain(LevelCounter::ALL.iter().map(|counter| counter.name()));
+    let head = ["  level", "tier"].into_iter().chain(names).map(str::to_owned).collect();
+    let row = |(index, level): (usize, &LevelSnapshot)| {
+        let gauges = LevelGauge::ALL.iter().map(|gauge| value(gauge.name(), level.gauge(*gauge)));
+        let counters = LevelCounter::ALL.iter().map(|counter| value(counter.name(), level.counter(*counter)));
+        [format!("  {index}"), level.name.clone()].into_iter().chain(gauges).chain(counters).collect()
+    };
+    std::iter::once(head).chain(levels.iter().enumerate().map(row)).collect()
 }
 
 /// Hot memory first.
@@ -133,8 +152,11 @@ fn temperature_rows(snapshot: &Snapshot) -> Vec<Vec<String>> {
 }
 
 fn row(name: &str, value: u64, help: &str) -> Vec<String> {
-    let value = if name.contains("bytes") { ByteSize(value).to_string() } else { value.to_string() };
-    vec![format!("  {name}"), format!("{value:>10}"), help.to_owned()]
+    vec![format!("  {name}"), format!("{:>10}", self::value(name, value)), help.to_owned()]
+}
+
+fn value(name: &str, value: u64) -> String {
+    if name.contains("bytes") { ByteSize(value).to_string() } else { value.to_string() }
 }
 
 fn latency_rows(snapshot: &Snapshot) -> Vec<Vec<String>> {
@@ -170,7 +192,14 @@ mod tests {
         assert!(page.contains("3MiB"));
         let row = page.lines().find(|line| line.starts_with("  8-15 ")).expect("a row for each class");
         assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["8-15", "0B", "2GiB"]);
-        assert!(page.contains("starting"));
+        assert!(page.contains("starting") && !page.contains("promoted_bytes"));
+        counters.write_level(0, "dram");
+        counters.write_level(1, "flash");
+        counters.set_level(1, LevelGauge::UsedBytes, 6 << 20);
+        counters.add_level(1, LevelCounter::Reads, 17);
+        let page = super::page(&counters.snapshot());
+        let row = page.lines().find(|line| line.starts_with("  1 ") && line.contains("flash")).expect("a row");
+        assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["1", "flash", "0B", "6MiB", "17", "0B", "0B", "0B"]);
     }
 
     #[test]

@@ -78,7 +78,16 @@ fn arguments_that_make_no_sense() {
         ),
         (
             &["run", "--dram", "16MiB", "--tier", "dram:", "--tier", "dram:", "--", "true"],
-            "more than one --tier is given; this release uses one tier; give one",
+            "--tier: tiers 1 and 2 are the same place; give each once, or each a place of its own",
+        ),
+        (
+            &[
+                &["run", "--dram", "16MiB"][..],
+                &["--tier", "dram:", "--tier", "flash:/tmp/a", "--tier", "flash:/tmp/b", "--tier", "flash:/tmp/c"],
+                &["--tier", "flash:/tmp/d", "--", "true"],
+            ]
+            .concat(),
+            "--tier: a chain of 5 tiers is too long; give 4 at most",
         ),
         (
             &["run", "--dram", "16MiB", "--tier", "dram:", "--", ""],

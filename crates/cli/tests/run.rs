@@ -80,7 +80,7 @@ fn the_program_sees_the_configuration_and_the_segment() {
     let config = Config::from_json(lines.next().unwrap()).unwrap();
     assert_eq!(lines.next(), preload.to_str());
     assert_eq!(config.dram_bytes, 16 << 20);
-    assert_eq!(config.tier.as_deref(), Some("dram:"));
+    assert_eq!(config.tiers, ["dram:"]);
     assert_eq!((config.block, config.delivery), (BlockSize::Bytes(131_072), Delivery::Signal));
     assert_eq!((config.prefetch, config.verbose), (false, 2));
     assert_eq!(config.record.as_deref(), directory.join("events").to_str());

@@ -26,9 +26,8 @@ pub struct Config {
     pub version: u32,
     /// How much local DRAM the program's managed memory may take.
     pub dram_bytes: u64,
-    /// Where cold blocks go, as `--tier` has it. `None`: an unlinked file under `state_dir`.
-    #[serde(deserialize_with = "Option::deserialize")]
-    pub tier: Option<String>,
+    /// Where cold blocks go, as each `--tier` has it, the fastest first. None: an unlinked file under `state_dir`.
+    pub tiers: Vec<String>,
     /// Which blocks leave first.
     pub policy: PolicyName,
     /// How many bytes move as one.
@@ -66,7 +65,7 @@ impl Default for Config {
         Config {
             version: VERSION,
             dram_bytes: 0,
-            tier: None,
+            tiers: Vec::new(),
             policy: PolicyName::default(),
             block: BlockSize::default(),
             delivery: Delivery::default(),
@@ -160,7 +159,7 @@ mod tests {
         Config {
             version: VERSION,
             dram_bytes: 300 << 20,
-            tier: Some("flash:/var/tmp/far,size=4GiB".to_owned()),
+            tiers: vec!["dram:size=1GiB".to_owned(), "flash:/var/tmp/far,size=4GiB".to_owned()],
             policy: PolicyName::Clock,
             block: BlockSize::Bytes(131_072),
             delivery: Delivery::Signal,
@@ -203,8 +202,8 @@ mod tests {
         let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
         assert!(Config::from_json(&missing).is_err());
 
-        let no_tier = text.replacen(r#""tier":"flash:/var/tmp/far,size=4GiB","#, "", 1);
-        assert!(Config::from_json(&no_tier).unwrap_err().to_string().contains("missing field `tier`"));
+        let no_tier = text.replacen(r#""tiers":["dram:size=1GiB","flash:/var/tmp/far,size=4GiB"],"#, "", 1);
+        assert!(Config::from_json(&no_tier).unwrap_err().to_string().contains("missing field `tiers`"));
 
         let odd_block = text.replacen("131072", "5000", 1);
         assert!(Config::from_json(&odd_block).unwrap_err().to_string().contains("power of two"));

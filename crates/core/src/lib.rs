@@ -22,5 +22,6 @@ pub mod shares;
 pub mod slabs;
 pub mod standby;
 pub mod temperature;
+pub mod tiering;
 pub mod units;
 pub mod watermarks;

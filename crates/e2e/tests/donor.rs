@@ -267,6 +267,28 @@ fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
 }
 
 #[test]
+fn what_no_donor_has_room_for_goes_to_the_disk() {
+    let donor = Donor::start(&["--size", "72MiB"]);
+    let Some(program) = compile_text("donor-full", PROGRAM) else { return };
+    let directory = scratch("donor-full");
+    let (file, flash) = (directory.join("stats.json"), format!("flash:{}", directory.display()));
+    let tier = donor.tier("");
+    let act = || {
+        // Another program has borrowed most of it.
+        let words = [&words(&tier, "signal")[..], &["--tier", &flash, "--stats-json"]].concat();
+        let words = [&words[..], &[file.to_str().expect("a path of ours")]].concat();
+        run(managed(&words, &program, &[]), LIMIT).expect(0);
+    };
+    let Some((ended, _)) = meanwhile("donor-full-other", &donor.tier(",size=64MiB"), act) else { return };
+    ended.expect(0);
+    assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
+    let stats = stats(&file);
+    let [lent, kept] = [0, 1].map(|level| stats["levels"][level]["used_bytes"].as_u64().expect("a number"));
+    assert!(kept >= 16 << 20 && lent + kept >= 40 << 20, "{}", stats["levels"]);
+    assert_eq!(stats["errors"], 0);
+}
+
+#[test]
 fn a_donor_that_stands_still_for_a_moment_is_waited_for() {
     let donor = Donor::start(&["--size", "256MiB"]);
     let tier = donor.tier(",size=128MiB");

@@ -369,6 +369,19 @@ fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
 }
 
+/// Parent and child find what the other has moved, and neither takes the other's place.
+#[test]
+fn relatives_share_a_chain_of_tiers() {
+    let flash = format!("flash:{}", scratch("forks-chain").display());
+    for delivery in ["signal", "listener"] {
+        for kind in ["fork", "nest", "many", "busy", "orphan"] {
+            let chain = ["--dram", "16MiB", "--tier", "dram:size=12MiB", "--tier", &flash, "--delivery", delivery];
+            forks(&chain, kind, "24");
+        }
+    }
+    forks(&["--dram", "16MiB", "--tier", "dram:size=12MiB", "--tier", "emulated:cmm-h,size=400MiB"], "kill", "24");
+}
+
 #[test]
 fn what_killed_children_used_is_given_back() {
     forks(&["--dram", "16MiB", "--tier", "dram:size=400MiB"], "kill", "24");

@@ -22,8 +22,8 @@ use aquifer_sys::{signals, thread_state};
 
 use crate::pager::Pager;
 
-/// Threads of the pager, with room: four listeners, and one each that works, trims, records, tends the tier and asks
-/// for shares.
+/// Threads of the pager, with room: four listeners, and one each that works, trims, records, tends the tier, moves
+/// what is in it and asks for shares.
 const OWN_MOST: usize = 16;
 /// A thread that has said that it ends is gone soon after: how often the worker looks, and for how long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

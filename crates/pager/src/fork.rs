@@ -285,6 +285,7 @@ impl Pager {
     fn renew(&self) -> Result<(), Errno> {
         self.renew_uffd()?;
         self.tier.renew()?;
+        self.disown_levels();
         self.worker_bell.renew()?;
         self.lifeline.renew()?;
         self.trims.renew()?;

@@ -18,7 +18,7 @@ use aquifer_core::policy::Policy;
 use aquifer_core::record;
 use aquifer_core::temperature::Histogram;
 use aquifer_core::units::{ByteSize, FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
-use aquifer_stats::{Counter, Counters, Gauge, Place};
+use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::lifeline::Lifeline;
 use aquifer_sys::own_descriptors::{keep, leave_the_programs};
@@ -224,6 +224,8 @@ pub struct Pager {
     published_hits: AtomicU64,
     published_wasted: AtomicU64,
     published_clean: AtomicU64,
+    /// How much of what the levels of a chain have done the counters have.
+    published_levels: [[AtomicU64; LevelCounter::COUNT]; LEVELS],
 }
 
 /// Regions for which a tier has room.
@@ -312,8 +314,13 @@ impl Pager {
             published_hits: AtomicU64::new(0),
             published_wasted: AtomicU64::new(0),
             published_clean: AtomicU64::new(0),
+            published_levels: [const { [const { AtomicU64::new(0) }; LevelCounter::COUNT] }; LEVELS],
         }));
         counters.set(Gauge::TierCapacityBytes, pager.tier.capacity_bytes());
+        for (index, figures) in (0..LEVELS).map_while(|index| pager.tier.level(index)).enumerate() {
+            counters.write_level(index, figures.name);
+        }
+        pager.publish_levels();
         // Before anything is registered, whose pages are counted against it.
         pager.follow_share();
         crate::listener::start(pager)?;
@@ -326,7 +333,8 @@ impl Pager {
         crate::worker::start(self)?;
         share::start(self)?;
         trims::start(self)?;
-        self.start_tending()
+        self.start_tending()?;
+        self.start_moving()
     }
 
     /// Starts the thread that sees to what is stored in the tier, where the tier needs that.
@@ -382,6 +390,21 @@ impl Pager {
         ] {
             self.counters.add(counter, amount);
         }
+    }
+
+    /// Starts the thread that moves what is stored between the levels of a chain, where the tier is one.
+    fn start_moving(&'static self) -> Result<(), StartFailure> {
+        if self.tier.level(0).is_none() {
+            return Ok(());
+        }
+        start_thread(c"aquifer-move", move || {
+            let Some(mut mover) = self.tier.mover() else { return };
+            loop {
+                mover.rest();
+                mover.turn();
+                self.publish_levels();
+            }
+        })
     }
 
     /// After fork(2): a userfaultfd of this process's own.
@@ -473,6 +496,42 @@ impl Pager {
         }
     }
 
+    /// Counts what the levels of a chain have done since the last time. Several processes of a tree count, and it adds
+    /// up.
+    pub(crate) fn count_levels(&self) {
+        for (index, published) in self.published_levels.iter().enumerate() {
+            let Some(figures) = self.tier.level(index) else { return };
+            let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
+            for ((counter, published), done) in LevelCounter::ALL.iter().zip(published).zip(done) {
+                // Most have not changed: look before taking the cache line.
+                if done > published.load(Ordering::Relaxed) {
+                    let before = published.fetch_max(done, Ordering::Relaxed);
+                    self.counters.add_level(index, *counter, done.saturating_sub(before));
+                }
+            }
+        }
+    }
+
+    /// After fork(2): what the levels of a chain have done so far is the parent's to count.
+    pub(crate) fn disown_levels(&self) {
+        for (index, published) in self.published_levels.iter().enumerate() {
+            let Some(figures) = self.tier.level(index) else { return };
+            let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
+            published.iter().zip(done).for_each(|(published, done)| published.store(done, Ordering::Relaxed));
+        }
+    }
+
+    /// Writes down what the levels of a chain hold, and counts what they have done. Of several processes of a tree, what
+    /// the last one has written is seen.
+    pub(crate) fn publish_levels(&self) {
+        self.count_levels();
+        for index in 0..LEVELS {
+            let Some(figures) = self.tier.level(index) else { return };
+            self.counters.set_level(index, LevelGauge::CapacityBytes, figures.capacity_bytes);
+            self.counters.set_level(index, LevelGauge::UsedBytes, figures.used_bytes);
+        }
+    }
+
     /// Adds to a counter what the engine has counted since the last time. Called with the engine's lock held.
     fn catch_up(&self, counter: Counter, published: &AtomicU64, now: u64) {
         let before = published.swap(now, Ordering::Relaxed);
@@ -493,5 +552,10 @@ mod tests {
     #[test]
     fn temperatures_are_counted_and_shown_in_the_same_classes() {
         assert_eq!(aquifer_core::temperature::CLASS_NAMES, aquifer_stats::TEMPERATURES);
+    }
+
+    #[test]
+    fn every_level_of_a_chain_is_shown() {
+        assert_eq!(aquifer_core::tiering::LEVELS_MOST, aquifer_stats::LEVELS);
     }
 }

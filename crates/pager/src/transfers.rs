@@ -47,6 +47,7 @@ impl Pager {
         }
         self.counters.add(Counter::FetchedBytes, pages.bytes());
         self.counters.add(Counter::FetchedBlocks, 1);
+        self.count_levels();
         Ok(())
     }
 

@@ -153,6 +153,8 @@ impl Worker {
         engine.plan(plan, room);
         self.pager.publish(&engine);
         self.pager.publish_heat(&engine);
+        drop(engine);
+        self.pager.publish_levels();
     }
 
     fn sleep(&mut self) {
@@ -381,6 +383,7 @@ fn arrive(pager: &Pager, job: &mut Job) {
     if good {
         pager.counters.add(Counter::FetchedBytes, job.pages.bytes());
         pager.counters.add(Counter::FetchedBlocks, 1);
+        pager.count_levels();
     }
     arrived(pager, job.block, job.pages, good);
 }

@@ -134,7 +134,8 @@ fn describe(counters: &Counters, config: &Config) {
     let program = std::env::current_exe().unwrap_or_default();
     counters.write(Text::Program, &program.to_string_lossy());
     counters.write(Text::Policy, config.policy.word());
-    counters.write(Text::Tier, config.tier.as_deref().unwrap_or("flash (default)"));
+    let tiers = if config.tiers.is_empty() { "flash (default)".to_owned() } else { config.tiers.join(" ") };
+    counters.write(Text::Tier, &tiers);
     counters.write(Text::Delivery, config.delivery.word());
     counters.write(Text::Exchange, config.exchange.word());
     let block = match config.block {
@@ -149,17 +150,19 @@ fn describe(counters: &Counters, config: &Config) {
 }
 
 fn open_tier(config: &Config, counters: &Counters) -> Box<dyn aquifer_tiers::Tier> {
-    let spec = config.tier.clone().unwrap_or_else(|| format!("flash:{}", config.state_dir));
-    let mut spec = match spec.parse::<TierSpec>() {
-        Ok(spec) => spec,
+    let default = [format!("flash:{}", config.state_dir)];
+    let words = if config.tiers.is_empty() { &default[..] } else { &config.tiers };
+    let specs = words.iter().map(|spec| spec.parse::<TierSpec>());
+    let mut specs: Vec<TierSpec> = match specs.collect() {
+        Ok(specs) => specs,
         Err(error) => refuse_to_start(&error.to_string()),
     };
     // The launcher sees this process by the segment that they share: without it, it is no part of the tree there.
     let is_seen = counters.descriptor().is_none();
     if let Some(tree) = config.tree.filter(|_| is_seen) {
-        spec.belong_to(tree);
+        specs.iter_mut().for_each(|spec| spec.belong_to(tree));
     }
-    match aquifer_tiers::open(&spec) {
+    match aquifer_tiers::open_levels(&specs) {
         Ok(tier) => {
             if config.verbose > 0 {
                 tier.notices().iter().for_each(|notice| say(&[notice]));

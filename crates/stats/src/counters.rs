@@ -17,7 +17,7 @@ use aquifer_sys::shared_segment::SharedSegment;
 use crate::SEGMENT_NAME;
 use crate::latency::bucket_of;
 use crate::layout;
-use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
+use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 use crate::snapshot::{NotASegment, Snapshot};
 use crate::text;
 
@@ -102,6 +102,22 @@ impl Counters {
         }
     }
 
+    /// Writes down what kind of tier a level of a chain is.
+    pub fn write_level(&self, level: usize, name: &str) {
+        let start = layout::level_name(level);
+        text::write(&self.segment.words()[start..start + layout::LEVEL_NAME_WORDS], name);
+    }
+
+    /// Counts `amount` more of a level of a chain.
+    pub fn add_level(&self, level: usize, counter: LevelCounter, amount: u64) {
+        self.word(layout::level_counter(level, counter)).fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Sets a gauge of a level of a chain.
+    pub fn set_level(&self, level: usize, gauge: LevelGauge, value: u64) {
+        self.word(layout::level_gauge(level, gauge)).store(value, Ordering::Relaxed);
+    }
+
     /// Counts one resolved fault of `kind` in its histogram. [`Counter::Faults`] is counted apart.
     pub fn record(&self, kind: FaultKind, nanoseconds: u64) {
         let sum = layout::latencies(kind);
@@ -148,6 +164,9 @@ mod tests {
         theirs.decrease(Gauge::RegisteredMappingsSignal, 1);
         theirs.set_heat(Place::Away, [1, 2, 3, 4, 5, 6, 7, 8, 9]);
         theirs.write(Text::LastMessage, "disk full");
+        theirs.write_level(1, "flash");
+        theirs.add_level(1, LevelCounter::Reads, 7);
+        theirs.set_level(1, LevelGauge::UsedBytes, 2 << 20);
         theirs.record(FaultKind::Fetch, 9000);
 
         let snapshot = mine.snapshot();
@@ -158,6 +177,12 @@ mod tests {
         assert_eq!(snapshot.heat_bytes(Place::Away), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(snapshot.heat_bytes(Place::Resident), [0; 9]);
         assert_eq!(snapshot.text(Text::LastMessage), "disk full");
+        assert!(snapshot.levels().is_empty(), "there is no second level without a first");
+        theirs.write_level(0, "dram");
+        let snapshot = mine.snapshot();
+        assert_eq!(snapshot.levels().iter().map(|level| &*level.name).collect::<Vec<_>>(), ["dram", "flash"]);
+        assert_eq!(snapshot.levels()[1].counter(LevelCounter::Reads), 7);
+        assert_eq!(snapshot.levels()[1].gauge(LevelGauge::UsedBytes), 2 << 20);
         assert_eq!(snapshot.latencies(FaultKind::Fetch).count(), 1);
         assert_eq!(snapshot.latencies(FaultKind::Fetch).max_us(), 9.0);
         assert!(theirs.descriptor().is_none());

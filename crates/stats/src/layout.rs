@@ -2,12 +2,12 @@
 // Copyright the Aquifer authors
 
 //! Where everything is in the segment, in words of 8 bytes, native byte order (it never leaves the machine).
-//! Golden file: `tests/golden/layout_v1.txt`.
+//! Golden file: `tests/golden/layout_v2.txt`.
 //!
 //! | word  | words       | field     | meaning                                                     |
 //! |-------|-------------|-----------|-------------------------------------------------------------|
 //! | 0     | 1           | magic     | the bytes `AQUIFERS`                                        |
-//! | 1     | 1           | version   | 1                                                           |
+//! | 1     | 1           | version   | 2                                                           |
 //! | 2     | 1           | size      | bytes of the segment                                        |
 //! | 3     | 5           | –         | zero                                                        |
 //! | 8     | 56          | counters  | one word each, in the order of [`Counter`]; spare ones zero |
@@ -15,17 +15,20 @@
 //! | 110   | 2 x 9       | heat      | bytes by [`Place`], then by class of [`TEMPERATURES`]       |
 //! | 128   | 2 + n each  | texts     | sequence, length, n words of UTF-8, in the order of [`Text`]|
 //! | after | 2 + BUCKETS | latencies | sum, maximum, buckets, in the order of [`FaultKind`]        |
+//! | after | 16 each     | levels    | of a chain of tiers, the fastest first: name (a text; empty where there is no such level), then [`LevelCounter`], then [`LevelGauge`] |
 //!
 //! Spare words are zero, so that a newer reader sees an older writer's missing counter as 0. Anything but
 //! appending to counters or gauges within their room needs a new version.
 
 use crate::latency::BUCKETS;
-use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
+use crate::names::{
+    Counter, FaultKind, Gauge, LEVEL_NAME_BYTES, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text,
+};
 
 /// The first word of a segment.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"AQUIFERS");
 /// The version of this layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Place of the magic.
 pub const MAGIC_WORD: usize = 0;
@@ -41,13 +44,19 @@ const TEXTS_WORD: usize = 128;
 const LATENCIES_WORD: usize = TEXTS_WORD + texts_words(Text::COUNT);
 const LATENCY_WORDS: usize = 2 + BUCKETS;
 
+const LEVELS_WORD: usize = LATENCIES_WORD + FaultKind::COUNT * LATENCY_WORDS;
+const LEVEL_WORDS: usize = 16;
+/// Words of a level's name: sequence, length and bytes.
+pub const LEVEL_NAME_WORDS: usize = 2 + LEVEL_NAME_BYTES / 8;
+
 /// Words of the whole segment.
-pub const WORDS: usize = LATENCIES_WORD + FaultKind::COUNT * LATENCY_WORDS;
+pub const WORDS: usize = LEVELS_WORD + LEVELS * LEVEL_WORDS;
 /// Bytes of the whole segment.
 pub const BYTES: u64 = WORDS as u64 * 8;
 
 const _: () = assert!(COUNTERS_WORD + Counter::COUNT <= GAUGES_WORD);
 const _: () = assert!(GAUGES_WORD + Gauge::COUNT <= HEAT_WORD);
+const _: () = assert!(LEVEL_NAME_WORDS + LevelCounter::COUNT + LevelGauge::COUNT <= LEVEL_WORDS);
 
 /// Place of a counter.
 pub const fn counter(counter: Counter) -> usize {
@@ -73,6 +82,22 @@ pub const fn text(text: Text) -> usize {
 /// Place of a histogram: its sum word. Its maximum follows, then its buckets.
 pub const fn latencies(kind: FaultKind) -> usize {
     LATENCIES_WORD + kind as usize * LATENCY_WORDS
+}
+
+/// Place of the name of a level's tier: its sequence word. Its length follows, then its bytes.
+pub const fn level_name(level: usize) -> usize {
+    assert!(level < LEVELS);
+    LEVELS_WORD + level * LEVEL_WORDS
+}
+
+/// Place of a level's counter.
+pub const fn level_counter(level: usize, counter: LevelCounter) -> usize {
+    level_name(level) + LEVEL_NAME_WORDS + counter as usize
+}
+
+/// Place of a level's gauge.
+pub const fn level_gauge(level: usize, gauge: LevelGauge) -> usize {
+    level_name(level) + LEVEL_NAME_WORDS + LevelCounter::COUNT + gauge as usize
 }
 
 /// Words of the first `count` texts.
@@ -111,7 +136,16 @@ mod tests {
         for name in FaultKind::ALL {
             writeln!(lines, "{} latencies {}", latencies(*name), name.name()).unwrap();
         }
-        let golden = include_str!("../tests/golden/layout_v1.txt");
+        for level in 0..LEVELS {
+            writeln!(lines, "{} level {level} name {LEVEL_NAME_BYTES}", level_name(level)).unwrap();
+            for name in LevelCounter::ALL {
+                writeln!(lines, "{} level {level} counter {}", level_counter(level, *name), name.name()).unwrap();
+            }
+            for name in LevelGauge::ALL {
+                writeln!(lines, "{} level {level} gauge {}", level_gauge(level, *name), name.name()).unwrap();
+            }
+        }
+        let golden = include_str!("../tests/golden/layout_v2.txt");
         assert!(lines == golden, "the layout is not the golden one any more; it is now:\n{lines}");
     }
 
@@ -124,6 +158,8 @@ mod tests {
         assert_eq!(heat(Place::Resident, TEMPERATURES.len() - 1) + 1, heat(Place::Away, 0));
         assert_eq!(heat(Place::Away, TEMPERATURES.len() - 1) + 1, text(Text::Program));
         assert_eq!(text(Text::LastMessage) + 2 + Text::LastMessage.capacity_bytes() / 8, latencies(FaultKind::Fresh));
-        assert_eq!(latencies(FaultKind::Wait) + 2 + BUCKETS, WORDS);
+        assert_eq!(latencies(FaultKind::Wait) + 2 + BUCKETS, level_name(0));
+        assert_eq!(level_name(1), level_name(0) + LEVEL_WORDS);
+        assert_eq!(level_name(LEVELS - 1) + LEVEL_WORDS, WORDS);
     }
 }

@@ -37,9 +37,9 @@ mod text;
 pub use counters::Counters;
 pub use latency::Latencies;
 pub use layout::{MAGIC, VERSION};
-pub use names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
+pub use names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 pub use prometheus::to_prometheus;
-pub use snapshot::{NotASegment, Snapshot, read};
+pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read};
 
 /// The name of the segment's memfd, as `/proc/PID/fd` shows it after `memfd:`.
 pub const SEGMENT_NAME: &std::ffi::CStr = c"aquifer-stats";

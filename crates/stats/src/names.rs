@@ -112,6 +112,30 @@ table! {
 /// Classes of temperature, from cold to hot, each twice as hot as the one before. Units: docs/temperature.md.
 pub const TEMPERATURES: [&str; 9] = ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"];
 
+/// Levels of a chain of tiers for which there is room in the segment.
+pub const LEVELS: usize = 4;
+
+table! {
+    /// What only ever grows, of each level of a chain.
+    LevelCounter {
+        Reads "reads" "Reads of the program's blocks from this level of a chain of tiers."
+        ReadBytes "read_bytes" "Bytes of the program's blocks read from this level of a chain of tiers."
+        PromotedBytes "promoted_bytes" "Bytes that moved to this level from a slower one, since they were fetched often."
+        DemotedBytes "demoted_bytes" "Bytes that moved to this level from a faster one, to make room there."
+    }
+}
+
+table! {
+    /// What is so now, of each level of a chain.
+    LevelGauge {
+        CapacityBytes "capacity_bytes" "Bytes that this level of a chain of tiers can hold."
+        UsedBytes "used_bytes" "Bytes of this level of a chain of tiers that are set aside, in slabs of 2 MiB."
+    }
+}
+
+/// Bytes of the name of a level's tier.
+pub(crate) const LEVEL_NAME_BYTES: usize = 32;
+
 table! {
     /// Words about this instance.
     Text {

@@ -8,8 +8,8 @@
 
 use std::fmt::Write;
 
-use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
-use crate::snapshot::Snapshot;
+use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
+use crate::snapshot::{LevelSnapshot, Snapshot};
 
 /// Histogram bounds: powers of two from 1.024 us, below the cheapest fault measured (4.7 us), to 4.3 s.
 const BOUNDS_POWERS: std::ops::RangeInclusive<u32> = 10..=32;
@@ -31,6 +31,7 @@ pub fn to_prometheus(snapshots: &[Snapshot]) -> String {
             page.sample(&name, &labels(snapshot), snapshot.gauge(*gauge));
         }
     }
+    page.levels(snapshots);
     page.temperatures(snapshots);
     page.latencies(snapshots);
     page.describe("aquifer_instance_info", "gauge", "Settings of the instance; always 1.");
@@ -57,6 +58,32 @@ impl Page {
 
     fn sample(&mut self, name: &str, labels: &str, value: u64) {
         self.line(format_args!("{name}{{{labels}}} {value}"));
+    }
+
+    /// Nothing where no instance has a chain of tiers.
+    fn levels(&mut self, snapshots: &[Snapshot]) {
+        if snapshots.iter().all(|snapshot| snapshot.levels().is_empty()) {
+            return;
+        }
+        for counter in LevelCounter::ALL {
+            let name = format!("aquifer_level_{}_total", counter.name());
+            self.describe(&name, "counter", counter.help());
+            self.each_level(&name, snapshots, |level| level.counter(*counter));
+        }
+        for gauge in LevelGauge::ALL {
+            let name = format!("aquifer_level_{}", gauge.name());
+            self.describe(&name, "gauge", gauge.help());
+            self.each_level(&name, snapshots, |level| level.gauge(*gauge));
+        }
+    }
+
+    fn each_level(&mut self, name: &str, snapshots: &[Snapshot], value: impl Fn(&LevelSnapshot) -> u64) {
+        for snapshot in snapshots {
+            for (index, level) in snapshot.levels().iter().enumerate() {
+                let labels = format!("{},level=\"{index}\",tier=\"{}\"", labels(snapshot), escaped(&level.name));
+                self.sample(name, &labels, value(level));
+            }
+        }
     }
 
     fn temperatures(&mut self, snapshots: &[Snapshot]) {
@@ -150,15 +177,21 @@ mod tests {
         counters.set(Gauge::Pid, 42);
         counters.record(FaultKind::Fetch, 3000);
         counters.record(FaultKind::Fetch, 100_000_000_000);
+        counters.write_level(0, "dram");
+        counters.write_level(1, "flash");
+        counters.add_level(1, LevelCounter::Reads, 9);
         let one = counters.snapshot();
         let text = to_prometheus(&[one.clone(), one]);
         assert!(text.ends_with('\n'));
         let families = families(&text);
-        assert_eq!(families.len(), Counter::COUNT + Gauge::COUNT - 1 + 3);
+        let levels = LevelCounter::COUNT + LevelGauge::COUNT;
+        assert_eq!(families.len(), Counter::COUNT + Gauge::COUNT - 1 + 3 + levels);
         for (name, (kind, samples)) in &families {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             assert!(!samples.is_empty(), "{name}");
         }
+        let reads = &families["aquifer_level_reads_total"].1;
+        assert!(reads.len() == 4 && reads[1].ends_with(",level=\"1\",tier=\"flash\"} 9"), "{reads:?}");
         let heat = &families["aquifer_temperature_bytes"].1;
         assert_eq!(heat.len(), 2 * Place::COUNT * TEMPERATURES.len());
         assert!(heat[12].ends_with(",place=\"away\",temperature=\"4-7\"} 0"), "{}", heat[12]);
@@ -174,7 +207,10 @@ mod tests {
 
     #[test]
     fn names_are_pinned() {
-        let text = to_prometheus(&[Counters::create().unwrap().snapshot()]);
+        let counters = Counters::create().unwrap();
+        assert!(!to_prometheus(&[counters.snapshot()]).contains("aquifer_level"), "only of chains");
+        counters.write_level(0, "dram");
+        let text = to_prometheus(&[counters.snapshot()]);
         let names: String =
             text.lines().filter(|line| line.starts_with("# TYPE ")).map(|line| format!("{line}\n")).collect();
         let golden = include_str!("../tests/golden/prometheus_names.txt");

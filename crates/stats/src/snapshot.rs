@@ -14,7 +14,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::latency::{BUCKETS, Latencies};
 use crate::layout;
-use crate::names::{Counter, FaultKind, Gauge, Place, TEMPERATURES, Text};
+use crate::names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 use crate::text;
 
 /// Why a descriptor is not a statistics segment that we can read.
@@ -93,6 +93,37 @@ pub struct Snapshot {
     heat: [[u64; TEMPERATURES.len()]; Place::COUNT],
     texts: Vec<String>,
     latencies: Vec<Latencies>,
+    levels: Vec<LevelSnapshot>,
+}
+
+/// The numbers of one level of a chain.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LevelSnapshot {
+    /// The kind of tier.
+    pub name: String,
+    counters: [u64; LevelCounter::COUNT],
+    gauges: [u64; LevelGauge::COUNT],
+}
+
+impl LevelSnapshot {
+    /// `None`: there is no such level.
+    fn take(level: usize, load: &impl Fn(usize) -> u64) -> Option<LevelSnapshot> {
+        let start = layout::level_name(level);
+        let name = text::read(layout::LEVEL_NAME_WORDS, |index| load(start + index)).unwrap_or_default();
+        let counters = std::array::from_fn(|index| load(layout::level_counter(level, LevelCounter::ALL[index])));
+        let gauges = std::array::from_fn(|index| load(layout::level_gauge(level, LevelGauge::ALL[index])));
+        (!name.is_empty()).then_some(LevelSnapshot { name, counters, gauges })
+    }
+
+    /// A counter.
+    pub fn counter(&self, counter: LevelCounter) -> u64 {
+        self.counters[counter as usize]
+    }
+
+    /// A gauge.
+    pub fn gauge(&self, gauge: LevelGauge) -> u64 {
+        self.gauges[gauge as usize]
+    }
 }
 
 impl Snapshot {
@@ -117,6 +148,7 @@ impl Snapshot {
             }),
             texts: Text::ALL.iter().map(text).collect(),
             latencies: FaultKind::ALL.iter().map(latencies).collect(),
+            levels: (0..LEVELS).map_while(|level| LevelSnapshot::take(level, &load)).collect(),
         }
     }
 
@@ -133,6 +165,11 @@ impl Snapshot {
     /// How many bytes of one place are in each class of temperature, cold ones first.
     pub fn heat_bytes(&self, place: Place) -> [u64; TEMPERATURES.len()] {
         self.heat[place as usize]
+    }
+
+    /// The levels of a chain of tiers, the fastest first. None where there is one tier only.
+    pub fn levels(&self) -> &[LevelSnapshot] {
+        &self.levels
     }
 
     /// A text; empty when it was never written.
@@ -171,7 +208,7 @@ impl Snapshot {
 }
 
 impl Serialize for Snapshot {
-    /// One object: texts, gauges, counters, then temperatures and latencies, each in the order of its table.
+    /// One object: texts, gauges, counters, then temperatures, levels and latencies, each in the order of its table.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         for text in Text::ALL {
@@ -184,8 +221,23 @@ impl Serialize for Snapshot {
             map.serialize_entry(counter.name(), &self.counter(*counter))?;
         }
         map.serialize_entry("temperature_bytes", &ByPlace(self))?;
+        map.serialize_entry("levels", &self.levels)?;
         map.serialize_entry("fault_latency_us", &self.fault_latencies())?;
         map.serialize_entry("fault_latency_us_by_kind", &ByKind(self))?;
+        map.end()
+    }
+}
+
+impl Serialize for LevelSnapshot {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("name", &self.name)?;
+        for gauge in LevelGauge::ALL {
+            map.serialize_entry(gauge.name(), &self.gauge(*gauge))?;
+        }
+        for counter in LevelCounter::ALL {
+            map.serialize_entry(counter.name(), &self.counter(*counter))?;
+        }
         map.end()
     }
 }
@@ -252,7 +304,9 @@ mod tests {
     #[test]
     fn names_of_the_json_are_pinned() {
         let counters = Counters::create().unwrap();
-        counters.write(Text::Tier, "flash:/var/tmp/far,size=4GiB");
+        counters.write(Text::Tier, "dram:size=1GiB flash:/var/tmp/far,size=4GiB");
+        counters.write_level(0, "dram");
+        counters.write_level(1, "flash");
         let json = counters.snapshot().to_json() + "\n";
         let golden = include_str!("../tests/golden/stats.json");
         assert!(json == golden, "the JSON is not the golden one any more; it is now:\n{json}");

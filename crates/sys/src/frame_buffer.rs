@@ -56,4 +56,37 @@ impl FrameBuffer {
         // SAFETY: as in `bytes`, and `&mut self` keeps other borrows away.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
+
+    /// Lends the `len` bytes at `start` as a buffer of their own, to be read.
+    pub fn with_part<R>(&self, start: usize, len: usize, look: impl FnOnce(&FrameBuffer) -> R) -> R {
+        look(&self.part(start, len))
+    }
+
+    /// Lends the `len` bytes at `start` as a buffer of their own, to be written.
+    pub fn with_part_mut<R>(&mut self, start: usize, len: usize, fill: impl FnOnce(&mut FrameBuffer) -> R) -> R {
+        let mut lent = Lent { part: self.part(start, len), address: self.address() + start, len };
+        fill(&mut lent.part)
+    }
+
+    fn part(&self, start: usize, len: usize) -> FrameBuffer {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "a part lies within its buffer");
+        // SAFETY: the start is within the range of `new`, or one past its end for no bytes at all.
+        FrameBuffer { start: unsafe { self.start.add(start) }, len }
+    }
+}
+
+/// A part of a buffer, lent as one. Whoever swapped it for another buffer could use its bytes for ever; buffers of
+/// different frames differ in their addresses, so that is noticed when it comes back, and ends the process.
+struct Lent {
+    part: FrameBuffer,
+    address: usize,
+    len: usize,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if (self.part.address(), self.part.len()) != (self.address, self.len) {
+            std::process::abort();
+        }
+    }
 }

@@ -16,7 +16,9 @@ use aquifer_sys::{FrameBuffer, signals};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
 use crate::figures::TierFigures;
-use crate::tier::{Completion, Leaving, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+use crate::tier::{
+    Completion, Leaving, LevelFigures, Mover, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait,
+};
 
 const NAME: &str = "failing";
 
@@ -105,6 +107,14 @@ impl Tier for Failing {
 
     fn take_figures(&self) -> TierFigures {
         self.inner.take_figures()
+    }
+
+    fn mover(&self) -> Option<Box<dyn Mover>> {
+        self.inner.mover()
+    }
+
+    fn level(&self, index: usize) -> Option<LevelFigures> {
+        self.inner.level(index)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {

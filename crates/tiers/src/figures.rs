@@ -14,6 +14,13 @@ macro_rules! figures {
             $(#[doc = $meaning] pub $name: u64,)+
         }
 
+        impl TierFigures {
+            /// What two tiers tell together.
+            pub(crate) fn and(self, other: TierFigures) -> TierFigures {
+                TierFigures { $($name: self.$name + other.$name,)+ }
+            }
+        }
+
         /// The same, while it is counted. Threads: any, also in a signal handler.
         #[derive(Debug, Default)]
         pub(crate) struct Tallies {

@@ -5,7 +5,7 @@
 //!
 //! A tier is described in words ([`TierSpec`]), opened ([`open`]), then read and written on the faulting
 //! thread ([`Tier`]) and through queues in the background ([`TierQueue`]). What goes wrong says what to do
-//! ([`Disposition`]). No checksums here: the pager guards each page end to end, above all tiers.
+//! ([`Disposition`]). Several can be one, the fastest first ([`Chain`]). No checksums here: the pager guards each page end to end, above all tiers.
 //!
 //! ```
 //! use aquifer_sys::direct_io::lasting_buffer;
@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod array;
+mod chain;
 pub mod conformance;
 mod donor;
 mod dram;
@@ -49,6 +50,7 @@ pub mod timing;
 mod transfer;
 
 pub use array::Array;
+pub use chain::Chain;
 pub use donor::Donor;
 pub use dram::Dram;
 pub use emulated::Emulated;
@@ -57,10 +59,12 @@ pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
 pub use figures::TierFigures;
 pub use flash::Flash;
-pub use open::{check_place, farewell, open};
+pub use open::{check_levels, check_place, farewell, open, open_levels};
 pub use open_failure::OpenFailure;
 pub use spec::{ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, Redundancy, SpecFailure, TierSpec};
-pub use tier::{Completion, Leaving, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait};
+pub use tier::{
+    Completion, Leaving, LevelFigures, Mover, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait,
+};
 
 /// Where `places.rs` finds its atomics, so that a test can put its own there.
 mod atomic {

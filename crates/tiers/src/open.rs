@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the tier that a checked description asks for.
+//! Opens the tier, or the chain of tiers, that checked descriptions ask for.
+
+use aquifer_core::tiering::LEVELS_MOST;
 
 use crate::array::Array;
+use crate::chain::Chain;
 use crate::donor::Donor;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
@@ -11,7 +14,7 @@ use crate::failing::Failing;
 use crate::flash::Flash;
 use crate::open_failure::OpenFailure;
 use crate::profile::Profile;
-use crate::spec::TierSpec;
+use crate::spec::{SpecFailure, TierSpec};
 use crate::tier::Tier;
 
 /// Refuses what can be told without opening a tier: a place that is not there, a profile that is none.
@@ -47,4 +50,76 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
         TierSpec::Failing { plan, inner } => Box::new(Failing::new(open(inner)?, plan.clone())),
         TierSpec::Flash(spec) => Box::new(Flash::open(spec)?),
     })
+}
+
+/// Refuses descriptions that cannot be levels of one chain, whatever is behind them.
+pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
+    if specs.len() > LEVELS_MOST {
+        let count = specs.len();
+        return Err(SpecFailure::new(format!("a chain of {count} tiers is too long; give {LEVELS_MOST} at most")));
+    }
+    for (index, spec) in specs.iter().enumerate() {
+        if let Some(first) = specs[..index].iter().position(|other| other.is_same_place(spec)) {
+            let (first, second) = (first + 1, index + 1);
+            return Err(SpecFailure::new(format!(
+                "tiers {first} and {second} are the same place; give each once, or each a place of its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Opens tiers as one, the fastest first: a chain where there are several. At least one description.
+pub fn open_levels(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
+    if let [spec] = specs {
+        return open(spec);
+    }
+    let count = specs.len();
+    let level = |(index, spec): (usize, &TierSpec)| {
+        open(spec).map_err(|failure| OpenFailure::Level { number: index + 1, count, failure: Box::new(failure) })
+    };
+    let tiers = specs.iter().enumerate().map(level).collect::<Result<_, _>>()?;
+    Ok(Box::new(Chain::new(tiers)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specs(texts: &[&str]) -> Vec<TierSpec> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn levels_are_few_and_each_is_a_place_of_its_own() {
+        for good in [
+            &["dram:"][..],
+            &["dram:size=4MiB", "flash:/a", "flash:/b", "emulated:cmm-h"],
+            &["donor:a:1,security=plain", "donor:a:2,security=plain"],
+        ] {
+            assert_eq!(check_levels(&specs(good)), Ok(()), "{good:?}");
+        }
+        for (bad, why) in [
+            (&["dram:", "dram:size=4MiB"][..], "tiers 1 and 2"),
+            (&["dram:", "flash:/a", "failing:after=1:flash:/a,size=1GiB"], "tiers 2 and 3"),
+            (&["donor:a:1,security=plain", "donor:a:1,security=plain,size=1GiB"], "the same place"),
+            (&["donor:a:1+b:1,security=plain", "dram:", "donor:b:1,security=plain"], "tiers 1 and 3"),
+            (&["dram:", "flash:/a", "flash:/b", "flash:/c", "flash:/d"], "give 4 at most"),
+        ] {
+            let message = check_levels(&specs(bad)).unwrap_err().to_string();
+            assert!(message.contains(why), "{bad:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_level_that_cannot_be_opened_is_named() {
+        let failure = open_levels(&specs(&["dram:size=4MiB", "flash:/nowhere/at/all"])).err().unwrap();
+        let message = failure.to_string();
+        assert!(message.starts_with("tier 2 of 2: directory /nowhere/at does not exist"), "{message}");
+        let failure = open_levels(&specs(&["dram:size=1MiB", "emulated:cmm-h,size=4MiB"])).err().unwrap();
+        assert!(failure.to_string().contains("2MiB"), "{failure}");
+        assert_eq!(open_levels(&specs(&["dram:size=4MiB"])).unwrap().name(), "dram");
+        let chain = open_levels(&specs(&["dram:size=4MiB", "emulated:cmm-h,size=9MiB"])).unwrap();
+        assert_eq!((chain.name(), chain.capacity_bytes()), ("chain", 12 << 20));
+    }
 }

@@ -72,6 +72,15 @@ pub enum OpenFailure {
         /// The file.
         path: PathBuf,
     },
+    /// One of several tiers.
+    Level {
+        /// Which, from 1 on.
+        number: usize,
+        /// Of how many.
+        count: usize,
+        /// Why.
+        failure: Box<OpenFailure>,
+    },
     /// The directory, or the directory of the file, does not exist.
     MissingDirectory {
         /// The directory.
@@ -153,6 +162,7 @@ impl OpenFailure {
             OpenFailure::Donor { source, .. }
             | OpenFailure::Path { source, .. }
             | OpenFailure::System { source, .. } => source.raw_os_error(),
+            OpenFailure::Level { failure, .. } => failure.errno(),
             _ => None,
         }
     }
@@ -206,6 +216,7 @@ impl fmt::Display for OpenFailure {
                 "{} is held by another instance; give each its own file, or a directory that they share",
                 path.display()
             ),
+            OpenFailure::Level { number, count, failure } => write!(f, "tier {number} of {count}: {failure}"),
             OpenFailure::MissingDirectory { path } => {
                 write!(f, "directory {} does not exist; create it: mkdir -p {0}", path.display())
             }
@@ -299,6 +310,14 @@ mod tests {
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: Some(1 << 40), limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: None, limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::Held { path: path() }, "its own file"),
+            (
+                OpenFailure::Level {
+                    number: 2,
+                    count: 3,
+                    failure: Box::new(OpenFailure::MissingDirectory { path: path() }),
+                },
+                "tier 2 of 3: directory",
+            ),
             (OpenFailure::MissingDirectory { path: path() }, "mkdir -p /flash"),
             (OpenFailure::NoMemory { tier: "dram", wanted_bytes: 1 << 40, available_bytes: 1 << 30 }, "size="),
             (OpenFailure::NoSpace { path: path(), wanted_bytes: Some(1 << 40), usable_bytes: 0 }, "size="),

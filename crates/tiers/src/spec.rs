@@ -3,7 +3,8 @@
 
 //! Reads what a person typed after `--tier` into a checked description of a tier.
 //!
-//! Pure: nothing is opened here, so every message is about the words. `open.rs` does the rest.
+//! Pure: nothing is opened here, so every message is about the words. `open.rs` does the rest. Several `--tier` are a
+//! chain of tiers, the fastest first.
 //!
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
@@ -73,6 +74,27 @@ impl TierSpec {
             TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
         }
     }
+
+    /// Whether bytes of both would be in the same place, as far as words tell.
+    pub(crate) fn is_same_place(&self, other: &TierSpec) -> bool {
+        match (self, other) {
+            (TierSpec::Failing { inner, .. }, other) | (other, TierSpec::Failing { inner, .. }) => {
+                inner.is_same_place(other)
+            }
+            (TierSpec::Array(array), TierSpec::Donor(donor)) | (TierSpec::Donor(donor), TierSpec::Array(array)) => {
+                array.members.iter().any(|member| member.donor.address == donor.address)
+            }
+            (TierSpec::Array(one), TierSpec::Array(other)) => one.members.iter().any(|member| {
+                let address = &member.donor.address;
+                other.members.iter().any(|member| member.donor.address == *address)
+            }),
+            (TierSpec::Donor(one), TierSpec::Donor(other)) => one.address == other.address,
+            (TierSpec::Dram { .. }, TierSpec::Dram { .. }) => true,
+            (TierSpec::Emulated { profile: one, .. }, TierSpec::Emulated { profile: other, .. }) => one == other,
+            (TierSpec::Flash(one), TierSpec::Flash(other)) => one.path == other.path,
+            _ => false,
+        }
+    }
 }
 
 /// A flash tier, described.
@@ -103,6 +125,12 @@ pub struct SpecFailure {
     reason: String,
 }
 
+impl SpecFailure {
+    pub(crate) fn new(reason: String) -> SpecFailure {
+        SpecFailure { reason }
+    }
+}
+
 impl fmt::Display for SpecFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The reason quotes what was typed, and has quotation marks of its own, which stay as they are.
@@ -121,7 +149,7 @@ impl FromStr for TierSpec {
     type Err = SpecFailure;
 
     fn from_str(text: &str) -> Result<Self, SpecFailure> {
-        parse(text, 0).map_err(|reason| SpecFailure { reason })
+        parse(text, 0).map_err(SpecFailure::new)
     }
 }
 

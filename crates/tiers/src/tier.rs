@@ -116,6 +116,18 @@ pub trait Tier: Send + Sync {
         let _ = from;
         None
     }
+
+    /// What moves the tier's contents to where they are fetched faster, for a thread of the pager's that does nothing
+    /// else. Made by that thread, in each process anew.
+    fn mover(&self) -> Option<Box<dyn Mover>> {
+        None
+    }
+
+    /// What is to be known about one level of a chain, the fastest being 0. `None` behind the last one, and where there
+    /// are no levels.
+    fn level(&self, _index: usize) -> Option<LevelFigures> {
+        None
+    }
 }
 
 /// A range of a tier that is asked back by whoever lends it.
@@ -127,6 +139,34 @@ pub struct Leaving {
     pub len: u64,
     /// When its bytes are lost, in nanoseconds of the monotonic clock (`aquifer_sys::raw::now_ns`).
     pub until_ns: u64,
+}
+
+/// Moves contents between levels, beside the program.
+pub trait Mover: Send {
+    /// Moves what is worth moving now: a bounded amount.
+    fn turn(&mut self);
+
+    /// Waits until there may be something to move. Costs nothing while the tier is not used.
+    fn rest(&mut self);
+}
+
+/// One level of a chain, in numbers. What is counted was done by this process; what is used, by all of its family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LevelFigures {
+    /// The kind of tier.
+    pub name: &'static str,
+    /// What it can hold.
+    pub capacity_bytes: u64,
+    /// What is set aside there, in slabs.
+    pub used_bytes: u64,
+    /// Reads of the program's blocks, on demand or ahead of it.
+    pub reads: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// What came from a slower level.
+    pub promoted_bytes: u64,
+    /// What came from a faster level.
+    pub demoted_bytes: u64,
 }
 
 /// What a request does.

@@ -42,7 +42,8 @@ pub struct HowArgs {
     #[arg(long, value_name = "WHOSE", default_value = "tree", value_parser = words(Budget::ALL, Budget::word))]
     pub budget: Budget,
 
-    /// Where cold blocks go [default: an unlinked file in the state directory]
+    /// Where cold blocks go; several times for a chain, the fastest first [default: an unlinked file in the state
+    /// directory]
     #[arg(long, value_name = "SPEC")]
     pub tier: Vec<String>,
 
@@ -114,6 +115,9 @@ Tiers:
                           local memory that answers as late as a device would; PROFILE is the path
                           of a file, or comes with aquifer:";
     const DEFAULT_AND_EXAMPLES: &str = "\
+Several tiers, at most four, are a chain: memory goes to the first that has room, what is fetched
+  often moves to faster ones, and what is not to slower ones, 2MiB at a time.
+
 Without --tier: an unlinked file in the state directory. That is $XDG_STATE_HOME/aquifer or
   ~/.local/state/aquifer, and /var/lib/aquifer for root; --state-dir names another.
 
@@ -121,6 +125,7 @@ Examples:
   aquifer run --dram 4GiB -- ./program --its-own-flags
   aquifer run --dram 300MiB --tier flash:/mnt/nvme,size=8GiB --stats-json stats.json -- ./stream
   aquifer run --dram 1GiB --tier emulated:cmm-h,size=4GiB -- ./program
+  aquifer run --dram 4GiB --tier donor:10.0.0.2:7411,security=plain --tier flash:/mnt/nvme -- ./program
   aquifer run --dram 1GiB --policy lru --block 128KiB --prefetch off -- python3 script.py
 
 Environment:

@@ -41,10 +41,10 @@ pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
         BlockSize::Auto => "auto".to_owned(),
         BlockSize::Bytes(bytes) => ByteSize(bytes).to_string(),
     };
-    let state_dir = format!("flash:{}", config.state_dir);
+    let tiers = if config.tiers.is_empty() { format!("flash:{}", config.state_dir) } else { config.tiers.join(" ") };
     counters.write(Text::Program, &settings.program.name.to_string_lossy());
     counters.write(Text::Policy, config.policy.word());
-    counters.write(Text::Tier, config.tier.as_deref().unwrap_or(&state_dir));
+    counters.write(Text::Tier, &tiers);
     counters.write(Text::Block, &block);
     counters.write(Text::Delivery, config.delivery.word());
     counters.write(Text::Exchange, config.exchange.word());

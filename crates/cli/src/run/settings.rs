@@ -45,13 +45,13 @@ impl RunSettings {
         let RunArgs { how, command } = args;
         check_budget(how.dram, memory_total()?)?;
         check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
-        let tier = check_tiers(&how.tier)?;
+        let tiers = check_tiers(&how.tier)?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
-        let state_dir = check_state_dir(how.state_dir.as_deref(), tier.is_some())?;
+        let state_dir = check_state_dir(how.state_dir.as_deref(), !tiers.is_empty())?;
         let config = Config {
             dram_bytes: how.dram.0,
-            tier,
+            tiers,
             policy: how.policy,
             block: how.block,
             delivery: how.delivery,
@@ -113,14 +113,14 @@ fn memory_total() -> Result<ByteSize, Failure> {
     Ok(ByteSize(kibibytes << 10))
 }
 
-/// The one tier, with an absolute path.
-fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
-    let [spec] = specs else {
-        if specs.is_empty() {
-            return Ok(None);
-        }
-        return Err(usage("more than one --tier is given".into(), "this release uses one tier; give one"));
-    };
+/// The tiers, with absolute paths.
+fn check_tiers(specs: &[String]) -> Result<Vec<String>, Failure> {
+    let parsed = specs.iter().map(|spec| check_tier(spec)).collect::<Result<Vec<_>, _>>()?;
+    aquifer_tiers::check_levels(&parsed).map_err(|failure| usage(format!("--tier: {failure}"), ""))?;
+    specs.iter().zip(&parsed).map(|(spec, parsed)| with_absolute_path(spec, parsed)).collect()
+}
+
+fn check_tier(spec: &str) -> Result<TierSpec, Failure> {
     // In the words that clap has for the other flags.
     let invalid =
         |why: String| usage(format!("invalid value '{}' for '--tier <SPEC>': {why}", spec.escape_debug()), "");
@@ -129,7 +129,7 @@ fn check_tiers(specs: &[String]) -> Result<Option<String>, Failure> {
         OpenFailure::Profile { .. } => invalid(refused.to_string()),
         refused => Failure::new(ExitCode::CannotStart, format!("--tier {spec}: {refused}"), ""),
     })?;
-    with_absolute_path(spec, &parsed).map(Some)
+    Ok(parsed)
 }
 
 /// The description `spec` of `parsed`, with an absolute path, or an address in numbers, where there is one: a program
@@ -291,7 +291,8 @@ mod tests {
         ] {
             assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), told);
         }
-        assert_eq!(check_tiers(&["flash:cold".into()]).unwrap(), Some(format!("flash:{here}/cold")));
-        assert_eq!(check_tiers(&[]).unwrap(), None);
+        let chain = check_tiers(&["dram:".into(), "flash:cold".into()]).unwrap();
+        assert_eq!(chain, ["dram:".into(), format!("flash:{here}/cold")]);
+        assert!(check_tiers(&[]).unwrap().is_empty());
     }
 }

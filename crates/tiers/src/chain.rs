@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Several tiers as one, the fastest first: what is fetched often is kept on the fast ones.
+//!
+//! The unit is the slab of 2 MiB, which is the home of one region of the program's memory. `levels.rs` finds a slab and
+//! places it, by the table in `../places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the background's
+//! way; `mover.rs` takes slabs from one level to the next. What moves is decided in `core/src/tiering.rs`; why all this
+//! is so: `docs/decisions/0018-a-chain-moves-slabs.md`.
+//!
+//! After fork(2), parent and child share the table and the accounts, and each finds what the other has moved.
+
+mod account;
+mod bell;
+mod level;
+mod levels;
+mod mover;
+mod place;
+mod queue;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_core::tiering::LEVELS_MOST;
+use aquifer_core::units::REGION_BYTES;
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::direct_io::lasting_buffer;
+use aquifer_sys::raw::Errno;
+
+use self::level::Level;
+use self::levels::Levels;
+use self::mover::{COPY_PAGES, ChainMover};
+use self::queue::ChainQueue;
+use crate::failure::{Activity, TierFailure};
+use crate::figures::TierFigures;
+use crate::open_failure::OpenFailure;
+use crate::tier::{LevelFigures, Mover, PAGE, Tier, TierQueue};
+use crate::transfer::{check_buffer, check_range};
+
+const NAME: &str = "chain";
+
+/// Several tiers as one.
+pub struct Chain {
+    levels: Arc<Levels>,
+    notices: Vec<String>,
+}
+
+/// A part of a request that lies in one slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    slab: u32,
+    /// Where it begins in the slab.
+    within: u64,
+    /// Where it begins in the request.
+    start: usize,
+    bytes: usize,
+}
+
+/// The pieces of `len` bytes at `offset`.
+fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let (at, start) = (offset + done, done);
+        let bytes = (len - done).min(REGION_BYTES - at % REGION_BYTES);
+        done += bytes;
+        let slab = (at / REGION_BYTES) as u32;
+        let piece = Piece { slab, within: at % REGION_BYTES, start: start as usize, bytes: bytes as usize };
+        (bytes > 0).then_some(piece)
+    })
+}
+
+impl Chain {
+    /// A chain of `tiers`, of which each has room for a slab at least, the fastest first.
+    pub fn new(tiers: Vec<Box<dyn Tier>>) -> Result<Chain, OpenFailure> {
+        assert!((1..=LEVELS_MOST).contains(&tiers.len()), "who opens a chain has counted its levels");
+        let notices = tiers.iter().flat_map(|tier| tier.notices().iter().cloned()).collect();
+        let system = |Errno(errno)| OpenFailure::System {
+            tier: NAME,
+            what: "mapping memory for its tables",
+            source: std::io::Error::from_raw_os_error(errno),
+        };
+        let mut levels = Vec::with_capacity(tiers.len());
+        for tier in tiers {
+            let slabs = (tier.capacity_bytes() / REGION_BYTES).min(u32::MAX.into()) as u32;
+            if slabs == 0 {
+                let (tier, wanted_bytes) = (tier.name(), tier.capacity_bytes());
+                return Err(OpenFailure::TooSmall { tier, wanted_bytes, minimum_bytes: REGION_BYTES });
+            }
+            levels.push(Level::new(tier, slabs).map_err(system)?);
+        }
+        Ok(Chain { levels: Arc::new(Levels::new(levels).map_err(system)?), notices })
+    }
+
+    fn tiers(&self) -> impl Iterator<Item = &dyn Tier> {
+        self.levels.all.iter().map(|level| &*level.tier)
+    }
+}
+
+impl Tier for Chain {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    fn remedy(&self) -> &'static str {
+        self.levels.failed_last().tier.remedy()
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.levels.capacity_bytes()
+    }
+
+    fn waits_for_medium(&self) -> bool {
+        self.tiers().any(|tier| tier.waits_for_medium())
+    }
+
+    fn overlaps(&self) -> bool {
+        self.tiers().any(|tier| tier.overlaps())
+    }
+
+    /// Of those levels that wait for a medium, if there are any: there, a request costs most.
+    fn request_bytes_most(&self) -> usize {
+        let waits = self.waits_for_medium();
+        let levels = self.tiers().filter(|tier| tier.waits_for_medium() == waits);
+        levels.map(|tier| tier.request_bytes_most()).min().unwrap_or(PAGE)
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        self.levels.read(offset, buffer)
+    }
+
+    fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        self.levels.read_other(offset, buffer, way)
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
+        self.levels.write(offset, buffer)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        check_range(NAME, Activity::Discard, offset, len, self.capacity_bytes())?;
+        self.levels.discard(offset, len)
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        self.tiers().try_for_each(|tier| tier.flush())
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(ChainQueue::new(Arc::clone(&self.levels), depth)?))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        self.tiers().try_for_each(|tier| tier.renew())
+    }
+
+    fn needs_tending(&self) -> bool {
+        self.tiers().any(|tier| tier.needs_tending())
+    }
+
+    fn tend(&self) -> Option<Duration> {
+        self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend()).min()
+    }
+
+    fn take_figures(&self) -> TierFigures {
+        self.tiers().fold(TierFigures::default(), |sum, tier| sum.and(tier.take_figures()))
+    }
+
+    fn mover(&self) -> Option<Box<dyn Mover>> {
+        let buffer = lasting_buffer(COPY_PAGES);
+        Some(Box::new(ChainMover::new(Arc::clone(&self.levels), buffer)))
+    }
+
+    fn level(&self, index: usize) -> Option<LevelFigures> {
+        self.levels.all.get(index).map(Level::figures)
+    }
+}
+
+#[cfg(test)]
+mod tests;

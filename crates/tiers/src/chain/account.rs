@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which slabs of one level are in use: a bitmap in memory that fork(2) does not copy, so that relatives take different
+//! ones.
+//!
+//! A process that is killed between taking a slab and putting it to use leaves it unused for as long as its family lives.
+//!
+//! Threads: any, also in a signal handler. Locks nothing.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_sys::memory::SharedWords;
+use aquifer_sys::raw::Errno;
+
+const WORD_SLABS: u32 = u64::BITS;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// A set bit: in use.
+    bitmap: &'static [AtomicU64],
+    used: &'static AtomicU64,
+    /// The first word that may have a free slab.
+    first: &'static AtomicU64,
+    slabs: u32,
+}
+
+impl Account {
+    /// So many slabs, all free.
+    pub(super) fn new(slabs: u32) -> Result<Self, Errno> {
+        let words = SharedWords::new(slabs.div_ceil(WORD_SLABS) as usize + 2)?.words();
+        let ([used, first], bitmap) = words.split_first_chunk::<2>().expect("there are two more");
+        Ok(Self { bitmap, used, first, slabs })
+    }
+
+    pub(super) fn slabs(&self) -> u32 {
+        self.slabs
+    }
+
+    /// Slabs in use.
+    pub(super) fn used(&self) -> u32 {
+        self.used.load(Ordering::Relaxed).min(self.slabs.into()) as u32
+    }
+
+    pub(super) fn free(&self) -> u32 {
+        self.slabs - self.used()
+    }
+
+    /// Takes a free slab. `None`: there is none.
+    pub(super) fn claim(&self) -> Option<u32> {
+        let start = self.first.load(Ordering::Relaxed) as usize;
+        // What was given back behind the hint is found in the second half.
+        let words = (start..self.bitmap.len()).chain(0..start.min(self.bitmap.len()));
+        if self.free() == 0 {
+            return None;
+        }
+        for index in words {
+            if let Some(slab) = self.claim_in(index) {
+                self.used.fetch_add(1, Ordering::Relaxed);
+                return Some(slab);
+            }
+            // Only a hint: nothing is lost when somebody gives a slab back at this moment.
+            let _ = self.first.compare_exchange(index as u64, index as u64 + 1, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        None
+    }
+
+    fn claim_in(&self, index: usize) -> Option<u32> {
+        let word = &self.bitmap[index];
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            let slab = index as u32 * WORD_SLABS + seen.trailing_ones();
+            if seen == u64::MAX || slab >= self.slabs {
+                return None;
+            }
+            // Acquire pairs with `release`: what was done to the slab before is over.
+            match word.compare_exchange(seen, seen | seen + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(slab),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Gives a slab back, of which nobody needs anything.
+    pub(super) fn release(&self, slab: u32) {
+        let (index, bit) = (slab / WORD_SLABS, 1 << (slab % WORD_SLABS));
+        let before = self.bitmap[index as usize].fetch_and(!bit, Ordering::Release);
+        debug_assert!(before & bit != 0, "slab {slab} is given back twice");
+        if before & bit != 0 {
+            self.used.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.first.fetch_min(index.into(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slab_is_given_out_once_and_comes_back() {
+        for slabs in [1, 63, 64, 65, 200] {
+            let account = Account::new(slabs).unwrap();
+            let mut all: Vec<u32> = std::iter::from_fn(|| account.claim()).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..slabs).collect::<Vec<_>>());
+            assert_eq!((account.used(), account.free()), (slabs, 0));
+            account.release(slabs / 2);
+            assert_eq!((account.claim(), account.claim()), (Some(slabs / 2), None));
+        }
+    }
+
+    #[test]
+    fn threads_never_get_the_same_slab() {
+        let account = Account::new(1000).unwrap();
+        let mine = || {
+            let mut mine = Vec::new();
+            for round in 0..2000 {
+                mine.extend(account.claim());
+                if round % 3 == 0 {
+                    mine.pop().inspect(|slab| account.release(*slab));
+                }
+            }
+            mine
+        };
+        let mut all: Vec<u32> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(mine)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        all.extend(std::iter::from_fn(|| account.claim()));
+        all.sort_unstable();
+        assert_eq!(all, (0..1000).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One level of a chain: a tier, cut into slabs, and what was seen of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use aquifer_core::tiering;
+use aquifer_core::units::REGION_BYTES;
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::{Errno, now_ns};
+
+use super::account::Account;
+use crate::failure::{Disposition, TierFailure};
+use crate::tier::{LevelFigures, Tier};
+
+/// How long a level that has refused something gets no new slabs: long enough not to ask a full donor for each of many
+/// writes, short enough to notice when another borrower has given something back.
+const SHUN: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(super) struct Level {
+    pub(super) tier: Box<dyn Tier>,
+    pub(super) account: Account,
+    /// By the monotonic clock. Of this process: its relatives find out for themselves.
+    shunned_until_ns: AtomicU64,
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    promoted_bytes: AtomicU64,
+    demoted_bytes: AtomicU64,
+}
+
+impl Level {
+    pub(super) fn new(tier: Box<dyn Tier>, slabs: u32) -> Result<Level, Errno> {
+        let zero = || AtomicU64::new(0);
+        Ok(Level {
+            tier,
+            account: Account::new(slabs)?,
+            shunned_until_ns: zero(),
+            reads: zero(),
+            read_bytes: zero(),
+            written_bytes: zero(),
+            promoted_bytes: zero(),
+            demoted_bytes: zero(),
+        })
+    }
+
+    pub(super) fn read(&self, slab: u32, within: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        self.tier.read(offset(slab) + within, buffer)
+    }
+
+    pub(super) fn write(&self, slab: u32, within: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.tier.write(offset(slab) + within, buffer)
+    }
+
+    /// Takes a slab back, of which nobody needs anything.
+    pub(super) fn take_back(&self, slab: u32) -> Result<(), TierFailure> {
+        let discarded = self.tier.discard(offset(slab), REGION_BYTES);
+        self.account.release(slab);
+        discarded
+    }
+
+    /// Looks at why a write failed: a level that has no room, or cannot store, gets no new slabs for a while.
+    pub(super) fn note_refusal(&self, failure: &TierFailure) {
+        if matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
+            self.shunned_until_ns.store(now_ns() + SHUN.as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn is_shunned(&self) -> bool {
+        let until_ns = self.shunned_until_ns.load(Ordering::Relaxed);
+        until_ns != 0 && now_ns() < until_ns
+    }
+
+    pub(super) fn count_read(&self, bytes: usize) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
+    }
+
+    pub(super) fn count_write(&self, bytes: usize) {
+        self.written_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
+    }
+
+    /// A slab has come from another level.
+    pub(super) fn count_arrival(&self, is_promotion: bool) {
+        let counter = if is_promotion { &self.promoted_bytes } else { &self.demoted_bytes };
+        counter.fetch_add(REGION_BYTES, Ordering::Relaxed);
+    }
+
+    /// Bytes that this process has read and written here. SeqCst pairs with `Bell::sleep`.
+    pub(super) fn traffic_bytes(&self) -> u64 {
+        self.read_bytes.load(Ordering::SeqCst) + self.written_bytes.load(Ordering::SeqCst)
+    }
+
+    /// For the decision what moves.
+    pub(super) fn room(&self) -> tiering::Level {
+        let takes = !self.is_shunned();
+        let free = if takes { self.account.free() } else { 0 };
+        tiering::Level { slabs: self.account.slabs(), free, takes }
+    }
+
+    pub(super) fn figures(&self) -> LevelFigures {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        LevelFigures {
+            name: self.tier.name(),
+            capacity_bytes: u64::from(self.account.slabs()) * REGION_BYTES,
+            used_bytes: u64::from(self.account.used()) * REGION_BYTES,
+            reads: count(&self.reads),
+            read_bytes: count(&self.read_bytes),
+            promoted_bytes: count(&self.promoted_bytes),
+            demoted_bytes: count(&self.demoted_bytes),
+        }
+    }
+}
+
+/// Where a slab begins in its level, in bytes.
+pub(super) fn offset(slab: u32) -> u64 {
+    u64::from(slab) * REGION_BYTES
+}

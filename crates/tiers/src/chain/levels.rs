@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that takes it, and
+//! is found wherever it has moved since.
+//!
+//! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use aquifer_core::tiering::{HEAT_PLACED, Heat};
+use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_sys::memory::SharedWords;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::{FrameBuffer, signals};
+
+use super::bell::Bell;
+use super::level::{self, Level};
+use super::place::{NOWHERE, Place};
+use super::{NAME, Piece, pieces};
+use crate::failure::{Activity, Cause, Disposition, TierFailure};
+use crate::places::{PLACE_WORDS, Places, Refused, Seen};
+
+/// How often a read looks again because the slab has moved meanwhile. It has to move at each look for that.
+const LOOKS_MOST: u32 = 16;
+/// How long something waits for others that use the same slab, or change its place at this moment.
+const PAUSES_MOST: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// See the module.
+pub(super) struct Levels {
+    /// The fastest first.
+    pub(super) all: Vec<Level>,
+    pub(super) places: Places,
+    slabs: u32,
+    /// The heat of each slab. Shared with relatives, as the words below.
+    heat: &'static [AtomicU32],
+    /// Slabs from here on were never placed.
+    placed: &'static AtomicU64,
+    /// Pages of traffic since the last epoch ended.
+    pub(super) epoch_pages: &'static AtomicU64,
+    /// When slabs may move next, by the monotonic clock: only one process of a family moves them at a time.
+    pub(super) next_move_ns: &'static AtomicU64,
+    /// Wakes the mover.
+    pub(super) bell: Bell,
+    /// The level whose read failed last.
+    failed: AtomicUsize,
+}
+
+impl Levels {
+    pub(super) fn new(all: Vec<Level>) -> Result<Levels, Errno> {
+        let slabs = all.iter().map(|level| level.account.slabs()).sum();
+        let heat = SharedWords::new((slabs as usize).div_ceil(2))?.halves();
+        let words = SharedWords::new(3)?.words();
+        Ok(Levels {
+            all,
+            places: Places::over(SharedWords::new(slabs as usize * PLACE_WORDS)?.words()),
+            slabs,
+            heat,
+            placed: &words[0],
+            epoch_pages: &words[1],
+            next_move_ns: &words[2],
+            bell: Bell::default(),
+            failed: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        u64::from(self.slabs) * REGION_BYTES
+    }
+
+    /// Slabs that are in use, on all levels.
+    pub(super) fn used(&self) -> u64 {
+        self.all.iter().map(|level| u64::from(level.account.used())).sum()
+    }
+
+    /// Slabs that may be somewhere.
+    pub(super) fn placed(&self) -> std::ops::Range<u32> {
+        0..self.placed.load(Ordering::Relaxed) as u32
+    }
+
+    pub(super) fn heat(&self, slab: u32) -> &AtomicU32 {
+        &self.heat[slab as usize]
+    }
+
+    /// What is lost was lost there.
+    pub(super) fn failed_last(&self) -> &Level {
+        &self.all[self.failed.load(Ordering::Relaxed)]
+    }
+
+    /// Bytes that this process has read and written.
+    pub(super) fn traffic_bytes(&self) -> u64 {
+        self.all.iter().map(Level::traffic_bytes).sum()
+    }
+
+    pub(super) fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        let len = buffer.len();
+        for piece in pieces(offset, len as u64) {
+            if piece.bytes == len {
+                return self.read_piece(piece, buffer);
+            }
+            buffer.with_part_mut(piece.start, piece.bytes, |part| self.read_piece(piece, part))?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(&self, piece: Piece, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        for _ in 0..LOOKS_MOST {
+            let seen = self.places.see(piece.slab as usize);
+            let Some(place) = Place::of(seen.place) else {
+                // Never written to, so it may read as anything.
+                buffer.bytes_mut().fill(0);
+                return Ok(());
+            };
+            let outcome = self.all[place.level].read(place.slab, piece.within, buffer);
+            if self.places.holds(piece.slab as usize, seen) {
+                return self.note_read(piece.slab, place, buffer.len(), outcome);
+            }
+        }
+        Err(busy(Activity::Read, piece.slab))
+    }
+
+    /// As `Tier::read_other`, by the ways of the level where the slab is.
+    pub(super) fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
+        let mut pieces = pieces(offset, buffer.len() as u64);
+        let piece = pieces.next().filter(|piece| piece.bytes == buffer.len());
+        // What reaches over the end of a slab is no block of the pager's.
+        let Some(Piece { slab, within, .. }) = piece else { return Ok(false) };
+        for _ in 0..LOOKS_MOST {
+            let seen = self.places.see(slab as usize);
+            let Some(Place { level, slab: there, .. }) = Place::of(seen.place) else { return Ok(false) };
+            let found = self.all[level].tier.read_other(level::offset(there) + within, buffer, way);
+            if self.places.holds(slab as usize, seen) {
+                return found;
+            }
+        }
+        Err(busy(Activity::Read, slab))
+    }
+
+    /// A read that can be believed has ended.
+    pub(super) fn note_read(
+        &self,
+        slab: u32,
+        place: Place,
+        bytes: usize,
+        outcome: Result<(), TierFailure>,
+    ) -> Result<(), TierFailure> {
+        match outcome {
+            Ok(()) => {
+                self.heat(slab).fetch_add((bytes as u64 / PAGE_BYTES) as Heat, Ordering::Relaxed);
+                self.all[place.level].count_read(bytes);
+                self.bell.ring();
+            }
+            Err(_) => self.failed.store(place.level, Ordering::Relaxed),
+        }
+        outcome
+    }
+
+    pub(super) fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        pieces(offset, buffer.len() as u64)
+            .try_for_each(|piece| buffer.with_part(piece.start, piece.bytes, |part| self.write_piece(piece, part)))
+    }
+
+    fn write_piece(&self, piece: Piece, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        let mut refusals = Refusals::default();
+        loop {
+            let target = self.begin_write(piece.slab, &refusals)?;
+            let Target { place, .. } = target;
+            let outcome = self.all[place.level].write(place.slab, piece.within, buffer);
+            let Err(failure) = self.end_write(piece.slab, target, buffer.len(), outcome) else { return Ok(()) };
+            if !self.leave(piece.slab, place, &failure) {
+                return Err(failure);
+            }
+            refusals.note(place.level, failure);
+        }
+    }
+
+    /// Where to write the slab to, which does not move until [`end_write`](Self::end_write). Places it if need be.
+    fn begin_write(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
+        if !self.places.count_in(slab as usize) {
+            return Err(busy(Activity::Write, slab));
+        }
+        let found = self.find_or_settle(slab, refusals);
+        if found.is_err() {
+            self.places.count_out(slab as usize);
+        }
+        found
+    }
+
+    fn find_or_settle(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
+        loop {
+            let seen = self.places.see(slab as usize);
+            if let Some(place) = Place::of(seen.place) {
+                return Ok(Target { place, seen });
+            }
+            let Some(place) = self.claim(refusals) else { return Err(refusals.failure(slab)) };
+            match self.places.change(slab as usize, seen, place.number()) {
+                Ok(seen) => {
+                    self.heat(slab).store(HEAT_PLACED, Ordering::Relaxed);
+                    self.placed.fetch_max(u64::from(slab) + 1, Ordering::Relaxed);
+                    return Ok(Target { place, seen });
+                }
+                Err(refused) => {
+                    // Another thread was faster, or is about to be.
+                    self.all[place.level].account.release(place.slab);
+                    if refused == Refused::Busy {
+                        return Err(busy(Activity::Write, slab));
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`begin_write`](Self::begin_write), for a queue: `None` where a level may refuse the slab still.
+    pub(super) fn begin_plain_write(&self, slab: u32) -> Option<Target> {
+        if !self.places.count_in(slab as usize) {
+            return None;
+        }
+        let seen = self.places.see(slab as usize);
+        let place = Place::of(seen.place).filter(|place| place.is_stored);
+        if place.is_none() {
+            self.places.count_out(slab as usize);
+        }
+        place.map(|place| Target { place, seen })
+    }
+
+    /// A write has ended so. Returns how it looks to the caller.
+    pub(super) fn end_write(
+        &self,
+        slab: u32,
+        target: Target,
+        bytes: usize,
+        outcome: Result<(), TierFailure>,
+    ) -> Result<(), TierFailure> {
+        let level = &self.all[target.place.level];
+        let outcome = outcome.and_then(|()| self.note_stored(slab, target));
+        self.places.count_out(slab as usize);
+        match &outcome {
+            Ok(()) => {
+                level.count_write(bytes);
+                self.bell.ring();
+            }
+            Err(failure) => level.note_refusal(failure),
+        }
+        outcome
+    }
+
+    /// From now on, the slab does not leave its level without its bytes.
+    fn note_stored(&self, slab: u32, Target { place, seen }: Target) -> Result<(), TierFailure> {
+        for _ in 0..PAUSES_MOST {
+            if place.is_stored {
+                return Ok(());
+            }
+            match self.places.change(slab as usize, seen, place.stored().number()) {
+                // Another thread has noted it: while this one is counted in, nothing else can have happened.
+                Ok(_) | Err(Refused::Changed(_)) => return Ok(()),
+                Err(Refused::Busy) => signals::sleep(PAUSE),
+            }
+        }
+        Err(busy(Activity::Write, slab))
+    }
+
+    /// A free slab on the fastest level that takes new ones. Those that have refused something a while ago come last.
+    fn claim(&self, refusals: &Refusals) -> Option<Place> {
+        [false, true].into_iter().find_map(|shunned| {
+            let mut levels = self.all.iter().enumerate();
+            levels.find_map(|(level, it)| {
+                let asked = !refusals.has(level) && it.is_shunned() == shunned;
+                let slab = asked.then(|| it.account.claim()).flatten()?;
+                Some(Place { level, slab, is_stored: false })
+            })
+        })
+    }
+
+    /// A level has refused to store the first bytes of a slab: the slab leaves it. False: it has to stay, since something
+    /// of it is there, or since the level only asks to be asked again.
+    fn leave(&self, slab: u32, place: Place, failure: &TierFailure) -> bool {
+        if !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
+            return false;
+        }
+        for _ in 0..PAUSES_MOST {
+            // Somebody has taken it elsewhere, where this write follows, or has stored something here.
+            let now = self.places.see(slab as usize).place;
+            if now != place.number() {
+                return now != place.stored().number();
+            }
+            // Whoever writes there at this moment is refused, too, or stores something.
+            let leaves = self.places.begin_move(slab as usize).filter(|going| going.from() == place.number());
+            if leaves.is_some_and(|going| going.commit(NOWHERE)) {
+                // What was not stored may have taken room all the same.
+                let _ = self.all[place.level].take_back(place.slab);
+                return true;
+            }
+            signals::sleep(PAUSE);
+        }
+        false
+    }
+
+    /// Gives the space back: whole slabs to their levels.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
+    }
+
+    fn discard_piece(&self, piece: Piece) -> Result<(), TierFailure> {
+        if piece.bytes as u64 == REGION_BYTES {
+            let place = self.forget(piece.slab)?;
+            return place.map_or(Ok(()), |place| self.all[place.level].take_back(place.slab));
+        }
+        // As a write: the slab must not move meanwhile.
+        let Some(target) = self.begin_plain_write(piece.slab) else { return Ok(()) };
+        let Place { level, slab, .. } = target.place;
+        let done = self.all[level].tier.discard(level::offset(slab) + piece.within, piece.bytes as u64);
+        self.places.count_out(piece.slab as usize);
+        done
+    }
+
+    /// The slab is nowhere from now on. Returns where it was.
+    fn forget(&self, slab: u32) -> Result<Option<Place>, TierFailure> {
+        for _ in 0..PAUSES_MOST {
+            let seen = self.places.see(slab as usize);
+            let Some(place) = Place::of(seen.place) else { return Ok(None) };
+            match self.places.change(slab as usize, seen, NOWHERE) {
+                Ok(_) => {
+                    self.heat(slab).store(0, Ordering::Relaxed);
+                    return Ok(Some(place));
+                }
+                // It has moved at this moment.
+                Err(Refused::Changed(_)) => {}
+                Err(Refused::Busy) => signals::sleep(PAUSE),
+            }
+        }
+        Err(busy(Activity::Discard, slab))
+    }
+}
+
+/// Where a write goes to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) place: Place,
+    pub(super) seen: Seen,
+}
+
+/// Others use the slab, again and again: the caller may come again.
+fn busy(activity: Activity, slab: u32) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset: level::offset(slab), cause: Cause::Errno(libc::EAGAIN) }
+}
+
+/// The levels that have refused one write so far, and what the last of them said.
+#[derive(Default)]
+struct Refusals {
+    levels: u32,
+    failure: Option<TierFailure>,
+}
+
+impl Refusals {
+    fn has(&self, level: usize) -> bool {
+        self.levels & 1 << level != 0
+    }
+
+    fn note(&mut self, level: usize, failure: TierFailure) {
+        self.levels |= 1 << level;
+        self.failure = Some(failure);
+    }
+
+    /// There is no level left to ask.
+    fn failure(&self, slab: u32) -> TierFailure {
+        let cause = Cause::Errno(libc::ENOSPC);
+        let full = TierFailure { tier: NAME, activity: Activity::Write, offset: level::offset(slab), cause };
+        self.failure.unwrap_or(full)
+    }
+}

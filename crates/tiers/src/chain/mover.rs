@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Moves slabs between the levels of a chain, beside the program: warm ones up, cold ones down.
+//!
+//! Which, and how many, `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and writing
+//! to it (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as it has
+//! worked, so that demand finds its levels idle half of the time at least.
+//!
+//! Threads: one of the pager's, in each process of a family. One of them moves at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use aquifer_core::tiering::{Credit, Level as Room, Move, Survey, epoch_pages};
+use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::now_ns;
+
+use super::level;
+use super::levels::Levels;
+use super::place::Place;
+use crate::places;
+use crate::tier::{Mover, PAGE};
+
+/// How often the mover looks while there is traffic.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// One copy: what fits a processor's cache, and what a disk does in a millisecond.
+pub(super) const COPY_PAGES: usize = 64;
+/// Two slabs that change places.
+const MOVES_LEAST: usize = 2;
+/// Where nothing was worth moving, traffic of this part of an epoch comes before the next look at all slabs.
+const QUIET_PART: u64 = 32;
+
+/// See the module.
+pub(super) struct ChainMover {
+    levels: Arc<Levels>,
+    survey: Survey,
+    credit: Credit,
+    /// Traffic of this process when the mover last looked.
+    seen_bytes: u64,
+    /// True: there was none since the look before.
+    is_quiet: bool,
+    /// Pages of traffic before all slabs are looked at again.
+    wait_pages: u64,
+    /// What is copied passes through here.
+    pub(super) buffer: FrameBuffer,
+}
+
+impl ChainMover {
+    /// `buffer` has [`COPY_PAGES`].
+    pub(super) fn new(levels: Arc<Levels>, buffer: FrameBuffer) -> ChainMover {
+        ChainMover {
+            seen_bytes: levels.traffic_bytes(),
+            levels,
+            survey: Survey::new(),
+            credit: Credit::default(),
+            is_quiet: true,
+            wait_pages: 0,
+            buffer,
+        }
+    }
+
+    /// Notes the traffic since the last time; ends the family's epoch when it was enough. Returns its pages.
+    fn note_traffic(&mut self) -> u64 {
+        let bytes = self.levels.traffic_bytes();
+        let pages = (bytes - self.seen_bytes) / PAGE_BYTES;
+        self.seen_bytes = bytes;
+        let epoch = self.levels.epoch_pages;
+        let so_far = epoch.fetch_add(pages, Ordering::Relaxed) + pages;
+        if so_far >= epoch_pages(self.levels.used())
+            && epoch.compare_exchange(so_far, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.cool();
+        }
+        pages
+    }
+
+    fn cool(&self) {
+        for slab in self.levels.placed() {
+            let heat = self.levels.heat(slab);
+            let half = heat.load(Ordering::Relaxed).div_ceil(2);
+            if half > 0 {
+                // What is fetched at this moment counts. A slab that was given back meanwhile must not become hot.
+                let _ = heat.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(half)));
+            }
+        }
+    }
+
+    /// Whether it is this process's turn to move slabs. The others look again later.
+    fn has_turn(&self) -> bool {
+        let (next, now) = (self.levels.next_move_ns, now_ns());
+        let due = next.load(Ordering::Relaxed);
+        let until = now + LOOK_EVERY.as_nanos() as u64;
+        now >= due && next.compare_exchange(due, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// What shall move now.
+    fn decide(&mut self) -> Vec<Move> {
+        let levels = &self.levels;
+        let rooms: Vec<Room> = levels.all.iter().map(level::Level::room).collect();
+        self.survey.begin(&rooms);
+        for slab in levels.placed() {
+            let place = Place::of(levels.places.see(slab as usize).place);
+            if let Some(place) = place.filter(|place| place.is_stored) {
+                self.survey.see(slab, place.level, levels.heat(slab).load(Ordering::Relaxed));
+            }
+        }
+        self.survey.decide(self.credit.moves()).to_vec()
+    }
+
+    /// Copies one slab, and makes the copy the slab. False: it stays where it is.
+    pub(super) fn make(&mut self, planned: &Move) -> bool {
+        let Move { slab, from, to } = *planned;
+        let levels = Arc::clone(&self.levels);
+        let Some(going) = levels.places.begin_move(slab as usize) else { return false };
+        let source = Place::of(going.from()).filter(|place| place.is_stored && place.level == from);
+        let Some(source) = source else { return false };
+        let Some(room) = levels.all[to].account.claim() else { return false };
+        let target = Place { level: to, slab: room, is_stored: true };
+        let moved = self.copy(slab, &going, source, target) && going.commit(target.number());
+        // The room of what lost, whichever it is. A level that cannot discard keeps the bytes, and nothing else is lost.
+        let lost = if moved { source } else { target };
+        let _ = levels.all[lost.level].take_back(lost.slab);
+        if moved {
+            levels.all[to].count_arrival(to < from);
+        }
+        moved
+    }
+
+    fn copy(&mut self, slab: u32, going: &places::Move, source: Place, target: Place) -> bool {
+        let levels = &self.levels;
+        for within in (0..REGION_BYTES).step_by(COPY_PAGES * PAGE) {
+            let read = levels.all[source.level].read(source.slab, within, &mut self.buffer);
+            if read.is_err() {
+                // Whoever wants it finds out for itself. Until then, it is not the first to be moved again.
+                levels.heat(slab).store(0, Ordering::Relaxed);
+                return false;
+            }
+            if !going.is_undisturbed() {
+                return false;
+            }
+            let written = levels.all[target.level].write(target.slab, within, &self.buffer);
+            if let Err(failure) = written {
+                levels.all[target.level].note_refusal(&failure);
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Mover for ChainMover {
+    fn turn(&mut self) {
+        let pages = self.note_traffic();
+        self.is_quiet = pages == 0;
+        self.credit.earn(pages);
+        self.wait_pages = self.wait_pages.saturating_sub(pages);
+        if self.credit.moves() < MOVES_LEAST || self.wait_pages > 0 || !self.has_turn() {
+            return;
+        }
+        let moves = self.decide();
+        if moves.is_empty() {
+            self.wait_pages = epoch_pages(self.levels.used()) / QUIET_PART;
+        }
+        for planned in &moves {
+            let started = Instant::now();
+            self.make(planned);
+            self.credit.spend();
+            std::thread::sleep(started.elapsed());
+        }
+    }
+
+    fn rest(&mut self) {
+        if self.is_quiet {
+            let (levels, seen_bytes) = (&self.levels, self.seen_bytes);
+            levels.bell.sleep(|| levels.traffic_bytes() == seen_bytes);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a place is in a chain: a level and a slab of it, as the number that the table of places keeps.
+//!
+//! | bits  | what                                                                        |
+//! |-------|-----------------------------------------------------------------------------|
+//! | 0–2   | the level, and one more; 0: the slab is nowhere, nothing was written to it   |
+//! | 3     | 1: something was stored there. Before, the level may still refuse it         |
+//! | 4–35  | the slab of that level                                                      |
+
+const LEVEL: u64 = 7;
+const STORED: u64 = 1 << 3;
+const SLAB_SHIFT: u32 = 4;
+
+/// A slab that is nowhere.
+pub(super) const NOWHERE: u64 = 0;
+
+/// A slab of a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) level: usize,
+    pub(super) slab: u32,
+    /// Something was stored there.
+    pub(super) is_stored: bool,
+}
+
+impl Place {
+    /// `None`: nowhere.
+    pub(super) fn of(number: u64) -> Option<Place> {
+        let level = (number & LEVEL).checked_sub(1)? as usize;
+        Some(Place { level, slab: (number >> SLAB_SHIFT) as u32, is_stored: number & STORED != 0 })
+    }
+
+    pub(super) fn number(self) -> u64 {
+        let stored = if self.is_stored { STORED } else { 0 };
+        u64::from(self.slab) << SLAB_SHIFT | stored | (self.level as u64 + 1)
+    }
+
+    pub(super) fn stored(self) -> Place {
+        Place { is_stored: true, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_come_back_from_their_numbers() {
+        assert_eq!(Place::of(NOWHERE), None);
+        for (level, slab) in [(0, 0), (3, u32::MAX), (2, 77)] {
+            let place = Place { level, slab, is_stored: false };
+            assert_eq!(Place::of(place.number()), Some(place));
+            assert_eq!(Place::of(place.stored().number()), Some(place.stored()));
+            assert_ne!(place.number(), place.stored().number());
+        }
+    }
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The background's transfers to a chain: each level has its queue, and a request within one slab goes to its level's.
+//!
+//! What is out of the ordinary is done at once, one request at a time: the first write to a slab, which a level may
+//! refuse; what reaches over the end of a slab; and reads of a slab that has moved while they were on their way.
+//!
+//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_core::tiering::LEVELS_MOST;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::wakeup::readable;
+use aquifer_sys::watch::Watch;
+
+use super::level;
+use super::levels::{Levels, Target};
+use super::place::Place;
+use super::{NAME, Piece, pieces};
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
+use crate::transfer::check_buffer;
+
+/// One wait in the kernel. Only bounds it.
+const WAIT_ONCE: Duration = Duration::from_millis(100);
+
+/// A request that a level's queue has.
+struct Flight {
+    operation: Operation,
+    offset: u64,
+    tag: u64,
+    slab: u32,
+    target: Target,
+}
+
+/// See the module.
+pub(super) struct ChainQueue {
+    levels: Arc<Levels>,
+    queues: Vec<Box<dyn TierQueue>>,
+    submitted: VecDeque<Request>,
+    /// By the tag that the level's queue knows.
+    flights: Box<[Option<Flight>]>,
+    free: Vec<usize>,
+    /// What the levels' queues have just handed out.
+    landed: Vec<Completion>,
+    finished: VecDeque<Completion>,
+    /// Readable when any of the levels' queues has something; used where several have requests.
+    any: Watch,
+    /// What is in `any`, by level.
+    awaited: [Cell<Option<i32>>; LEVELS_MOST],
+}
+
+impl ChainQueue {
+    pub(super) fn new(levels: Arc<Levels>, depth: u32) -> Result<ChainQueue, TierFailure> {
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+        let places = depth as usize;
+        let failed =
+            |Errno(errno)| TierFailure { tier: NAME, activity: Activity::Queue, offset: 0, cause: Cause::Errno(errno) };
+        let any = Watch::new().map_err(failed)?;
+        let queues = levels.all.iter().map(|level| level.tier.open_queue(depth)).collect::<Result<_, _>>()?;
+        Ok(ChainQueue {
+            levels,
+            queues,
+            submitted: VecDeque::with_capacity(places),
+            flights: (0..places).map(|_| None).collect(),
+            free: (0..places).collect(),
+            landed: Vec::with_capacity(places),
+            finished: VecDeque::with_capacity(places),
+            any,
+            awaited: [const { Cell::new(None) }; LEVELS_MOST],
+        })
+    }
+
+    fn flying(&self) -> usize {
+        self.flights.len() - self.free.len()
+    }
+
+    /// Hands a request to its level, or does it.
+    fn start(&mut self, request: Request) {
+        let mut all = pieces(request.offset, request.buffer.len() as u64);
+        let piece = all.next().filter(|piece| piece.bytes == request.buffer.len());
+        let target = piece.and_then(|piece| match request.operation {
+            Operation::Read => self.look(piece.slab),
+            Operation::Write => self.levels.begin_plain_write(piece.slab),
+        });
+        let (Some(Piece { slab, within, .. }), Some(target)) = (piece, target) else {
+            return self.do_now(request);
+        };
+        let Request { operation, offset, buffer, tag } = request;
+        let index = self.free.pop().expect("as many flights as requests");
+        self.flights[index] = Some(Flight { operation, offset, tag, slab, target });
+        let Place { level, slab, .. } = target.place;
+        let offset = level::offset(slab) + within;
+        let back = self.queues[level].submit(Request { operation, offset, buffer, tag: index as u64 });
+        if let Err(Request { buffer, .. }) = back {
+            // It is as deep as this one, so it has room.
+            let outcome = Err(failure(operation, offset, libc::EAGAIN));
+            self.land(Completion { tag: index as u64, buffer, outcome });
+        }
+    }
+
+    /// Where a slab is that is read.
+    fn look(&self, slab: u32) -> Option<Target> {
+        let seen = self.levels.places.see(slab as usize);
+        Place::of(seen.place).map(|place| Target { place, seen })
+    }
+
+    fn do_now(&mut self, request: Request) {
+        let Request { operation, offset, mut buffer, tag } = request;
+        let outcome = match operation {
+            Operation::Read => self.levels.read(offset, &mut buffer),
+            Operation::Write => self.levels.write(offset, &buffer),
+        };
+        self.finished.push_back(Completion { tag, buffer, outcome });
+    }
+
+    /// A level has done what it could.
+    fn land(&mut self, completion: Completion) {
+        let Completion { tag, buffer, outcome } = completion;
+        let flight = self.flights[tag as usize].take().expect("only what flies can land");
+        self.free.push(tag as usize);
+        let Flight { operation, offset, tag, slab, target } = flight;
+        let outcome = match operation {
+            Operation::Write => self.levels.end_write(slab, target, buffer.len(), outcome),
+            Operation::Read if self.levels.places.holds(slab as usize, target.seen) => {
+                self.levels.note_read(slab, target.place, buffer.len(), outcome)
+            }
+            Operation::Read => return self.do_now(Request { operation, offset, buffer, tag }),
+        };
+        self.finished.push_back(Completion { tag, buffer, outcome });
+    }
+
+    /// Takes what the levels' queues have finished.
+    fn reap(&mut self, wait: Wait) {
+        let landed = &mut self.landed;
+        for queue in &mut self.queues {
+            queue.complete(wait, usize::MAX, &mut |completion| landed.push(completion));
+        }
+        while let Some(completion) = self.landed.pop() {
+            self.land(completion);
+        }
+    }
+
+    fn busy(&self) -> usize {
+        self.queues.iter().filter(|queue| queue.in_flight() > 0).count()
+    }
+
+    /// Waits until a level has finished something. May return early.
+    fn wait(&mut self) {
+        if self.busy() == 1 {
+            return self.reap(Wait::ForOne);
+        }
+        if let Some(descriptor) = self.any() {
+            readable(descriptor, WAIT_ONCE);
+        }
+        self.reap(Wait::No);
+    }
+
+    /// The descriptors of the levels that have requests, as one. `None`: one of them is done already.
+    fn any(&self) -> Option<i32> {
+        for (level, queue) in self.queues.iter().enumerate() {
+            let wanted = if queue.in_flight() > 0 { Some(queue.descriptor()?) } else { None };
+            let awaited = self.awaited[level].replace(wanted);
+            if awaited != wanted {
+                // Refused for what is closed by now, or is watched already: then nothing is to be done.
+                let _ = awaited.map(|old| self.any.leave_out(old));
+                let _ = wanted.map(|new| self.any.add(new));
+            }
+        }
+        Some(self.any.descriptor())
+    }
+}
+
+impl TierQueue for ChainQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() == self.flights.len() {
+            return Err(request);
+        }
+        self.submitted.push_back(request);
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        while let Some(request) = self.submitted.pop_front() {
+            let failed = failure(request.operation, request.offset, 0);
+            let capacity_bytes = self.levels.capacity_bytes();
+            match check_buffer(NAME, failed.activity, request.offset, &request.buffer, capacity_bytes) {
+                Ok(()) => self.start(request),
+                Err(failure) => {
+                    let Request { buffer, tag, .. } = request;
+                    self.finished.push_back(Completion { tag, buffer, outcome: Err(failure) });
+                }
+            }
+        }
+        // The slow ones first: memory copies in its kick, while a medium is at work.
+        self.queues.iter_mut().rev().try_for_each(|queue| queue.kick())
+    }
+
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if most == 0 {
+            return 0;
+        }
+        if wait == Wait::ForOne && self.finished.is_empty() && !self.submitted.is_empty() {
+            // A queue that does not start says so at the next kick of its worker.
+            let _ = self.kick();
+        }
+        self.reap(Wait::No);
+        // Ends: each level's queue ends each of its requests.
+        while wait == Wait::ForOne && self.finished.is_empty() && self.flying() > 0 {
+            self.wait();
+        }
+        let count = most.min(self.finished.len());
+        for completion in self.finished.drain(..count) {
+            sink(completion);
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.len() + self.flying() + self.finished.len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        match (self.finished.is_empty(), self.busy()) {
+            (false, _) | (true, 0) => None,
+            (true, 1) => self.queues.iter().find(|queue| queue.in_flight() > 0)?.descriptor(),
+            (true, _) => self.any(),
+        }
+    }
+}
+
+impl Drop for ChainQueue {
+    fn drop(&mut self) {
+        // Waits for what is in flight. Then these slabs may move again.
+        self.queues.clear();
+        let flights = self.flights.iter_mut().filter_map(Option::take);
+        for flight in flights.filter(|flight| flight.operation == Operation::Write) {
+            self.levels.places.count_out(flight.slab as usize);
+        }
+    }
+}
+
+fn failure(operation: Operation, offset: u64, errno: i32) -> TierFailure {
+    let activity = match operation {
+        Operation::Read => Activity::Read,
+        Operation::Write => Activity::Write,
+    };
+    TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
+}
