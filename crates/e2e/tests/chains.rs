@@ -127,6 +127,6 @@ fn a_tier_that_cannot_be_had_is_named() {
     let words = ["--dram", "16MiB", "--tier", "dram:size=64MiB", "--tier", "flash:/dev/null"];
     let ended = run(managed(&words, std::path::Path::new("/bin/true"), &[]), LIMIT);
     ended.expect(125).expect_line(
-        "aquifer: tier 2 of 2: /dev/null is neither a directory, nor a file, nor a block device; give one of these",
+        "aquifer: cannot start: tier 2 of 2: /dev/null is neither a directory, nor a file, nor a block device; give one of these",
     );
 }
