@@ -42,8 +42,9 @@ pub struct HowArgs {
     #[arg(long, value_name = "WHOSE", default_value = "tree", value_parser = words(Budget::ALL, Budget::word))]
     pub budget: Budget,
 
-    /// Where cold blocks go; several times for a chain, the fastest first [default: an unlinked file in the state
-    /// directory]
+    /// Where cold blocks go [default: an unlinked file in the state directory]
+    ///
+    /// Up to four times, for a chain of tiers: the fastest first.
     #[arg(long, value_name = "SPEC")]
     pub tier: Vec<String>,
 
@@ -125,7 +126,7 @@ Examples:
   aquifer run --dram 4GiB -- ./program --its-own-flags
   aquifer run --dram 300MiB --tier flash:/mnt/nvme,size=8GiB --stats-json stats.json -- ./stream
   aquifer run --dram 1GiB --tier emulated:cmm-h,size=4GiB -- ./program
-  aquifer run --dram 4GiB --tier donor:10.0.0.2:7411,security=plain --tier flash:/mnt/nvme -- ./program
+  aquifer run --dram 1GiB --tier donor:10.0.0.2:7411,security=plain --tier flash:/nvme -- ./program
   aquifer run --dram 1GiB --policy lru --block 128KiB --prefetch off -- python3 script.py
 
 Environment:
