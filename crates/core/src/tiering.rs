@@ -4,8 +4,8 @@
 //! Decides which slabs change levels in a chain of tiers: the warm ones up, the cold ones down.
 //!
 //! Pure. A slab's heat is the pages that were fetched from it, halved with each epoch. An epoch is one turnover of what
-//! the chain holds, in pages, so the unit of time is traffic, as in `temperature.rs`: a scan that goes round heats every
-//! slab alike, however long one round takes, and a program at rest does not cool.
+//! the chain holds, in pages, so the unit of time is traffic, as in `temperature.rs`: a scan that goes round heats
+//! every slab alike, however long one round takes, and a program at rest does not cool.
 //!
 //! Slabs move between neighbouring levels, for two reasons. The faster one is nearly full: then what nobody has asked
 //! for leaves it, so that new slabs find room there. Or a slab of the slower one is clearly warmer than the coldest of
@@ -19,8 +19,8 @@ use crate::units::REGION_PAGES;
 /// Levels of a chain at most: a donor, a device near by, a disk and one to spare. Each is a row of the statistics.
 pub const LEVELS_MOST: usize = 4;
 
-/// Moves that are decided on at once, at most: 32 MiB, which memory copies in some 10 ms and a disk writes in a tenth of
-/// a second.
+/// Moves that are decided on at once, at most: 32 MiB, which memory copies in some 10 ms and a disk writes in a tenth
+/// of a second.
 pub const MOVES_MOST: usize = 16;
 
 /// Pages fetched, halved with each epoch.

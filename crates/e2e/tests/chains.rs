@@ -4,8 +4,8 @@
 //! Programs whose memory is in a chain of tiers: what is fetched often comes to the fast one, every byte is right while
 //! it moves, and a tier of the chain that cannot be had is named.
 //!
-//! The trouble it guards against: a slab that is read where it was, a write that its copy lacks, and a thread that moves
-//! slabs of a program at rest.
+//! The trouble it guards against: a slab that is read where it was, a write that its copy lacks, and a thread that
+//! moves slabs of a program at rest.
 
 use std::time::{Duration, Instant};
 

@@ -521,8 +521,8 @@ impl Pager {
         }
     }
 
-    /// Writes down what the levels of a chain hold, and counts what they have done. Of several processes of a tree, what
-    /// the last one has written is seen.
+    /// Writes down what the levels of a chain hold, and counts what they have done. Of several processes of a tree,
+    /// what the last one has written is seen.
     pub(crate) fn publish_levels(&self) {
         self.count_levels();
         for index in 0..LEVELS {

@@ -4,9 +4,9 @@
 //! Several tiers as one, the fastest first: what is fetched often is kept on the fast ones.
 //!
 //! The unit is the slab of 2 MiB, which is the home of one region of the program's memory. `levels.rs` finds a slab and
-//! places it, by the table in `../places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the background's
-//! way; `mover.rs` takes slabs from one level to the next. What moves is decided in `core/src/tiering.rs`; why all this
-//! is so: `docs/decisions/0018-a-chain-moves-slabs.md`.
+//! places it, by the table in `../places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the
+//! background's way; `mover.rs` takes slabs from one level to the next. What moves is decided in `core/src/tiering.rs`;
+//! why all this is so: `docs/decisions/0018-a-chain-moves-slabs.md`.
 //!
 //! After fork(2), parent and child share the table and the accounts, and each finds what the other has moved.
 

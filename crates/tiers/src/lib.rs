@@ -3,9 +3,10 @@
 
 //! Kinds of backing behind one trait: where blocks are while they are not in a frame.
 //!
-//! A tier is described in words ([`TierSpec`]), opened ([`open`]), then read and written on the faulting
-//! thread ([`Tier`]) and through queues in the background ([`TierQueue`]). What goes wrong says what to do
-//! ([`Disposition`]). Several can be one, the fastest first ([`Chain`]). No checksums here: the pager guards each page end to end, above all tiers.
+//! A tier is described in words ([`TierSpec`]), opened ([`open`]), then read and written on the faulting thread
+//! ([`Tier`]) and through queues in the background ([`TierQueue`]). What goes wrong says what to do ([`Disposition`]).
+//! Several can be one, the fastest first ([`Chain`]). No checksums here: the pager guards each page end to end, above
+//! all tiers.
 //!
 //! ```
 //! use aquifer_sys::direct_io::lasting_buffer;

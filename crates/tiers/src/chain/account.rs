@@ -4,7 +4,8 @@
 //! Which slabs of one level are in use: a bitmap in memory that fork(2) does not copy, so that relatives take different
 //! ones.
 //!
-//! A process that is killed between taking a slab and putting it to use leaves it unused for as long as its family lives.
+//! A process that is killed between taking a slab and putting it to use leaves it unused for as long as its family
+//! lives.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 

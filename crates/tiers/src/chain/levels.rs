@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that takes it, and
-//! is found wherever it has moved since.
+//! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that takes it,
+//! and is found wherever it has moved since.
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
@@ -273,8 +273,8 @@ impl Levels {
         })
     }
 
-    /// A level has refused to store the first bytes of a slab: the slab leaves it. False: it has to stay, since something
-    /// of it is there, or since the level only asks to be asked again.
+    /// A level has refused to store the first bytes of a slab: the slab leaves it. False: it has to stay, since
+    /// something of it is there, or since the level only asks to be asked again.
     fn leave(&self, slab: u32, place: Place, failure: &TierFailure) -> bool {
         if !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
             return false;

@@ -3,9 +3,9 @@
 
 //! Moves slabs between the levels of a chain, beside the program: warm ones up, cold ones down.
 //!
-//! Which, and how many, `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and writing
-//! to it (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as it has
-//! worked, so that demand finds its levels idle half of the time at least.
+//! Which, and how many, `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and
+//! writing to it (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as
+//! it has worked, so that demand finds its levels idle half of the time at least.
 //!
 //! Threads: one of the pager's, in each process of a family. One of them moves at a time.
 
@@ -120,7 +120,8 @@ impl ChainMover {
         let Some(room) = levels.all[to].account.claim() else { return false };
         let target = Place { level: to, slab: room, is_stored: true };
         let moved = self.copy(slab, &going, source, target) && going.commit(target.number());
-        // The room of what lost, whichever it is. A level that cannot discard keeps the bytes, and nothing else is lost.
+        // The room of what lost, whichever it is. A level that cannot discard keeps the bytes, and nothing else is
+        // lost.
         let lost = if moved { source } else { target };
         let _ = levels.all[lost.level].take_back(lost.slab);
         if moved {
