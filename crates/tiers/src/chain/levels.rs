@@ -26,6 +26,8 @@ use crate::places::{PLACE_WORDS, Places, Refused, Seen};
 const LOOKS_MOST: u32 = 16;
 /// How long something waits for others that use the same slab, or change its place at this moment.
 const PAUSES_MOST: u32 = 200;
+/// How often a full chain is asked for a slab before it counts as full.
+const CLAIMS_MOST: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// See the module.
@@ -189,12 +191,21 @@ impl Levels {
     }
 
     fn find_or_settle(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
+        let mut pauses = 0;
         loop {
             let seen = self.places.see(slab as usize);
             if let Some(place) = Place::of(seen.place) {
                 return Ok(Target { place, seen });
             }
-            let Some(place) = self.claim(refusals) else { return Err(refusals.failure(slab)) };
+            let Some(place) = self.claim(refusals) else {
+                // Threads that settle the same slab take a place each for a moment, and one of them keeps it.
+                if pauses == CLAIMS_MOST {
+                    return Err(refusals.failure(slab));
+                }
+                pauses += 1;
+                signals::sleep(PAUSE);
+                continue;
+            };
             match self.places.change(slab as usize, seen, place.number()) {
                 Ok(seen) => {
                     self.heat(slab).store(HEAT_PLACED, Ordering::Relaxed);
@@ -235,14 +246,12 @@ impl Levels {
     ) -> Result<(), TierFailure> {
         let level = &self.all[target.place.level];
         let outcome = outcome.and_then(|()| self.note_stored(slab, target));
-        self.places.count_out(slab as usize);
         match &outcome {
-            Ok(()) => {
-                level.count_write(bytes);
-                self.bell.ring();
-            }
+            Ok(()) => level.count_write(bytes),
             Err(failure) => level.note_refusal(failure),
         }
+        self.places.count_out(slab as usize);
+        self.bell.ring();
         outcome
     }
 
