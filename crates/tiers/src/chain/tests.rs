@@ -3,8 +3,8 @@
 
 //! A chain while its slabs move, much faster than any program would make them.
 
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, Weak};
 use std::time::Instant;
 
 use aquifer_core::tiering::Move;
@@ -22,7 +22,7 @@ use crate::failure::Disposition;
 use crate::failure_plan::FailurePlan;
 use crate::flash::Flash;
 use crate::spec::FlashSpec;
-use crate::tier::{Operation, Request, Wait};
+use crate::tier::{Completion, Operation, Request, Wait};
 
 const MIB: u64 = 1 << 20;
 const SLAB: u64 = REGION_BYTES;
@@ -299,4 +299,143 @@ fn the_mover_sleeps_until_the_chain_is_used() {
             assert!(started.elapsed() < Duration::from_secs(20), "it is used, and the mover sleeps");
         }
     });
+}
+
+/// What is done once, before the next read.
+type Meddle = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// Memory whose reads are late, and whose queue does everything when completions are asked for.
+struct Late {
+    inner: Arc<dyn Tier>,
+    meddle: Meddle,
+}
+
+impl Late {
+    fn new(mib: u64) -> (Box<dyn Tier>, Meddle) {
+        let meddle = Meddle::default();
+        (Box::new(Late { inner: dram(mib).into(), meddle: Arc::clone(&meddle) }), meddle)
+    }
+}
+
+impl Tier for Late {
+    fn name(&self) -> &'static str {
+        "late"
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.inner.capacity_bytes()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        let meddle = self.meddle.lock().unwrap().take();
+        meddle.into_iter().for_each(|meddle| meddle());
+        self.inner.read(offset, buffer)
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.inner.write(offset, buffer)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        self.inner.discard(offset, len)
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        Ok(())
+    }
+
+    fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(LateQueue { inner: Arc::clone(&self.inner), taken: Vec::new() }))
+    }
+}
+
+struct LateQueue {
+    inner: Arc<dyn Tier>,
+    taken: Vec<Request>,
+}
+
+impl TierQueue for LateQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        self.taken.push(request);
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        Ok(())
+    }
+
+    fn complete(&mut self, _: Wait, _: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let count = self.taken.len();
+        for Request { operation, offset, mut buffer, tag } in self.taken.drain(..) {
+            let outcome = match operation {
+                Operation::Read => self.inner.read(offset, &mut buffer),
+                Operation::Write => self.inner.write(offset, &buffer),
+            };
+            sink(Completion { tag, buffer, outcome });
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        None
+    }
+}
+
+/// Moves the first slab one level down, as the mover does.
+fn move_down(levels: &Arc<Levels>) -> bool {
+    let mut mover = ChainMover::new(Arc::clone(levels), frame(COPY_PAGES, 0));
+    let moved = mover.make(&Move { slab: 0, from: 0, to: 1 });
+    give_back(mover.buffer);
+    moved
+}
+
+#[test]
+fn a_read_that_was_overtaken_by_a_move_is_done_again() {
+    let (late, meddle) = Late::new(4);
+    let chain = chain(vec![late, dram(4)]);
+    write(&chain, 0, 3).unwrap();
+    let levels = Arc::clone(&chain.levels);
+    *meddle.lock().unwrap() = Some(Box::new(move || assert!(move_down(&levels))));
+    read(&chain, 0, 3);
+    assert_eq!(used(&chain), [0, 1]);
+}
+
+#[test]
+fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
+    let (late, _) = Late::new(4);
+    let chain = chain(vec![late, dram(4)]);
+    write(&chain, 0, 3).unwrap();
+    let mut queue = chain.open_queue(4).unwrap();
+    let mut buffer = frame(4, 0xee);
+    stamp(buffer.bytes_mut(), 0, 4);
+    assert!(queue.submit(Request { operation: Operation::Write, offset: 0, buffer, tag: 1 }).is_ok());
+    queue.kick().unwrap();
+    assert!(!move_down(&chain.levels), "it is being written");
+    let landed = |queue: &mut dyn TierQueue| {
+        let mut landed = None;
+        assert_eq!(queue.complete(Wait::ForOne, 4, &mut |it| landed = Some(it)), 1);
+        let Completion { buffer, outcome, .. } = landed.unwrap();
+        outcome.unwrap();
+        check_stamp(buffer.bytes(), 0, 4);
+        give_back(buffer);
+    };
+    landed(&mut *queue);
+    let request = Request { operation: Operation::Read, offset: 0, buffer: frame(4, 0xee), tag: 2 };
+    assert!(queue.submit(request).is_ok());
+    queue.kick().unwrap();
+    assert!(move_down(&chain.levels));
+    landed(&mut *queue);
+    assert_eq!(used(&chain), [0, 1]);
+    // One that is dropped with a write in flight lets its slab go.
+    let request = Request { operation: Operation::Write, offset: 0, buffer: frame(4, 1), tag: 3 };
+    assert!(queue.submit(request).is_ok());
+    queue.kick().unwrap();
+    drop(queue);
+    let mut mover = ChainMover::new(Arc::clone(&chain.levels), frame(COPY_PAGES, 0));
+    assert!(mover.make(&Move { slab: 0, from: 1, to: 0 }));
+    give_back(mover.buffer);
 }
