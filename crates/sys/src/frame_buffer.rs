@@ -90,3 +90,23 @@ impl Drop for Lent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::direct_io::lasting_buffer;
+
+    #[test]
+    fn a_part_is_the_bytes_of_its_buffer() {
+        let mut buffer = lasting_buffer(2);
+        buffer.with_part_mut(4096, 4096, |part| part.bytes_mut().fill(7));
+        assert_eq!((buffer.bytes()[4095], buffer.bytes()[4096], buffer.bytes()[8191]), (0, 7, 7));
+        let (address, len) = buffer.with_part(4096, 100, |part| (part.address(), part.len()));
+        assert_eq!((address, len), (buffer.address() + 4096, 100));
+    }
+
+    #[test]
+    #[should_panic(expected = "lies within its buffer")]
+    fn a_part_does_not_reach_beyond() {
+        lasting_buffer(1).with_part(4000, 97, |_| ());
+    }
+}

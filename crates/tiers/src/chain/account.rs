@@ -76,7 +76,7 @@ impl Account {
                 return None;
             }
             // Acquire pairs with `release`: what was done to the slab before is over.
-            match word.compare_exchange(seen, seen | seen + 1, Ordering::Acquire, Ordering::Relaxed) {
+            match word.compare_exchange(seen, seen | (seen + 1), Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(slab),
                 Err(now) => seen = now,
             }

@@ -284,21 +284,21 @@ fn the_mover_sleeps_until_the_chain_is_used() {
     let chain = chain(vec![dram(4), dram(4)]);
     write(&chain, 0, 1).unwrap();
     let mut mover = chain.mover().unwrap();
-    let woken = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            mover.turn();
-            mover.rest();
-            woken.store(true, std::sync::atomic::Ordering::Relaxed);
-        });
-        std::thread::sleep(Duration::from_millis(400));
-        assert!(!woken.load(std::sync::atomic::Ordering::Relaxed), "nobody has used it");
-        let started = Instant::now();
-        while !woken.load(std::sync::atomic::Ordering::Relaxed) {
-            read(&chain, 0, 1);
-            assert!(started.elapsed() < Duration::from_secs(20), "it is used, and the mover sleeps");
-        }
+    let woken = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&woken);
+    // Not waited for: one that sleeps too well would keep the test.
+    std::thread::spawn(move || {
+        mover.turn();
+        mover.rest();
+        tell.store(true, std::sync::atomic::Ordering::Relaxed);
     });
+    std::thread::sleep(Duration::from_millis(400));
+    assert!(!woken.load(std::sync::atomic::Ordering::Relaxed), "nobody has used it");
+    let started = Instant::now();
+    while !woken.load(std::sync::atomic::Ordering::Relaxed) {
+        read(&chain, 0, 1);
+        assert!(started.elapsed() < Duration::from_secs(20), "it is used, and the mover sleeps");
+    }
 }
 
 /// What is done once, before the next read.
@@ -311,7 +311,7 @@ struct Late {
 }
 
 impl Late {
-    fn new(mib: u64) -> (Box<dyn Tier>, Meddle) {
+    fn open(mib: u64) -> (Box<dyn Tier>, Meddle) {
         let meddle = Meddle::default();
         (Box::new(Late { inner: dram(mib).into(), meddle: Arc::clone(&meddle) }), meddle)
     }
@@ -395,7 +395,7 @@ fn move_down(levels: &Arc<Levels>) -> bool {
 
 #[test]
 fn a_read_that_was_overtaken_by_a_move_is_done_again() {
-    let (late, meddle) = Late::new(4);
+    let (late, meddle) = Late::open(4);
     let chain = chain(vec![late, dram(4)]);
     write(&chain, 0, 3).unwrap();
     let levels = Arc::clone(&chain.levels);
@@ -406,7 +406,7 @@ fn a_read_that_was_overtaken_by_a_move_is_done_again() {
 
 #[test]
 fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
-    let (late, _) = Late::new(4);
+    let (late, _) = Late::open(4);
     let chain = chain(vec![late, dram(4)]);
     write(&chain, 0, 3).unwrap();
     let mut queue = chain.open_queue(4).unwrap();
