@@ -165,7 +165,11 @@ impl Tier for Chain {
     }
 
     fn tend(&self) -> Option<Duration> {
-        self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend()).min()
+        let next = self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend()).min();
+        if self.levels.is_any_leaving() {
+            self.levels.bell.ring();
+        }
+        next
     }
 
     fn take_figures(&self) -> TierFigures {

@@ -24,10 +24,10 @@ use nix::unistd::getuid;
 const LOOKS_MOST: u32 = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Says farewell to the donor, if anything was stored there and nobody is left who may need it.
+/// Says farewell to the donors, if anything was stored there and nobody is left who may need it.
 pub fn say(config: &Config, counters: &Counters) {
-    let (Some(tree), Some(tier)) = (config.tree, config.tier.as_deref()) else { return };
-    let Ok(mut spec) = tier.parse::<TierSpec>() else { return };
+    let Some(tree) = config.tree else { return };
+    let mut specs: Vec<TierSpec> = config.tiers.iter().filter_map(|tier| tier.parse().ok()).collect();
     if counters.count(Counter::WrittenBackBytes) == 0 {
         return;
     }
@@ -37,8 +37,8 @@ pub fn say(config: &Config, counters: &Counters) {
             thread::sleep(LOOK_AGAIN);
         }
         if !anybody_maps(inode) {
-            spec.belong_to(tree);
-            return aquifer_tiers::farewell(&spec);
+            specs.iter_mut().for_each(|spec| spec.belong_to(tree));
+            return specs.iter().for_each(aquifer_tiers::farewell);
         }
     }
 }

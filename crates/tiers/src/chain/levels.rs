@@ -77,6 +77,23 @@ impl Levels {
         self.all.iter().map(|level| u64::from(level.account.used())).sum()
     }
 
+    /// Whether a level is about to lose something.
+    pub(super) fn is_any_leaving(&self) -> bool {
+        self.all.iter().any(|level| level.tier.leaving(0).is_some())
+    }
+
+    /// Whether what is at this place is about to be lost there.
+    pub(super) fn is_leaving(&self, place: &Place) -> bool {
+        let start = level::offset(place.slab);
+        self.all[place.level].tier.leaving(start).is_some_and(|leaving| leaving.offset < start + REGION_BYTES)
+    }
+
+    /// Another level with room: a slower one, if there is one.
+    pub(super) fn refuge(&self, from: usize) -> Option<usize> {
+        let mut others = (from + 1..self.all.len()).chain((0..from).rev());
+        others.find(|at| self.all[*at].account.free() > 0 && !self.all[*at].is_shunned())
+    }
+
     /// Slabs that may be somewhere.
     pub(super) fn placed(&self) -> std::ops::Range<u32> {
         0..self.placed.load(Ordering::Relaxed) as u32

@@ -3,7 +3,7 @@
 
 //! Moves slabs between the levels of a chain, beside the program: warm ones up, cold ones down.
 //!
-//! Which, and how many, `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and
+//! Which, and how many, `core/src/tiering.rs` decides; what a level is about to lose (`Tier::leaving`) comes first. A slab is copied while the program goes on reading it and
 //! writing to it (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as
 //! it has worked, so that demand finds its levels idle half of the time at least.
 //!
@@ -30,6 +30,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(super) const COPY_PAGES: usize = 64;
 /// Two slabs that change places.
 const MOVES_LEAST: usize = 2;
+/// Slabs that are saved from a level that loses them, before the mover looks at the rest of its work.
+const SAVED_AT_ONCE: usize = 64;
 /// Where nothing was worth moving, traffic of this part of an epoch comes before the next look at all slabs.
 const QUIET_PART: u64 = 32;
 
@@ -110,6 +112,24 @@ impl ChainMover {
         self.survey.decide(self.credit.moves()).to_vec()
     }
 
+    /// Moves what a level is about to lose to others, as long as they have room.
+    fn save(&mut self) {
+        let levels = Arc::clone(&self.levels);
+        if !levels.is_any_leaving() {
+            return;
+        }
+        let mut saved = 0;
+        for slab in levels.placed() {
+            let place = Place::of(levels.places.see(slab as usize).place);
+            let Some(place) = place.filter(|place| place.is_stored && levels.is_leaving(place)) else { continue };
+            let Some(to) = levels.refuge(place.level) else { return };
+            saved += usize::from(self.make(&Move { slab, from: place.level, to }));
+            if saved == SAVED_AT_ONCE {
+                return;
+            }
+        }
+    }
+
     /// Copies one slab, and makes the copy the slab. False: it stays where it is.
     pub(super) fn make(&mut self, planned: &Move) -> bool {
         let Move { slab, from, to } = *planned;
@@ -154,6 +174,7 @@ impl ChainMover {
 
 impl Mover for ChainMover {
     fn turn(&mut self) {
+        self.save();
         let pages = self.note_traffic();
         self.is_quiet = pages == 0;
         self.credit.earn(pages);
@@ -176,7 +197,7 @@ impl Mover for ChainMover {
     fn rest(&mut self) {
         if self.is_quiet {
             let (levels, seen_bytes) = (&self.levels, self.seen_bytes);
-            levels.bell.sleep(|| levels.traffic_bytes() == seen_bytes);
+            levels.bell.sleep(|| levels.traffic_bytes() == seen_bytes && !levels.is_any_leaving());
         }
         std::thread::sleep(LOOK_EVERY);
     }
