@@ -137,11 +137,16 @@ struct Borrower {
 
 impl Borrower {
     fn start(name: &str, donor: &Donor, words: &[&str]) -> Option<Borrower> {
+        Borrower::start_with(name, donor, &[], words)
+    }
+
+    /// `further` tiers are behind the donor's.
+    fn start_with(name: &str, donor: &Donor, further: &[&str], words: &[&str]) -> Option<Borrower> {
         let program = compile_text(name, PROGRAM)?;
         let file = scratch(name).join("go");
         let text = file.to_str().expect("a path of ours").to_owned();
         let tier = donor.tier();
-        let settings = ["--dram", "24MiB", "--delivery", "signal", "--tier", &tier];
+        let settings = [&["--dram", "24MiB", "--delivery", "signal", "--tier", &tier], further].concat();
         let running = start(managed(&settings, &program, &[&[text.as_str()], words].concat()));
         let borrower = Borrower { running, file };
         eventually("the program is ready", || borrower.with("ready").exists());
@@ -264,6 +269,23 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
     assert_eq!(told.len(), 1, "{}", ended.stderr);
     let status = run_status(&["--control", path(&control), "--prometheus"]);
     assert!(status.contains("\naquifer_donor_reclaimed_bytes 134217728\n"), "{status}");
+}
+
+/// With another tier behind, nothing is lost.
+#[test]
+fn memory_that_is_taken_back_moves_to_the_next_tier() {
+    let control = socket("saved");
+    let donor = Donor::start(&["--size", "128MiB", "--lease", "3s", "--control", path(&control)]);
+    let further = ["--tier", "dram:size=128MiB"];
+    let Some(borrower) = Borrower::start_with("saved", &donor, &further, &[]) else { return };
+    let mut command = aquifer();
+    command.args(["donor", "reclaim", path(&control), "--json", "--all", "--within", "60s"]);
+    let all: Value = serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("one object");
+    assert_eq!((&all["draining_bytes"], &all["revocations"]), (&0.into(), &0.into()), "given back, not revoked");
+    borrower.go();
+    assert_eq!(borrower.result(), "lost 0 wrong 0\n");
+    let ended = borrower.running.wait(LIMIT);
+    assert!(ended.said().iter().all(|line| !line.contains("takes back")), "{}", ended.stderr);
 }
 
 #[test]

@@ -3,9 +3,10 @@
 
 //! Moves slabs between the levels of a chain, beside the program: warm ones up, cold ones down.
 //!
-//! Which, and how many, `core/src/tiering.rs` decides; what a level is about to lose (`Tier::leaving`) comes first. A slab is copied while the program goes on reading it and
-//! writing to it (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as
-//! it has worked, so that demand finds its levels idle half of the time at least.
+//! What a level is about to lose (`Tier::leaving`) comes first. Which slabs move else, and how many,
+//! `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and writing to it (`places.rs`);
+//! one that is written meanwhile stays where it is. After each the mover rests as long as it has worked, so that demand
+//! finds its levels idle half of the time at least.
 //!
 //! Threads: one of the pager's, in each process of a family. One of them moves at a time.
 
