@@ -88,14 +88,10 @@ fn completions_and_manual_are_printed() {
 /// A pipe that nobody reads: the write end of a process that has ended.
 #[test]
 fn a_broken_pipe_is_success() {
-    let directory = std::env::temp_dir().join(format!("aquifer-broken-pipe-{}", std::process::id()));
-    let directory = directory.to_str().unwrap();
-    for words in [&["completions", "bash"][..], &["bench", "--plan", "--overhead", "idle", "--dir", directory]] {
-        let mut reader = std::process::Command::new("true").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let pipe = reader.stdin.take().unwrap();
-        reader.wait().unwrap();
-        let output = aquifer().args(words).stdout(pipe).output().unwrap();
-        assert_eq!((stderr(&output).as_str(), output.status.code()), ("", Some(0)), "{words:?}");
-    }
-    let _ = std::fs::remove_dir_all(directory);
+    let mut reader = std::process::Command::new("true").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let pipe = reader.stdin.take().unwrap();
+    reader.wait().unwrap();
+    let output = aquifer().args(["completions", "bash"]).stdout(pipe).output().unwrap();
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.status.code(), Some(0));
 }

@@ -4,9 +4,9 @@
 //! Moves slabs between the levels of a chain, beside the program: warm ones up, cold ones down.
 //!
 //! What a level is about to lose (`Tier::leaving`) comes first. Which slabs move else, and how many,
-//! `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and writing to it (`places.rs`);
-//! one that is written meanwhile stays where it is. After each the mover rests as long as it has worked, so that demand
-//! finds its levels idle half of the time at least.
+//! `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and writing to it
+//! (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as it has worked,
+//! so that demand finds its levels idle half of the time at least.
 //!
 //! Threads: one of the pager's, in each process of a family. One of them moves at a time.
 
