@@ -100,9 +100,13 @@ const SYS_FUTEX_WAKE: i64 = 454;
 const SYS_FUTEX_WAIT: i64 = 455;
 pub const SYS_FUTEX_REQUEUE: i64 = 456;
 
+/// Above what any call takes of items in an array: poll(2) as many as there may be descriptors, the others fewer.
+const ITEMS_MOST: usize = 1 << 30;
+
 /// How many bytes the argument `index` of a call points to, if it points anywhere.
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
-    let items = |count: usize, size: usize| args[count].saturating_mul(size);
+    // Of more than it takes, the kernel looks at none.
+    let items = |count: usize, size: usize| if args[count] <= ITEMS_MOST { args[count] * size } else { 0 };
     let bytes = match (number, index) {
         // A range that is not looked into: mincore(2) would bring what it shall tell of.
         (
