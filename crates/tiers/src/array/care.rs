@@ -68,7 +68,37 @@ impl Parts {
             self.look_after(index);
             next = next.min(self.members[index].look_in());
         }
-        if self.copies > 1 && self.settle() { PAUSE } else { next.max(PAUSE) }
+        let saves = self.save();
+        if self.copies > 1 && self.settle() || saves { PAUSE } else { next.max(PAUSE) }
+    }
+
+    /// Takes slabs, for a while, from members that are about to lose them. True when there may be more to do at once.
+    pub(super) fn save(&self) -> bool {
+        let started = now_ns();
+        let mut buffer = Vec::new();
+        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
+            let mut from = 0;
+            while let Some(slab) = member.store.leaving(from) {
+                from = slab + 1;
+                self.save_slab(slab, index, &mut buffer);
+                if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Takes one slab from a member: to another one, or where none has room and others have it, for nothing.
+    fn save_slab(&self, slab: usize, member: usize, buffer: &mut Vec<u8>) {
+        let place = Place(self.places.see(slab).place);
+        if place.has(member) {
+            let copied = self.copy_to_another(slab, place, place.without(member), buffer);
+            if copied != Copied::Yes && self.takers() & !place.mask() == 0 {
+                self.take_out(slab, member, false);
+            }
+        }
+        self.release(slab, member);
     }
 
     fn look_after(&self, index: usize) {
@@ -168,6 +198,11 @@ impl Parts {
         if matches!(place, Place::NOWHERE | Place::LOST) || place.count() >= self.copies {
             return Copied::NotNeeded;
         }
+        self.copy_to_another(slab, place, place, buffer)
+    }
+
+    /// Copies a slab to a member that has it not. `kept` is the part of its place that keeps it.
+    fn copy_to_another(&self, slab: usize, place: Place, kept: Place, buffer: &mut Vec<u8>) -> Copied {
         let free = self.takers() & !place.mask();
         let Some(target) = self.rotation.choose(slab, free).next() else { return Copied::NotNow };
         let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
@@ -187,7 +222,7 @@ impl Parts {
                 return Copied::NotNow;
             }
         }
-        let new = place.with(target);
+        let new = kept.with(target);
         // Who had it before, and was taken out of its place while it was there.
         (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| self.release(slab, other));
         if going.commit(new.0) {

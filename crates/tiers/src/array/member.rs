@@ -65,6 +65,12 @@ pub(crate) trait Store: Send + Sync {
     /// Whether it has room set aside for a slab.
     fn has(&self, slab: usize) -> bool;
 
+    /// The first slab at or behind `from` that it will lose unless it is given back before that.
+    fn leaving(&self, from: usize) -> Option<usize> {
+        let _ = from;
+        None
+    }
+
     /// As [`Tier::open_queue`](crate::Tier::open_queue).
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 

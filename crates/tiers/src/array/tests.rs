@@ -31,6 +31,8 @@ struct Memory {
     /// It was started anew, and nobody has taken note.
     is_new: AtomicBool,
     lies: AtomicBool,
+    /// It wants back what it has.
+    is_leaving: AtomicBool,
     /// Operations until one fails; negative: none does.
     fails_in: AtomicI64,
 }
@@ -43,6 +45,7 @@ impl Memory {
             is_away: AtomicBool::new(false),
             is_new: AtomicBool::new(false),
             lies: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
             fails_in: AtomicI64::new(-1),
         })
     }
@@ -109,6 +112,12 @@ impl Store for Arc<Memory> {
             self.slabs.lock().unwrap_or_else(PoisonError::into_inner).remove(&((offset / SLAB_BYTES) as usize));
         }
         Ok(())
+    }
+
+    fn leaving(&self, from: usize) -> Option<usize> {
+        let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let leaves = self.is_leaving.load(Ordering::SeqCst);
+        slabs.keys().copied().filter(|slab| leaves && *slab >= from).min()
     }
 
     fn has(&self, slab: usize) -> bool {
@@ -266,6 +275,27 @@ fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
         settle(&array);
     }
     assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
+}
+
+#[test]
+fn a_member_that_wants_its_memory_back_gets_it_and_nothing_is_lost() {
+    for (donors, copies, copies_left) in [(2, 1, 1), (3, 2, 2), (2, 2, 1)] {
+        let members = members(donors);
+        let array = array_of(&members, copies);
+        (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 3).unwrap());
+        members[0].room.store(0, Ordering::SeqCst);
+        members[0].is_leaving.store(true, Ordering::SeqCst);
+        for turn in 0.. {
+            assert!(turn < 100 * SLABS, "slabs are saved without end");
+            if !array.parts.save() {
+                break;
+            }
+        }
+        let held: Vec<usize> = members.iter().map(|member| member.held()).collect();
+        assert_eq!((held[0], held.iter().sum::<usize>()), (0, SLABS * copies_left), "{donors} {copies}: {held:?}");
+        members[0].go_away(true);
+        (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 3).unwrap());
+    }
 }
 
 #[test]

@@ -114,6 +114,10 @@ impl Store for Share {
         self.0.discard(offset, len)
     }
 
+    fn leaving(&self, from: usize) -> Option<usize> {
+        self.0.leaving(from as u64 * SLAB_BYTES).map(|leaving| (leaving.offset / SLAB_BYTES) as usize)
+    }
+
     fn has(&self, slab: usize) -> bool {
         self.0.ranges().lease(slab as u64).is_some()
     }
