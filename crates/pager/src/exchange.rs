@@ -246,19 +246,76 @@ pub struct Uffds<'a> {
 
 /// Write-protects, copies, drops. A store of the program faults and waits from the first step to the last.
 fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Errno> {
-    uffd.write_protect(source, len, true)?;
-    // SAFETY: the block is Leaving: only the program can write to the source, and is kept from it by the
-    // write-protection; the target frame is ours.
-    let copied = unsafe { OwnMemory::open().and_then(|memory| memory.read_out(source, target, len)) };
-    // SAFETY: the bytes have been copied, and no store can have come since.
-    let dropped = copied.and_then(|()| unsafe { drop_pages(source, len) });
-    if dropped.is_err() {
-        let _ = uffd.write_protect(source, len, false);
-        // SAFETY: the frame is ours; what was copied into it is still at the source.
-        let _ = unsafe { drop_pages(target, len) };
+    let copied = uffd.write_protect(source, len, true).and_then(|()| {
+        // SAFETY: the block is Leaving: only the program can write to the source, and is kept from it by the
+        // write-protection; the target frame is ours.
+        unsafe { OwnMemory::open().and_then(|memory| memory.read_out(source, target, len)) }
+    });
+    if let Err(errno) = copied {
+        stay(uffd, source, target, len);
+        return Err(errno);
     }
-    dropped
+    // SAFETY: the bytes have been copied, and no store can have come since.
+    match unsafe { drop_pages(source, len) } {
+        Ok(()) => Ok(()),
+        // What is not mapped any more is skipped: all the rest is gone.
+        Err(Errno(libc::ENOMEM)) if is_empty(source, len) => Ok(()),
+        Err(errno) => {
+            // What lies before a locked page is gone, too.
+            copy_back(uffd, source, target, len);
+            stay(uffd, source, target, len);
+            Err(errno)
+        }
+    }
 }
+
+/// Copies the pages that a block has lost, while the kernel refused others, back from its frame.
+fn copy_back(uffd: &Uffd, source: usize, target: usize, len: usize) {
+    let table = PageTable::open();
+    for start in (0..len).step_by(PAGE_BYTES as usize) {
+        if table.contents(source + start, 1) == Ok(1) {
+            continue;
+        }
+        match copy_in(uffd, source, target, start + PAGE_BYTES as usize, start, false).map_err(|partial| partial.errno)
+        {
+            // It is there, or is not mapped any more, and nobody misses it.
+            Ok(()) | Err(Errno(libc::EEXIST | libc::ENOENT)) => {}
+            Err(_) => crate::abort::abort(&[LOST]),
+        }
+    }
+}
+
+/// Makes a block that is whole what it was before it was to be copied away.
+fn stay(uffd: &Uffd, source: usize, target: usize, len: usize) {
+    if let Err(errno) = lift_protection(uffd, source, len) {
+        crate::abort::abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]);
+    }
+    // SAFETY: the frame is ours; what was copied into it is still at the source.
+    let _ = unsafe { drop_pages(target, len) };
+}
+
+/// Lets the program write to a range.
+pub fn lift_protection(uffd: &Uffd, start: usize, len: usize) -> Result<(), Errno> {
+    let lift = |start: usize, len: usize| {
+        for _ in 0..EAGAIN_MOST {
+            match uffd.write_protect(start, len, false) {
+                Err(Errno(libc::EAGAIN)) => {}
+                lifted => return lifted,
+            }
+        }
+        Ok(()) // If the address space never comes to rest, the access simply faults again.
+    };
+    if lift(start, len).is_ok() {
+        return Ok(());
+    }
+    // mprotect(2) within the range has made several mappings of it for the kernel, or it is unmapped in part.
+    (start..start + len).step_by(PAGE_BYTES as usize).try_for_each(|page| match lift(page, PAGE_BYTES as usize) {
+        Ok(()) | Err(Errno(libc::ENOENT)) => Ok(()),
+        Err(errno) => Err(errno),
+    })
+}
+
+const LOST: &str = "a block could be neither evicted nor put back; its contents would be lost";
 
 /// Returns the part of a block that had been moved before the kernel refused the rest.
 fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
@@ -268,7 +325,7 @@ fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
         unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
     });
     if moved.is_err() && back < done {
-        crate::abort::abort(&["a block could be neither evicted nor put back; its contents would be lost"]);
+        crate::abort::abort(&[LOST]);
     }
 }
 
@@ -328,8 +385,12 @@ mod tests {
         }
 
         fn take_away(&self) -> Result<(), Refused> {
+            self.take_away_by(Way::Move)
+        }
+
+        fn take_away_by(&self, way: Way) -> Result<(), Refused> {
             let uffds = Uffds { frames: &self.uffd, program: &self.uffd };
-            take_away(uffds, &self.area, Way::Move, self.pages(), self.frame, false)
+            take_away(uffds, &self.area, way, self.pages(), self.frame, false)
         }
 
         fn install(&self) -> Result<Installed, Partial> {
@@ -342,7 +403,14 @@ mod tests {
             unsafe { syscall(libc::SYS_munmap, [self.start, pages * PAGE, 0, 0, 0, 0]) }.expect("mapped");
         }
 
+        /// A store of the program's, which must not fault: nobody would resolve it.
+        fn write(&self, page: usize) {
+            // SAFETY: mapped, and there. Where it is still protected, SIGBUS ends the test.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u64>(self.start + page * PAGE).write_volatile(9) };
+        }
+
         fn words(&self) -> [u64; BLOCK_PAGES] {
+            assert!(is_whole(self.pages()), "a page reads as zeros");
             std::array::from_fn(|page| {
                 // SAFETY: mapped, and there: the test has just installed it.
                 unsafe { std::ptr::with_exposed_provenance::<u64>(self.start + page * PAGE).read() }
@@ -383,6 +451,37 @@ mod tests {
         let Some(world) = World::new() else { return };
         world.unmap(BLOCK_PAGES);
         assert_eq!(world.take_away(), Ok(()));
+    }
+
+    /// madvise(2) empties what is before the locked page, and says EINVAL: a page of contents read as zeros.
+    #[test]
+    fn a_block_that_is_locked_in_part_is_refused_and_whole() {
+        for way in [Way::Move, Way::Copy] {
+            let Some(world) = World::new() else { return };
+            // SAFETY: locking changes no contents.
+            let locked = unsafe { syscall(libc::SYS_mlock, [world.start + 2 * PAGE, PAGE, 0, 0, 0, 0]) };
+            if locked.is_err() {
+                return eprintln!("skipped, because not even a page may be locked (ulimit -l)");
+            }
+            let Err(Refused(errno)) = world.take_away_by(way) else { panic!("it leaves though it is locked") };
+            assert_eq!(errno, Errno(libc::EINVAL));
+            assert_eq!(world.words(), [1, 2, 3, 4]);
+            world.write(0);
+        }
+    }
+
+    /// Of what the program has unmapped past us nothing is left to lose; the rest leaves.
+    #[test]
+    fn a_block_that_is_unmapped_in_part_leaves_by_copy() {
+        let Some(world) = World::new() else { return };
+        world.unmap(1);
+        // Before Linux 6.5 the ioctl is for one mapping at a time.
+        if world.take_away_by(Way::Copy).is_ok() {
+            assert!(is_empty(world.start, BLOCK_PAGES * PAGE));
+        } else {
+            assert!(!is_empty(world.start + PAGE, PAGE));
+            world.write(1);
+        }
     }
 
     /// It counted as installed, with its pages left in a frame that was believed to be hollow.

@@ -314,12 +314,13 @@ impl Pager {
             if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
                 continue;
             }
-            self.holds.release(index);
+            // First what stays locked: it is held without a gap.
             for (from, to) in [(from, start), (end, to)] {
                 if from < to {
                     self.holds.claim(LOCKED, 0, from, to, self.weight(from, to));
                 }
             }
+            self.holds.release(index);
         }
     }
 

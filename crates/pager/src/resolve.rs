@@ -302,25 +302,9 @@ impl Pager {
 
     /// Lets the program write to a resident block.
     fn lift_protection(&self, pages: Pages, delivery: Delivery) {
-        let uffd = self.uffd(delivery);
-        let lift = |start: u64, pages: u64| {
-            for _ in 0..exchange::EAGAIN_MOST {
-                match uffd.write_protect((start * PAGE_BYTES) as usize, (pages * PAGE_BYTES) as usize, false) {
-                    Err(Errno(libc::EAGAIN)) => {}
-                    lifted => return lifted,
-                }
-            }
-            Ok(()) // If the address space never comes to rest, the access simply faults again.
-        };
-        if lift(pages.start, u64::from(pages.count)).is_ok() {
-            return;
-        }
-        // mprotect(2) within the block has made several mappings of it for the kernel, or it is unmapped in part.
-        for page in pages.start..pages.start + u64::from(pages.count) {
-            match lift(page, 1) {
-                Ok(()) | Err(Errno(libc::ENOENT)) => {}
-                Err(errno) => abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]),
-            }
+        let lifted = exchange::lift_protection(self.uffd(delivery), pages.address() as usize, pages.bytes() as usize);
+        if let Err(errno) = lifted {
+            abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]);
         }
     }
 

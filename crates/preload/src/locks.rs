@@ -34,19 +34,20 @@ pub fn lock(number: i64, args: [usize; 6]) -> isize {
     result
 }
 
-/// munlock(2), in the kernel's manner.
+/// munlock(2), in the kernel's manner. The kernel first: what it has locked must not leave, and is held until then.
 pub fn unlock(args: [usize; 6]) -> isize {
+    let result = kernel(libc::SYS_munlock, args);
     if let Some(instance) = instance() {
         instance.adopter.unlock(args[0], args[1]);
     }
-    kernel(libc::SYS_munlock, args)
+    result
 }
 
 /// Unlocks what the program has freed without unlocking it: the C library would have unmapped it.
 pub fn forget(adopter: &Adopter, start: usize, len: usize) {
     if adopter.is_locked(start, len) {
-        adopter.unlock(start, len);
         kernel(libc::SYS_munlock, [start, len, 0, 0, 0, 0]);
+        adopter.unlock(start, len);
     }
 }
 
@@ -64,10 +65,11 @@ pub fn lock_all(flags: usize) -> isize {
 
 /// munlockall(2), in the kernel's manner.
 pub fn unlock_all() -> isize {
+    let result = kernel(libc::SYS_munlockall, [0; 6]);
     if let Some(instance) = instance() {
         instance.adopter.unlock(0, usize::MAX);
     }
-    kernel(libc::SYS_munlockall, [0; 6])
+    result
 }
 
 /// mlock(2).
