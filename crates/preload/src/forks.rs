@@ -137,6 +137,8 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
     if let Some(instance) = instance() {
         instance.adopter.was_forked();
         instance.adopter.fork_ended(true);
+        // As a thread's stack. Nobody is there yet who could make it leave meanwhile.
+        let _ = threads::hold_stack(instance);
     }
     // SAFETY: the caller of `clone` wants this.
     let status = unsafe { run(argument) };

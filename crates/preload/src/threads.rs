@@ -16,6 +16,7 @@ use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::{dispatch, shown_calls};
 
 use crate::next::{self, StartRoutine};
+use crate::start::Instance;
 
 /// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
 /// and both handlers (about 20 KiB each), and for the program's own handlers, which may interrupt the call.
@@ -35,6 +36,21 @@ struct Job {
 /// At the end of a stack that the program has made: thread-local memory, and the first frames. A choice: the C library
 /// and its libraries take some KiB, of the 16 KiB that a stack has at least.
 const THREAD_BYTES: usize = 64 << 10;
+
+/// Of [`THREAD_BYTES`], what is above the frame that holds its own stack.
+const ABOVE_BYTES: usize = 4 << 10;
+
+/// Holds what the calling thread's stack has been and will be used for next, where it is managed: in a child of
+/// clone(2), and on the stack of a coroutine. A fault there could not be signalled while the C library, or the pager,
+/// blocks all signals. Below the budget nothing leaves.
+pub fn hold_stack(instance: &Instance) -> Option<usize> {
+    let here = 0u8;
+    let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
+    let start = frame.saturating_sub(THREAD_BYTES - ABOVE_BYTES);
+    // Where it cannot be held, it is brought at least.
+    let hold = || instance.adopter.hold_for_thread(start, THREAD_BYTES).ok().flatten();
+    instance.adopter.is_active().then(hold).flatten()
+}
 
 /// Entries that the kernel follows of a list of robust mutexes: its ROBUST_LIST_LIMIT.
 const ROBUST_MOST: usize = 2048;
@@ -265,6 +281,7 @@ unsafe fn create(
     let area = own_area(attributes);
     let held = if area.1 == 0 { Ok(None) } else { instance.adopter.hold_for_thread(area.0, area.1) };
     let Ok(held) = held else { return libc::EAGAIN };
+    let stack = hold_stack(instance);
     let job = {
         let _inside = Inside::enter();
         Box::into_raw(Box::new(Job { run: start, argument, held, area }))
@@ -276,6 +293,7 @@ unsafe fn create(
         // SAFETY: as the caller's, with our own function around the program's.
         unsafe { create(thread, attributes, run, job.cast()) }
     };
+    stack.inspect(|stack| instance.adopter.release_hold(*stack));
     dispatch::arm_if_due();
     if result != 0 {
         let _inside = Inside::enter();
