@@ -91,6 +91,30 @@ fn calls_work_when_nothing_more_can_be_held() {
     }
 }
 
+/// A page in the middle of each 512 KiB, locked past every wrapper. What the kernel takes of a block before it comes to
+/// the page was lost.
+#[test]
+fn memory_that_is_locked_past_us_loses_nothing_around_it() {
+    let body = "char *start = touch(80); size_t mib = 1 << 20, locked = 0;\
+        for (size_t at = mib + mib / 4; at < 16 * mib; at += mib / 2) {\
+            long result = 149; /* mlock(2) */\
+            __asm__ volatile(\"syscall\" : \"+a\"(result) : \"D\"(((size_t)start + at) & ~4095ul), \"S\"(4096ul)\
+                : \"rcx\", \"r11\", \"memory\");\
+            locked += result == 0;\
+        }\
+        if (locked < 8) return 2;\
+        for (int turn = 0; turn < 3; turn++)\
+            for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 7;\
+        return 0;";
+    let Some(program) = compile_small("locked-past-us", body) else { return };
+    for exchange in ["move", "copy"] {
+        let words = ["--dram", "32MiB", "--tier", "dram:", "--block", "512KiB", "--delivery", "listener"];
+        let words = [&words[..], &["--exchange", exchange]].concat();
+        let ended = run(managed(&words, &program, &[]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{exchange}: {}", ended.stderr);
+    }
+}
+
 /// The kernel does not let go of locked memory. The fault that needed room tried victim after victim for ever.
 #[test]
 fn locked_memory_ends_loudly_and_never_hangs() {
