@@ -135,10 +135,10 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
         (std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(begins.run), begins.argument)
     };
     if let Some(instance) = instance() {
+        // As a thread's stack; first, since what follows blocks all signals.
+        let _ = threads::hold_stack(instance);
         instance.adopter.was_forked();
         instance.adopter.fork_ended(true);
-        // As a thread's stack. Nobody is there yet who could make it leave meanwhile.
-        let _ = threads::hold_stack(instance);
     }
     // SAFETY: the caller of `clone` wants this.
     let status = unsafe { run(argument) };

@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_void};
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
-use aquifer_sys::{dispatch, shown_calls};
+use aquifer_sys::{deep_stack, dispatch, shown_calls};
 
 use crate::next::{self, StartRoutine};
 use crate::start::Instance;
@@ -47,9 +47,9 @@ pub fn hold_stack(instance: &Instance) -> Option<usize> {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let start = frame.saturating_sub(THREAD_BYTES - ABOVE_BYTES);
-    // Where it cannot be held, it is brought at least.
+    // Not on this very stack: all signals are blocked meanwhile. Where it cannot be held, it is brought at least.
     let hold = || instance.adopter.hold_for_thread(start, THREAD_BYTES).ok().flatten();
-    instance.adopter.is_active().then(hold).flatten()
+    instance.adopter.is_active().then(|| deep_stack::call(hold).ok().flatten()).flatten()
 }
 
 /// Entries that the kernel follows of a list of robust mutexes: its ROBUST_LIST_LIMIT.
