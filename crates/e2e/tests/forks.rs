@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use aquifer_e2e::build::{compile_small, compile_text, scratch};
-use aquifer_e2e::run::{LIMIT, managed, run};
+use aquifer_e2e::run::{LIMIT, managed, run, stats};
 
 /// `forks KIND MIB`: a large and a small array, whose every page's contents are known from a generation number that
 /// lies in memory of the kernel's own care (MAP_SHARED, one private copy for each process). Exit status 0: all was
@@ -367,6 +367,29 @@ fn below_the_budget_a_fork_leads_to_two_pagers_that_do_not_meet() {
 fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "others", "24");
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
+}
+
+/// What a fault has brought for a load is sealed, and shared with the child from the fork on: such a page does not move.
+/// Each was refused once, and a process with enough of them found no room for its next fault.
+#[test]
+fn what_is_shared_with_a_child_leaves_at_once() {
+    let body = "char *start = touch(80); size_t mib = 1 << 20, wrong = 0;\
+        for (size_t turn = 0, page = 1; turn < 40000; turn++, page = page * 6364136223846793005ul + 1442695040888963407ul)\
+            wrong += start[(page >> 20) % (80 * mib)] == 0;\
+        pid_t child = fork();\
+        if (!child) { pause(); _exit(0); }\
+        for (size_t turn = 0, page = 1; turn < 40000; turn++, page = page * 6364136223846793005ul + 1442695040888963407ul)\
+            wrong += start[(page >> 21) % (80 * mib)] == 0;\
+        int status; kill(child, SIGKILL); waitpid(child, &status, 0);\
+        return child < 0 || wrong;";
+    let Some(program) = compile_small("shared-pages", body) else { return };
+    let file = scratch("forks-shared").join("stats.json");
+    let words = ["--dram", "24MiB", "--budget", "process", "--tier", "dram:", "--block", "4KiB", "--stats-json"];
+    run(managed(&[&words[..], &[file.to_str().expect("a path of ours")]].concat(), &program, &[]), LIMIT).expect(0);
+    let stats = stats(&file);
+    let count = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"));
+    assert!(count("evicted_blocks") > 20_000, "{stats}");
+    assert!(count("exchange_fallbacks") < 1000, "{} of {}", count("exchange_fallbacks"), count("evicted_blocks"));
 }
 
 /// Parent and child find what the other has moved, and neither takes the other's place.

@@ -45,7 +45,12 @@ pub enum Way {
 
 /// The kernel would not let a block go. It is still whole at the program's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused(pub Errno);
+pub struct Refused {
+    /// Why.
+    pub errno: Errno,
+    /// Nothing of it has moved: one that was sealed still is.
+    pub is_untouched: bool,
+}
 
 /// What became of the frame's own pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,13 +180,13 @@ fn try_take_away(
             // A page that does not move now may be pinned: never copied.
             Err(errno) => {
                 put_back(uffds.program, source, target, done);
-                return Err(Refused(errno));
+                return Err(Refused { errno, is_untouched: done == 0 });
             }
         }
     }
     copy_away(uffds.program, source + done, target + done, len - done).map_err(|errno| {
         put_back(uffds.program, source, target, done);
-        Refused(errno)
+        Refused { errno, is_untouched: false }
     })
 }
 
@@ -442,7 +447,7 @@ mod tests {
     fn a_block_that_has_lost_its_first_page_is_refused_and_stays() {
         let Some(world) = World::new() else { return };
         world.unmap(1);
-        assert_eq!(world.take_away(), Err(Refused(Errno(libc::ENOENT))));
+        assert_eq!(world.take_away(), Err(Refused { errno: Errno(libc::ENOENT), is_untouched: true }));
         assert!(!is_empty(world.start + PAGE, PAGE));
     }
 
@@ -463,8 +468,7 @@ mod tests {
             if locked.is_err() {
                 return eprintln!("skipped, because not even a page may be locked (ulimit -l)");
             }
-            let Err(Refused(errno)) = world.take_away_by(way) else { panic!("it leaves though it is locked") };
-            assert_eq!(errno, Errno(libc::EINVAL));
+            assert_eq!(world.take_away_by(way).map_err(|refused| refused.errno), Err(Errno(libc::EINVAL)));
             assert_eq!(world.words(), [1, 2, 3, 4]);
             world.write(0);
         }

@@ -8,6 +8,8 @@
 //!
 //! Next on the path: `transfers.rs`, which fetches, and `exchange.rs`, which installs.
 
+#![allow(unsafe_code, reason = "a sealed block's pages are dropped; the site says why nobody misses them")]
+
 use std::time::Duration;
 
 use std::sync::atomic::Ordering;
@@ -17,6 +19,7 @@ use aquifer_core::map::{Delivery, Pages};
 use aquifer_core::policy::Arrival;
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES, ThreadIndex};
 use aquifer_stats::{Counter, FaultKind};
+use aquifer_sys::memory::drop_pages;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
@@ -223,7 +226,7 @@ impl Pager {
         sealed: bool,
     ) -> Result<(), Refused> {
         if self.holds.cover(pages) {
-            return Err(Refused(Errno(libc::EBUSY)));
+            return Err(Refused { errno: Errno(libc::EBUSY), is_untouched: true });
         }
         exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame, sealed)
     }
@@ -231,12 +234,35 @@ impl Pager {
     /// Takes one victim out of the program's reach. False when the kernel does not let it go.
     pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) -> bool {
         let sealed = self.engine().map().block(block).sealed;
-        if self.take_away(delivery, pages, frame, sealed).is_err() {
+        if let Err(refused) = self.take_away(delivery, pages, frame, sealed) {
+            if sealed && refused.is_untouched && self.drop_sealed(block, pages) {
+                return true;
+            }
             self.stays(block, pages);
             return false;
         }
         self.counters.add(Counter::EvictedBlocks, 1);
         let wanted = self.engine().evicted(block);
+        self.report(wanted);
+        true
+    }
+
+    /// Gives the pages of a sealed victim that does not move back to the kernel: the tier has the same bytes. So it is
+    /// with all that is sealed at a fork, for as long as the child lives. False when somebody holds it, or the kernel
+    /// does.
+    fn drop_sealed(&self, block: BlockIndex, pages: Pages) -> bool {
+        if self.holds.cover(pages) {
+            return false;
+        }
+        // SAFETY: the block is Leaving and write-protected, and its bytes are the tier's: nobody misses these.
+        if unsafe { drop_pages(pages.address() as usize, pages.bytes() as usize) }.is_err() {
+            if !exchange::is_whole(pages) {
+                abort(&["a block could be taken away in part only; its contents would be lost"]);
+            }
+            return false;
+        }
+        self.counters.add(Counter::EvictedBlocks, 1);
+        let wanted = self.engine().dropped(block);
         self.report(wanted);
         true
     }

@@ -426,9 +426,12 @@ impl Engine {
         wanted
     }
 
-    /// The victim's pages went back to the kernel. Returns whether others wait for it.
+    /// The victim's pages went back to the kernel, also where it was to leave into a frame. It must be sealed. Returns
+    /// whether others wait for it.
     pub fn dropped(&mut self, block: BlockIndex) -> bool {
+        assert!(self.map.block(block).sealed, "only what the tier has may be dropped");
         self.leave(block);
+        self.give_back_frame(block);
         let entry = self.map.block_mut(block);
         (entry.sealed, entry.protected) = (false, false);
         self.repay(u64::from(self.weight(block)));
@@ -442,14 +445,20 @@ impl Engine {
         let entry = self.map.block_mut(block);
         // The driver may have lifted the protection to put everything back; it need not have (`protected`).
         entry.sealed = false;
+        self.give_back_frame(block);
+        let weight = self.weight(block);
+        self.policy.arrived(block, weight, Arrival::Rescued);
+        self.settle(block, State::Resident)
+    }
+
+    /// A victim does not leave into its frame, if it has one.
+    fn give_back_frame(&mut self, block: BlockIndex) {
+        let entry = self.map.block_mut(block);
         let copied = std::mem::take(&mut entry.copied);
         if entry.frame != NONE {
             let frame = entry.take_frame();
             if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
         }
-        let weight = self.weight(block);
-        self.policy.arrived(block, weight, Arrival::Rescued);
-        self.settle(block, State::Resident)
     }
 
     /// Reserves the slot to write `block` to; `None` when the tier is full. When it has `moved`, all of the block is to

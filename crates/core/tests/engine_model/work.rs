@@ -122,6 +122,13 @@ impl Work {
                 engine.emptied(frame);
                 return Progress::Done;
             }
+            // One that does not move, and is sealed.
+            Work::Evict { block, pages, copied: false, .. }
+                if engine.map().block(block).sealed && luck.is_multiple_of(3) =>
+            {
+                memory.drop_sealed(pages);
+                Work::Dropped { block }
+            }
             Work::Evict { block, pages, frame, copied } => {
                 let refused = unlucky(trouble.refuse);
                 match (refused, copied) {

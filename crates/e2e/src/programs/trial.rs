@@ -211,6 +211,9 @@ fn peak_of(process: u32) -> u64 {
     (own.unwrap_or(0) << 10).max(below.unwrap_or(0))
 }
 
+/// Looks at whether a server that is not needed any more has ended by itself, 10 ms apart.
+const ENDING_LOOKS: u32 = 100;
+
 /// A server. It is killed when the trial is over, unless it has ended by itself.
 #[derive(Debug)]
 pub struct Server(Option<Running>);
@@ -233,11 +236,18 @@ impl Server {
     }
 }
 
+/// One that is not needed any more is killed. One that has ended before is why it did not answer, and says so.
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(running) = &mut self.0 {
-            let _ = running.child.kill();
-            let _ = running.child.wait();
+        let Some(mut running) = self.0.take() else { return };
+        // Whoever loses the connection is faster than the process's end.
+        let has_ended = (0..ENDING_LOOKS).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            !matches!(running.child.try_wait(), Ok(None))
+        });
+        let ended = running.wait(Duration::ZERO);
+        if has_ended {
+            eprintln!("the server ended with {:?}: {}", ended.status, ended.stderr);
         }
     }
 }
