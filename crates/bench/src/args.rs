@@ -35,6 +35,7 @@ Bars stand at the end, each met, missed or not measured, and with --check a miss
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
   a whole run below budget    --local 150 --contender dram,aquifer-flash --workload all --rounds 15
   fault, below budget, rest   --overhead all
+  a read from a donor, TLS    --overhead donor
 
 Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 nothing could run;
 4 a measured bar was missed (with --check); 129, 130, 143 ended by a signal, with everything cleaned
@@ -46,7 +47,8 @@ pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
-    /// What Aquifer itself costs: fault, listener, below-budget, idle, or `all`; without --workload, nothing else
+    /// What Aquifer itself costs: fault, listener, below-budget, idle, donor, or `all`; without --workload, nothing
+    /// else
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
@@ -289,7 +291,7 @@ mod tests {
         assert_eq!(settings.workloads.len(), 1);
         assert_eq!(settings.locals, [30, 50, 70]);
         assert_eq!(settings.rounds, 3);
-        assert_eq!(settings.contenders.len(), 9);
+        assert_eq!(settings.contenders.len(), 11);
     }
 
     #[test]
@@ -327,7 +329,7 @@ mod tests {
         assert_eq!((alone.workloads.len(), alone.overheads.as_slice()), (0, &[Overhead::Idle, Overhead::Fault][..]));
         assert_eq!((alone.overhead_rounds(Overhead::BelowBudget), alone.overhead_rounds(Overhead::Idle)), (15, 3));
         let both = settings(&["--overhead", "all", "--workload", "bfs", "--rounds", "2"]).unwrap();
-        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 4));
+        assert_eq!((both.workloads.len(), both.overheads.len()), (1, 5));
         assert_eq!(both.overhead_rounds(Overhead::BelowBudget), 2);
     }
 

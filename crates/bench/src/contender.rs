@@ -26,8 +26,12 @@ pub enum Contender {
     AquiferFlash,
     /// `aquifer run` over `--tier dram:`; the tier's memory would count, so the budget is checked, not enforced.
     AquiferDram,
+    /// `aquifer run` over a donor of the bench's own outside the limit, by TCP in plain text within this machine.
+    AquiferDonor,
     /// `aquifer run` over `--tier emulated:PROFILE`, checked like `AquiferDram`.
     AquiferEmulated(String),
+    /// As `AquiferDonor`, with the memory shared.
+    AquiferShm,
     /// Kernel swap.
     Swap(SwapKind),
     /// The arrays in a shared mapping of a file.
@@ -39,22 +43,30 @@ pub enum Contender {
 }
 
 /// What runs when nothing is named.
-pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,swap-disk,swap-ram,swap-zram,mmap-file,umap,fio";
+pub const STANDARD: &str =
+    "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquifer-shm,swap-disk,swap-ram,swap-zram,mmap-file,umap,fio";
 
 impl Contender {
     pub fn is_ours(&self) -> bool {
-        matches!(self, Self::AquiferFlash | Self::AquiferDram | Self::AquiferEmulated(_))
+        matches!(self, Self::AquiferFlash | Self::AquiferDram | Self::AquiferEmulated(_)) || self.borrows()
+    }
+
+    /// True when a donor must be there.
+    pub fn borrows(&self) -> bool {
+        matches!(self, Self::AquiferDonor | Self::AquiferShm)
     }
 
     /// True when the kernel enforces the limit. Otherwise the memory of the tier itself would be charged.
     pub fn is_limited(&self) -> bool {
-        matches!(self, Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap)
+        matches!(self, Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap) || self.borrows()
     }
 
-    /// The tier as `aquifer run --tier` wants it.
-    pub fn tier(&self, flash_path: &str, bytes: u64) -> Option<String> {
+    /// The tier as `aquifer run --tier` wants it. `place` is the file of a flash tier, or where the donor listens.
+    pub fn tier(&self, place: &str, bytes: u64) -> Option<String> {
         match self {
-            Self::AquiferFlash => Some(format!("flash:{flash_path},size={bytes}")),
+            Self::AquiferFlash => Some(format!("flash:{place},size={bytes}")),
+            Self::AquiferDonor => Some(format!("donor:{place},security=plain,size={bytes}")),
+            Self::AquiferShm => Some(format!("donor:{place},size={bytes}")),
             Self::AquiferDram => Some(format!("dram:size={bytes}")),
             Self::AquiferEmulated(profile) => Some(format!("emulated:{profile}")),
             _ => None,
@@ -67,7 +79,9 @@ impl fmt::Display for Contender {
         let name = match self {
             Self::Dram => "dram",
             Self::AquiferFlash => "aquifer-flash",
+            Self::AquiferDonor => "aquifer-donor",
             Self::AquiferDram => "aquifer-dram",
+            Self::AquiferShm => "aquifer-shm",
             Self::AquiferEmulated(profile) => return write!(f, "aquifer-emulated:{profile}"),
             Self::Swap(SwapKind::Disk) => "swap-disk",
             Self::Swap(SwapKind::Ram) => "swap-ram",
@@ -87,7 +101,9 @@ impl FromStr for Contender {
         Ok(match text {
             "dram" => Self::Dram,
             "aquifer-flash" => Self::AquiferFlash,
+            "aquifer-donor" => Self::AquiferDonor,
             "aquifer-dram" => Self::AquiferDram,
+            "aquifer-shm" => Self::AquiferShm,
             "swap-disk" => Self::Swap(SwapKind::Disk),
             "swap-ram" => Self::Swap(SwapKind::Ram),
             "swap-zram" => Self::Swap(SwapKind::Zram),
@@ -119,6 +135,8 @@ mod tests {
     fn tiers_are_written_as_the_command_line_wants_them() {
         assert_eq!(Contender::AquiferFlash.tier("/d/f", 5).unwrap(), "flash:/d/f,size=5");
         assert_eq!(Contender::AquiferDram.tier("/d/f", 5).unwrap(), "dram:size=5");
+        assert_eq!(Contender::AquiferDonor.tier("10.0.0.2:7", 5).unwrap(), "donor:10.0.0.2:7,security=plain,size=5");
+        assert_eq!(Contender::AquiferShm.tier("unix:/d/s", 5).unwrap(), "donor:unix:/d/s,size=5");
         assert_eq!(Contender::Dram.tier("/d/f", 5), None);
     }
 }

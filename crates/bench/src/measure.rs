@@ -14,6 +14,7 @@ use crate::cgroup::{Account, Cgroup, Hierarchy};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
+use crate::lender::Lender;
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
 use crate::record::Run;
@@ -84,6 +85,7 @@ impl Bench<'_> {
         // Dropped in reverse: the cgroup with its processes first, then the swap area, then the files.
         let mut files = UndoList::default();
         let flash = self.file(&mut files, "flash");
+        let socket = self.file(&mut files, "socket");
         let stats = self.file(&mut files, "stats");
         let arrays = self.file(&mut files, "arrays");
         let server = self.settings.dir.join(undo::name(self.token, SERVER_KIND));
@@ -103,7 +105,9 @@ impl Bench<'_> {
         if step.workload.is_graph() {
             forget_cached(self.graph)?;
         }
-        let mut command = self.command(step, &flash, &stats, &arrays, &server, cgroup.as_ref())?;
+        let lender = self.lender(step, &socket)?;
+        let place = lender.as_ref().map_or_else(|| flash.display().to_string(), |lender| lender.address.clone());
+        let mut command = self.command(step, &place, &stats, &arrays, &server, cgroup.as_ref())?;
         if let Some(threads) = self.settings.threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }
@@ -129,12 +133,26 @@ impl Bench<'_> {
         path
     }
 
+    fn aquifer(&self) -> Result<&Path, BenchFailure> {
+        self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
+    }
+
+    /// A donor for a step that borrows, outside its limit.
+    fn lender(&self, step: &Step, socket: &Path) -> Result<Option<Lender>, BenchFailure> {
+        let (listen, security) = match step.contender {
+            Contender::AquiferDonor => ("127.0.0.1:0".into(), vec!["--security".into(), "plain".into()]),
+            Contender::AquiferShm => (format!("unix:{}", socket.display()), Vec::new()),
+            _ => return Ok(None),
+        };
+        Lender::start(self.aquifer()?, &[], &listen, tier_bytes(step), &security).map(Some)
+    }
+
     /// The command of a step: the program in its cgroup and under whatever it runs under, or, when that is its server's
     /// place, the program with the words for its server.
     fn command(
         &self,
         step: &Step,
-        flash: &Path,
+        place: &str,
         stats: &Path,
         arrays: &Path,
         server: &Path,
@@ -148,7 +166,7 @@ impl Bench<'_> {
         let program = fs::canonicalize(self.settings.programs.join(&name))
             .map_err(|error| BenchFailure::io(format!("cannot find {name}"), &error))?;
         let mut around = cgroup.map_or_else(Vec::new, Cgroup::words);
-        around.append(&mut self.pager_words(step, flash, stats)?);
+        around.append(&mut self.pager_words(step, place, stats)?);
         let mut words = vec![program.display().to_string()];
         words.extend(workload.command_line(&self.settings.sizing, self.graph));
         if matches!(step.contender, Contender::MmapFile | Contender::Umap) {
@@ -174,20 +192,21 @@ impl Bench<'_> {
     }
 
     /// What stands before a program that is to run under the pager; nothing for the others.
-    fn pager_words(&self, step: &Step, flash: &Path, stats: &Path) -> Result<Vec<String>, BenchFailure> {
-        // Room for every block and for the pager's own needs in the tier.
-        let data_bytes = step.footprint_bytes * if step.workload.processes > 1 { FORKED_ROOM } else { 1 };
-        let tier_bytes = (data_bytes + data_bytes / 4 + 64 * MIB).next_multiple_of(MIB);
-        let Some(tier) = step.contender.tier(&flash.to_string_lossy(), tier_bytes) else { return Ok(Vec::new()) };
-        let aquifer =
-            self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))?;
+    fn pager_words(&self, step: &Step, place: &str, stats: &Path) -> Result<Vec<String>, BenchFailure> {
+        let Some(tier) = step.contender.tier(place, tier_bytes(step)) else { return Ok(Vec::new()) };
         let mut words =
-            vec![aquifer.display().to_string(), "run".into(), "--dram".into(), step.local_bytes.to_string()];
+            vec![self.aquifer()?.display().to_string(), "run".into(), "--dram".into(), step.local_bytes.to_string()];
         words.extend(["--tier".into(), tier, "--stats-json".into(), stats.display().to_string()]);
         words.extend(self.settings.aquifer_args.iter().cloned());
         words.push("--".into());
         Ok(words)
     }
+}
+
+/// Room for every block and for the pager's own needs in the tier.
+fn tier_bytes(step: &Step) -> u64 {
+    let data_bytes = step.footprint_bytes * if step.workload.processes > 1 { FORKED_ROOM } else { 1 };
+    (data_bytes + data_bytes / 4 + 64 * MIB).next_multiple_of(2 * MIB)
 }
 
 /// Drops the page cache of a file, so that every contender reads it from the disk.

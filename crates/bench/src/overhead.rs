@@ -3,9 +3,9 @@
 
 //! What the pager itself costs: which programs show it, how their numbers are read, and the bars. Pure.
 //!
-//! Four costs, each against a bar: a fault beyond the time of its medium, how much more it is under listener delivery,
-//! a run below the budget, and rest.
-//! `overhead_run.rs` makes the runs.
+//! Five costs, each against a bar: a fault beyond the time of its medium, how much more it is under listener delivery,
+//! a run below the budget, rest, and a read from a donor beyond the network's own time.
+//! `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,6 +23,8 @@ use crate::verdict::Verdict;
 pub enum Overhead {
     /// What a run costs that never needs the pager.
     BelowBudget,
+    /// What a read from a donor costs beyond a round trip of the same sizes, and what TLS takes of the throughput.
+    Donor,
     /// What a fault costs beyond the tier's own time for a read of the block.
     Fault,
     /// What a program costs that rests, with memory in the tier.
@@ -33,11 +35,13 @@ pub enum Overhead {
 
 impl Overhead {
     /// Each of them, in the order in which they run.
-    pub const ALL: [Overhead; 4] = [Overhead::Fault, Overhead::Listener, Overhead::BelowBudget, Overhead::Idle];
+    pub const ALL: [Overhead; 5] =
+        [Overhead::Fault, Overhead::Listener, Overhead::Donor, Overhead::BelowBudget, Overhead::Idle];
 
     fn name(self) -> &'static str {
         match self {
             Self::BelowBudget => "below-budget",
+            Self::Donor => "donor",
             Self::Fault => "fault",
             Self::Idle => "idle",
             Self::Listener => "listener",
@@ -67,7 +71,7 @@ impl FromStr for Overhead {
 pub struct Case {
     pub overhead: Overhead,
     pub name: &'static str,
-    /// File name of the program.
+    /// File name of the program; empty: there is none.
     pub program: &'static str,
     pub arguments: &'static [&'static str],
     /// What `aquifer run --dram` gets, in bytes.
@@ -77,13 +81,31 @@ pub struct Case {
     /// What `--block` gets, in bytes; 0: nothing, so that it is learnt.
     pub block_bytes: u64,
     /// Fault: at most so many microseconds. Listener: at most so many times the other. Below the budget: native over
-    /// ours, at least. Idle: at most so many ticks.
+    /// ours, at least. Idle: at most so many ticks. Donor: at most so many microseconds, and TLS over plain text, at
+    /// least. [`NO_BAR`]: only reported.
     pub bar: f64,
+}
+
+/// Nothing is asked of it.
+pub const NO_BAR: f64 = f64::INFINITY;
+/// The case whose value is a ratio.
+pub const TLS_THROUGHPUT: &str = "tls-2MiB";
+
+impl Case {
+    /// Whether more is better.
+    fn is_least(&self) -> bool {
+        self.overhead == Overhead::BelowBudget || self.name == TLS_THROUGHPUT
+    }
+}
+
+const fn of_donor(name: &'static str, block_bytes: u64, bar: f64) -> Case {
+    let (overhead, program, arguments) = (Overhead::Donor, "", &[]);
+    Case { overhead, name, program, arguments, budget_bytes: 0, tier_bytes: 256 * MIB, block_bytes, bar }
 }
 
 /// Each fault case has eight times as much memory as budget, so that seven touches of eight miss. A program below
 /// its budget takes more than a second, so that starting two processes more does not decide.
-pub const CASES: [Case; 7] = [
+pub const CASES: [Case; 11] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -124,6 +146,10 @@ pub const CASES: [Case; 7] = [
         block_bytes: 128 << 10,
         bar: 1.5,
     },
+    of_donor("tcp-4KiB", 4 << 10, 5.0),
+    of_donor("tls-4KiB", 4 << 10, NO_BAR),
+    of_donor("shm-4KiB", 4 << 10, NO_BAR),
+    of_donor(TLS_THROUGHPUT, 2 << 20, 0.5),
     Case {
         overhead: Overhead::BelowBudget,
         name: "stream",
@@ -235,6 +261,10 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
     let spread = Spread::of(&values);
     let (bar, unit) = match case.overhead {
         Overhead::BelowBudget => (format!("{} below its budget: run time of dram over ours", case.name), "x"),
+        Overhead::Donor if case.name == TLS_THROUGHPUT => {
+            ("a donor's throughput over TLS over that in plain text".into(), "x")
+        }
+        Overhead::Donor => (format!("a read from a donor beyond the round trip alone, {}, one CPU", case.name), " us"),
         Overhead::Fault => {
             let budget = format_size(case.budget_bytes);
             (format!("a fault beyond the tier's read, {} blocks, {budget} of DRAM", case.name), " us")
@@ -242,19 +272,21 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::Listener => (format!("the same by a listener over by signal, {} blocks, one CPU", case.name), "x"),
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
-    let at_least = case.overhead == Overhead::BelowBudget;
+    let (at_least, is_judged) = (case.is_least(), case.bar.is_finite());
     // One tick too many is one too many: there the worst run counts.
     let measured = spread.map(|spread| if case.overhead == Overhead::Idle { spread.max } else { spread.median });
     Verdict {
         bar,
-        at_least: at_least.then_some(case.bar),
-        at_most: (!at_least).then_some(case.bar),
+        at_least: (is_judged && at_least).then_some(case.bar),
+        at_most: (is_judged && !at_least).then_some(case.bar),
         unit,
         aim: None,
         measured,
         min: spread.map(|spread| spread.min),
         max: spread.map(|spread| spread.max),
-        met: measured.map(|measured| if at_least { measured >= case.bar } else { measured <= case.bar }),
+        met: measured
+            .filter(|_| is_judged)
+            .map(|measured| if at_least { measured >= case.bar } else { measured <= case.bar }),
         note: match runs.iter().rfind(own) {
             None => "not run".into(),
             Some(run) => run.problem.clone().unwrap_or_else(|| run.note.clone()),
@@ -296,6 +328,10 @@ mod tests {
         assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0]), Some(true));
         assert_eq!(met(Overhead::Idle, "rest", &[0.0, 0.0, 1.0]), Some(false));
         assert_eq!(met(Overhead::Idle, "rest", &[]), None);
+        assert_eq!(met(Overhead::Donor, "tcp-4KiB", &[4.9, 5.1, 4.8]), Some(true));
+        assert_eq!(met(Overhead::Donor, "tcp-4KiB", &[5.1]), Some(false));
+        assert_eq!(met(Overhead::Donor, TLS_THROUGHPUT, &[0.49]), Some(false));
+        assert_eq!(met(Overhead::Donor, "shm-4KiB", &[0.49]), None, "it is only reported");
     }
 
     #[test]

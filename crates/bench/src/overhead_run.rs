@@ -23,7 +23,7 @@ use crate::table;
 use crate::undo::{self, Undo, UndoList};
 
 /// Opening and filling the tier, and some ten thousand reads of it.
-const TIER_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What every run needs.
 pub struct OverheadBench<'a> {
@@ -79,6 +79,7 @@ impl OverheadBench<'_> {
                 }
                 overhead::below_budget(native.unwrap_or(f64::NAN), ours, &stats).map_err(nonsense)
             }
+            Overhead::Donor => self.donor(case),
             Overhead::Fault => {
                 let read_us = self.tier_read_us(case)?;
                 let (printed, stats, _) = self.managed(case, run, &[])?;
@@ -119,7 +120,7 @@ impl OverheadBench<'_> {
         let mut files = UndoList::default();
         files.push(Undo::RemoveFile(path.clone()));
         let mut command = match case.overhead {
-            Overhead::Listener => on_one_cpu(self.aquifer)?,
+            Overhead::Listener => on_cpu(first_cpu_of_ours()?, self.aquifer),
             _ => Command::new(self.aquifer),
         };
         command.args(["run", "--dram", &case.budget_bytes.to_string(), "--tier"]);
@@ -161,20 +162,24 @@ impl OverheadBench<'_> {
         if !finished.status.success() {
             return Err(BenchFailure::trouble(format!("the tier cannot be measured: {}", finished.complaint()), ""));
         }
-        read_us_of(&finished.stdout, case.block_bytes)
+        read_us_of(&finished.stdout, case.block_bytes, "read_us_mean")
             .ok_or_else(|| BenchFailure::trouble("`aquifer doctor --tier` did not tell the time of a read", ""))
     }
 }
 
-/// A command that stays on the first CPU that this process may use, by taskset(1).
-fn on_one_cpu(program: &Path) -> Result<Command, BenchFailure> {
-    let status = fs::read_to_string("/proc/self/status")
-        .map_err(|error| BenchFailure::io("cannot tell which CPUs may be used", &error))?;
-    let cpu = first_cpu(&status)
-        .ok_or_else(|| BenchFailure::trouble("the kernel does not tell which CPUs may be used", "mount /proc"))?;
+/// A command that stays on one CPU, by taskset(1).
+pub(crate) fn on_cpu(cpu: u32, program: &Path) -> Command {
     let mut command = Command::new("taskset");
     command.args(["--cpu-list", &cpu.to_string()]).arg(program);
-    Ok(command)
+    command
+}
+
+/// The first CPU that this process may use.
+pub(crate) fn first_cpu_of_ours() -> Result<u32, BenchFailure> {
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|error| BenchFailure::io("cannot tell which CPUs may be used", &error))?;
+    first_cpu(&status)
+        .ok_or_else(|| BenchFailure::trouble("the kernel does not tell which CPUs may be used", "mount /proc"))
 }
 
 /// The first CPU of the list in proc_pid_status(5).
@@ -183,13 +188,13 @@ fn first_cpu(status: &str) -> Option<u32> {
     list.trim().split(['-', ',']).next()?.parse().ok()
 }
 
-/// The line about reads of this size.
-fn read_us_of(lines: &str, bytes: u64) -> Option<f64> {
+/// What the line about reads of this size says.
+pub(crate) fn read_us_of(lines: &str, bytes: u64, which: &str) -> Option<f64> {
     lines
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .find(|line| line.get("bytes").and_then(Value::as_u64) == Some(bytes))?
-        .get("read_us_mean")?
+        .get(which)?
         .as_f64()
 }
 
@@ -207,8 +212,9 @@ mod tests {
     #[test]
     fn the_line_of_the_size_is_found() {
         let lines = "{\"bytes\":4096,\"read_us_mean\":1.5}\nnoise\n{\"bytes\":131072,\"read_us_mean\":20.0}\n";
-        assert_eq!(read_us_of(lines, 131_072), Some(20.0));
-        assert_eq!(read_us_of(lines, 8192), None);
-        assert_eq!(read_us_of("", 4096), None);
+        assert_eq!(read_us_of(lines, 131_072, "read_us_mean"), Some(20.0));
+        assert_eq!(read_us_of(lines, 4096, "read_us_p50"), None);
+        assert_eq!(read_us_of(lines, 8192, "read_us_mean"), None);
+        assert_eq!(read_us_of("", 4096, "read_us_mean"), None);
     }
 }

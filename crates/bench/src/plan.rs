@@ -84,7 +84,11 @@ impl Obstacles {
         let no_file = workload.no_file.map(str::to_string);
         match contender {
             Contender::Dram => None,
-            Contender::AquiferFlash | Contender::AquiferDram | Contender::AquiferEmulated(_) => self.aquifer.clone(),
+            Contender::AquiferDonor
+            | Contender::AquiferDram
+            | Contender::AquiferEmulated(_)
+            | Contender::AquiferFlash
+            | Contender::AquiferShm => self.aquifer.clone(),
             Contender::Swap(kind) => {
                 let own = match kind {
                     SwapKind::Disk => None,

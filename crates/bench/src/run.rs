@@ -49,7 +49,8 @@ fn interrupted(signal: usize) -> ExitCode {
 
 fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFailure> {
     let cases = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
-    for name in settings.workloads.iter().map(|workload| workload.program).chain(cases.map(|case| case.program)) {
+    let of_cases = cases.map(|case| case.program).filter(|program| !program.is_empty());
+    for name in settings.workloads.iter().map(|workload| workload.program).chain(of_cases) {
         let program = settings.programs.join(name);
         if !program.is_file() {
             return Err(BenchFailure::usage(

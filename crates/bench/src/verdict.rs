@@ -50,11 +50,14 @@ const fn left_of_dram(workload: &'static str, local_percent: u32, at_least: f64)
 }
 
 /// 21 and 20 are the factors that the published system reached over InfiniBand and RoCE.
-const BARS: [Bar; 21] = [
+const BARS: [Bar; 24] = [
     bar("stream", "aquifer-flash", "swap-disk", 21.0, Some(35.0)),
     bar("stream", "aquifer-flash", "mmap-file", 1.0, Some(1.3)),
     bar("stream", "aquifer-dram", "swap-ram", 20.0, Some(30.0)),
     bar("stream", "aquifer-flash", "umap", 2.0, None),
+    bar("stream", "aquifer-donor", "swap-disk", 21.0, None),
+    bar("stream", "aquifer-donor", "swap-ram", 7.0, None),
+    bar("stream", "aquifer-shm", "swap-ram", 20.0, None),
     bar("stream-static", "aquifer-flash", "swap-disk", 21.0, Some(35.0)),
     bar("stream-static", "aquifer-dram", "swap-ram", 20.0, Some(30.0)),
     bar("bfs", "aquifer-flash", "swap-disk", 3.0, None),

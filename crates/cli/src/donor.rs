@@ -18,7 +18,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{CONNECTIONS_MOST, Files, Security, Source};
+use aquifer_donor::{Address, CONNECTIONS_MOST, Files, Security, Source};
 
 use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
@@ -29,9 +29,9 @@ const LISTEN: &str = "127.0.0.1:7411";
 /// Lend this machine's memory to programs on others
 ///
 /// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second
-/// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE. What a
-/// borrower leaves is wiped before anybody else gets it; what it does not renew comes back by itself. docs/donor.md
-/// has the commands that make certificates.
+/// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE; one on this
+/// machine shares the memory itself, with --tier donor:unix:PATH. What a borrower leaves is wiped before anybody else
+/// gets it; what it does not renew comes back by itself. docs/donor.md has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -40,7 +40,8 @@ Examples:
     --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem
   aquifer run --dram 4GiB \\
     --tier donor:10.0.0.2:7411,cert=borrower.pem,key=borrower.key,ca=ca.pem -- ./program
-  aquifer donor --size 64GiB --security plain                  for programs on this machine
+  aquifer donor --size 64GiB --listen unix:/run/aquifer.sock   for programs on this machine
+  aquifer run --dram 4GiB --tier donor:unix:/run/aquifer.sock -- ./program
   aquifer donor --size 8GiB --source huge --quota 2GiB --security plain
   aquifer donor --size 64GiB --source dax:/dev/dax0.0 --security plain
   aquifer donor --size 64GiB --security plain --control /run/donor.sock
@@ -56,9 +57,10 @@ pub struct DonorArgs {
     #[arg(long, value_name = "SIZE", required = true)]
     size: Option<ByteSize>,
 
-    /// Where to listen; port 0 is any that is free
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = LISTEN, value_parser = address)]
-    listen: SocketAddr,
+    /// Where to listen; port 0 is any that is free; unix:PATH is a socket for programs of this user and of root, with
+    /// whom the memory is shared
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = LISTEN)]
+    listen: Address,
 
     #[command(flatten)]
     tls: TlsArgs,
@@ -124,6 +126,15 @@ pub struct TlsArgs {
 }
 
 impl TlsArgs {
+    /// For a socket of this machine, which needs none of it.
+    fn none(&self, address: &Address) -> Result<Security, Failure> {
+        if self.security == "plain" || [&self.tls_cert, &self.tls_key, &self.tls_ca].iter().any(|file| file.is_some()) {
+            let cause = format!("nothing leaves the machine at {address}, and the kernel says who comes");
+            return Err(Failure::new(ExitCode::Usage, cause, "leave --security and the files of TLS out"));
+        }
+        Ok(Security::Plain)
+    }
+
     /// What is asked for, if it is whole.
     fn security(&self, what: &str) -> Result<Security, Failure> {
         let usage = |cause: &str, remedy: &str| Failure::new(ExitCode::Usage, cause, remedy);

@@ -12,7 +12,7 @@
 //! Threads: the connection's own; `Outlet::shut` also the one that stops the donor.
 
 use std::io::{self, ErrorKind};
-use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,9 @@ use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_ve
 
 use crate::body;
 use crate::channel::Channel;
-use crate::service::{Service, TOLD_AT_ONCE, TOLD_AT_RENEWAL};
+use crate::service::{Service, TOLD_AT_ONCE, TOLD_AT_RENEWAL, Visit};
 use crate::settings::Patience;
+use crate::tallies::Peer;
 
 /// The way out of a connection.
 #[derive(Debug)]
@@ -59,6 +60,13 @@ impl Outlet {
         Ok(())
     }
 
+    /// Sends one frame without a body, and descriptors with it.
+    fn give(&self, message: Message, descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+        let header = Header::new(0, message, &[]).encode();
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.channel.give(&header, descriptors)
+    }
+
     /// Ends the connection, from whatever thread.
     pub(crate) fn shut(&self) {
         // Not under the lock: a sender that is stuck has it.
@@ -71,7 +79,7 @@ pub(crate) struct Connection<'a> {
     service: &'a Service,
     channel: &'a dyn Channel,
     outlet: &'a Outlet,
-    peer: IpAddr,
+    peer: Peer,
     patience: Patience,
     /// Bodies; grows to the longest one that came or went, 2 MiB at most, until nothing comes for a while.
     body: Vec<u8>,
@@ -97,7 +105,7 @@ const BODY_STEP: usize = 64 << 10;
 
 impl<'a> Connection<'a> {
     /// The channel gives up reading and writing after `patience.frame`.
-    pub(crate) fn new(service: &'a Service, outlet: &'a Outlet, peer: IpAddr, patience: Patience) -> Self {
+    pub(crate) fn new(service: &'a Service, outlet: &'a Outlet, peer: Peer, patience: Patience) -> Self {
         let told = Told { order: 0, from: None };
         Self { service, channel: &*outlet.channel, outlet, peer, patience, body: Vec::new(), told }
     }
@@ -116,13 +124,17 @@ impl<'a> Connection<'a> {
 
     fn converse(&mut self, connections: impl Fn() -> usize) -> Result<(), Refusal> {
         self.channel.open(self.patience)?;
-        let Some((who, mut expected)) = self.greet()? else { return Ok(()) };
+        let Some((visit, mut expected)) = self.greet()? else { return Ok(()) };
+        let who = visit.who();
         while let Some(header) = self.next_header(true)? {
             if header.request != expected {
                 return Err(Refusal::Replayed);
             }
             expected = expected.wrapping_add(1);
             self.read_body(&header)?;
+            if self.service.takes_back(who) {
+                self.service.tallies.refuse(self.peer, Refusal::OutsideLease);
+            }
             let answer = match self.service.answer(who, header.message, &mut self.body, connections()) {
                 Ok(answer) => answer,
                 Err(refusal) if refusal.ends_connection() => return Err(refusal),
@@ -156,7 +168,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Who it is, and the number of the first request.
-    fn greet(&mut self) -> Result<Option<(BorrowerId, u64)>, Refusal> {
+    fn greet(&mut self) -> Result<Option<(Visit<'a>, u64)>, Refusal> {
         let Some(header) = self.next_header(false)? else { return Ok(None) };
         let Message::Hello { oldest, newest, borrower } = header.message else { return Err(Refusal::NoHello) };
         let version = choose_version(oldest, newest)?;
@@ -168,8 +180,12 @@ impl<'a> Connection<'a> {
             first_request,
             lendable_bytes: self.service.lendable_bytes(),
         };
-        let sent = self.outlet.send(header.request, welcome, &[], self.patience.frame);
-        Ok(sent.is_ok().then_some((borrower, first_request)))
+        let visit = self.service.enter(borrower)?;
+        let sent = match visit.descriptors() {
+            Some(descriptors) => self.outlet.give(welcome, descriptors),
+            None => self.outlet.send(header.request, welcome, &[], self.patience.frame),
+        };
+        Ok(sent.is_ok().then_some((visit, first_request)))
     }
 
     /// The next header; `None` when the connection has ended between two frames, or nothing has come for too long.
@@ -187,7 +203,8 @@ impl<'a> Connection<'a> {
                 Err(error) if !is_late(&error) => return Ok(None),
                 Err(_) if !has_begun && may_idle => {
                     body::put_away(&mut self.body);
-                    if !wakeup::readable(self.channel.socket(), self.patience.idle) {
+                    // Who is silent on a network may be gone; on this machine, the kernel would say so.
+                    if !wakeup::readable(self.channel.socket(), self.patience.idle) && !self.channel.is_local() {
                         return Ok(None);
                     }
                     deadline = Instant::now() + self.patience.frame;

@@ -3,7 +3,7 @@
 
 //! A donor from its start to its end.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
@@ -13,9 +13,10 @@ use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{EVERY_BYTE, Standing};
 
 use crate::control::Control;
+use crate::entrance::Entrance;
 use crate::listener::{self, Shared};
 use crate::service::Service;
-use crate::settings::{Settings, StartFailure};
+use crate::settings::{Address, Settings, StartFailure};
 
 /// One look whether everything was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -23,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// A running donor. Dropped without [`Donor::stop`], it goes on until the process ends.
 pub struct Donor {
     shared: Arc<Shared>,
-    address: SocketAddr,
+    address: Address,
     control: Option<Arc<Control>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -45,15 +46,14 @@ impl Donor {
         let protection = settings.security.protection()?;
         let control = settings.control.as_deref().map(Control::listen).transpose()?.map(Arc::new);
         let service = Service::new(&settings, log)?;
-        let listen = settings.listen;
-        let listener = TcpListener::bind(listen).map_err(|error| StartFailure::Listen(listen, error))?;
-        let address = listener.local_addr().map_err(|error| StartFailure::Listen(listen, error))?;
-        listener.set_nonblocking(true).map_err(StartFailure::System)?;
+        let listen = |error| StartFailure::Listen(settings.listen.clone(), error);
+        let entrance = Entrance::open(&settings.listen).map_err(listen)?;
+        let address = entrance.address().map_err(listen)?;
         let bell = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
         let shared = Arc::new(Shared::new(service, settings, protection, bell));
         let (accepting, keeping) = (Arc::clone(&shared), Arc::clone(&shared));
         let mut threads = vec![
-            start_thread("donor-accept", move || listener::run(&accepting, &listener))?,
+            start_thread("donor-accept", move || listener::run(&accepting, &entrance))?,
             start_thread("donor-keeper", move || {
                 keeping.service.keep(|| keeping.is_over.load(Ordering::Acquire));
             })?,
@@ -66,8 +66,19 @@ impl Donor {
     }
 
     /// Where it listens.
+    pub fn place(&self) -> &Address {
+        &self.address
+    }
+
+    /// At which port.
+    ///
+    /// # Panics
+    /// Where it listens at none, but at a socket of this machine.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        match self.address {
+            Address::Local(_) => panic!("this donor listens at a socket of this machine"),
+            Address::Tcp(address) => address,
+        }
     }
 
     /// What it lends, in bytes.

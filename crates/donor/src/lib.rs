@@ -3,10 +3,11 @@
 
 //! Lends this machine's memory to programs on others, in slabs, under leases.
 //!
-//! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`]. Who has which slab is decided in
-//! [`leases`], which is pure; what is said on a connection, in `aquifer_wire`. A connection's way: `listener.rs` takes
-//! it in, `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask.
-//! `control.rs` is the way in of this machine's administrator.
+//! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`]; or shares it with programs on this
+//! machine, by way of a socket. Who has which slab is decided in [`leases`], which is pure; what is said on a
+//! connection, in `aquifer_wire`. A connection's way: it comes in by `entrance.rs`, `listener.rs` gives it a thread,
+//! `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask. The memory:
+//! `memory.rs`, and where it is shared, `lent_files.rs`. `control.rs` is the way in of this machine's administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -25,7 +26,10 @@ mod channel;
 mod connection;
 mod control;
 mod donor;
+mod entrance;
 pub mod leases;
+mod lent_file;
+mod lent_files;
 mod listener;
 mod memory;
 mod prometheus;
@@ -40,5 +44,5 @@ pub use control::{ControlFailure, reclaim, standing};
 pub use donor::{Donor, Observer};
 pub use memory::Source;
 pub use prometheus::to_prometheus;
-pub use settings::{CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};
-pub use status::{StatusFailure, status};
+pub use settings::{Address, CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};
+pub use status::{StatusFailure, local_status, status};

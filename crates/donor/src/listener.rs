@@ -7,8 +7,6 @@
 //! answers. There is no queue of requests between the two that a demand read would have to wait in.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,8 +15,8 @@ use std::time::{Duration, Instant};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{Figure, Message, Refusal};
 
-use crate::channel::channel;
 use crate::connection::{Connection, Outlet};
+use crate::entrance::{Entrance, Visitor};
 use crate::service::Service;
 use crate::settings::{Protection, Settings};
 
@@ -85,35 +83,35 @@ impl Shared {
     }
 }
 
-/// The accepting thread's life. `listener` does not block.
-pub(crate) fn run(shared: &Arc<Shared>, listener: &TcpListener) {
+/// The accepting thread's life. `entrance` does not block.
+pub(crate) fn run(shared: &Arc<Shared>, entrance: &Entrance) {
     while !shared.is_over.load(Ordering::Acquire) {
-        match listener.accept() {
-            Ok((stream, peer)) => {
+        match entrance.accept() {
+            Ok(visitor) => {
                 // A failure is that of one connection; its peer sees it end.
-                let _ = take_in(shared, stream, peer.ip());
+                let _ = take_in(shared, visitor);
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                shared.bell.sleep(Some(listener.as_raw_fd()), SLEEP);
+                shared.bell.sleep(Some(entrance.descriptor()), SLEEP);
             }
             Err(_) => shared.bell.sleep(None, PAUSE),
         }
     }
 }
 
-fn take_in(shared: &Arc<Shared>, stream: TcpStream, peer: IpAddr) -> std::io::Result<()> {
+fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
     let patience = shared.settings.patience;
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(patience.frame))?;
-    stream.set_write_timeout(Some(patience.frame))?;
-    let outlet = Arc::new(Outlet::new(channel(stream, &shared.protection, patience)));
+    let (peer, checked) = (visitor.peer(), visitor.check());
+    let outlet = Arc::new(Outlet::new(visitor.channel(&shared.protection, patience)?));
     shared.service.tallies.add(Figure::ConnectionsTotal, 1);
-    let Some(number) = shared.enter(&outlet) else {
-        let refusal = Refusal::TooManyConnections;
-        shared.service.tallies.refuse(peer, refusal);
-        // It fits into any socket's buffer, so this does not wait for the peer.
-        return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
+    let entered = checked.and_then(|()| shared.enter(&outlet).ok_or(Refusal::TooManyConnections));
+    let number = match entered {
+        Ok(number) => number,
+        Err(refusal) => {
+            shared.service.tallies.refuse(peer, refusal);
+            // It fits into any socket's buffer, so this does not wait for the peer.
+            return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
+        }
     };
     let for_thread = Arc::clone(shared);
     let serve = move || {

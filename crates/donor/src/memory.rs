@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The slabs' memory: where it comes from, and how it is wiped.
+//! The slabs' memory: where it comes from, and how it is wiped. Mapped, and copied from and to by the donor; or shared
+//! with borrowers on this machine, file by file (`lent_files.rs`).
 //!
 //! Where it can be done, giving a slab's pages back to the kernel is the wipe: it zeroes a page before anybody has it
 //! again, and the machine has the memory until then. The mechanisms: `sys/src/lent_memory.rs`.
@@ -11,51 +12,90 @@ pub use aquifer_sys::lent_memory::Source;
 use aquifer_wire::SLAB_BYTES;
 
 use crate::leases::Access;
-use crate::settings::{Settings, StartFailure};
+use crate::lent_files::LentFiles;
+use crate::settings::{Address, Settings, StartFailure};
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Slabs {
-    memory: LentMemory,
+pub(crate) enum Slabs {
+    Mapped(LentMemory),
+    Shared(LentFiles),
 }
 
 impl Slabs {
     pub(crate) fn new(settings: &Settings, slabs: u32) -> Result<Slabs, StartFailure> {
         let bytes = usize::try_from(u64::from(slabs) * SLAB_BYTES).map_err(|_| StartFailure::TooLarge)?;
+        if matches!(settings.listen, Address::Local(_)) {
+            return LentFiles::new(slabs, settings.node).map(Slabs::Shared);
+        }
         let memory = LentMemory::new(&settings.source, bytes)
             .map_err(|error| StartFailure::Memory(settings.source.clone(), error))?;
         if let Some(node) = settings.node {
             memory.bind(node).map_err(|error| StartFailure::Node(node, error))?;
         }
-        Ok(Slabs { memory })
+        Ok(Slabs::Mapped(memory))
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
-        self.memory.len() as u64
+        match self {
+            Slabs::Mapped(memory) => memory.len() as u64,
+            Slabs::Shared(files) => files.capacity_bytes(),
+        }
     }
 
-    pub(crate) fn read(&self, access: &Access, target: &mut [u8]) {
-        self.memory.copy_out(place(access), target);
+    /// The memory that the donor copies from and to; `None` where borrowers do so themselves.
+    pub(crate) fn mapped(&self) -> Option<Mapped<'_>> {
+        match self {
+            Slabs::Mapped(memory) => Some(Mapped(memory)),
+            Slabs::Shared(_) => None,
+        }
     }
 
-    pub(crate) fn write(&self, access: &Access, source: &[u8]) {
-        self.memory.copy_in(place(access), source);
+    /// The files that borrowers copy from and to.
+    pub(crate) fn shared(&self) -> Option<&LentFiles> {
+        match self {
+            Slabs::Mapped(_) => None,
+            Slabs::Shared(files) => Some(files),
+        }
     }
 
     /// Part of a slab that its holder does not need.
     pub(crate) fn discard(&self, access: &Access, bytes: u64) {
-        self.memory.wipe(place(access), bytes as usize);
+        match self {
+            Slabs::Mapped(memory) => memory.wipe(place(access), bytes as usize),
+            Slabs::Shared(files) => files.discard(access, bytes),
+        }
     }
 
     /// A whole slab that nobody has.
     pub(crate) fn wipe(&self, slab: u32) {
-        self.memory.wipe(beginning(slab), SLAB_BYTES as usize);
+        match self {
+            Slabs::Mapped(memory) => memory.wipe(beginning(slab), SLAB_BYTES as usize),
+            Slabs::Shared(files) => files.wipe(slab),
+        }
     }
 
     /// One that was wiped and will not be lent any more.
     pub(crate) fn give_back(&self, slab: u32) {
-        // A device has nowhere to give it to.
-        self.memory.give_back(beginning(slab), SLAB_BYTES as usize);
+        match self {
+            // A device has nowhere to give it to.
+            Slabs::Mapped(memory) => drop(memory.give_back(beginning(slab), SLAB_BYTES as usize)),
+            // A slab that no borrower has takes no memory.
+            Slabs::Shared(_) => {}
+        }
+    }
+}
+
+/// See [`Slabs::mapped`].
+pub(crate) struct Mapped<'a>(&'a LentMemory);
+
+impl Mapped<'_> {
+    pub(crate) fn read(&self, access: &Access, target: &mut [u8]) {
+        self.0.copy_out(place(access), target);
+    }
+
+    pub(crate) fn write(&self, access: &Access, source: &[u8]) {
+        self.0.copy_in(place(access), source);
     }
 }
 

@@ -9,14 +9,17 @@
 //!
 //! Threads: any connection's, and the keeper, which ends leases when their time comes.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES, Standing};
 
 use crate::body;
 use crate::leases::{Access, Claim, LeaseTable, Leaving};
+use crate::lent_file::LentFile;
+use crate::lent_files::LentFiles;
 use crate::memory::Slabs;
 use crate::settings::{Settings, StartFailure};
 use crate::tallies::{Log, Tallies};
@@ -41,6 +44,33 @@ pub(crate) struct Service {
     /// Random: which run of the donor this is.
     pub(crate) instance: u64,
     lease_ms: u64,
+}
+
+/// A borrower's connection, from its greeting to its end.
+pub(crate) struct Visit<'a> {
+    service: &'a Service,
+    who: BorrowerId,
+    /// What it shares with the donor.
+    file: Option<Arc<LentFile>>,
+}
+
+impl Visit<'_> {
+    pub(crate) fn who(&self) -> BorrowerId {
+        self.who
+    }
+
+    /// What it is given with the greeting.
+    pub(crate) fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
+        self.file.as_ref().map(|file| file.descriptors())
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if self.service.slabs.shared().is_some_and(|files| files.leave(self.who)) {
+            let _ = self.service.release(self.who, EVERY_LEASE, 0);
+        }
+    }
 }
 
 impl Service {
@@ -90,6 +120,20 @@ impl Service {
         self.slabs.capacity_bytes()
     }
 
+    /// A borrower has said who it is.
+    pub(crate) fn enter(&self, who: BorrowerId) -> Result<Visit<'_>, Refusal> {
+        let file = self.slabs.shared().map(|files| files.enter(who)).transpose().map_err(|error| {
+            self.tallies.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
+            Refusal::Full
+        })?;
+        Ok(Visit { service: self, who, file })
+    }
+
+    /// Takes away what a borrower has stored where it has no slab. Returns whether there was anything.
+    pub(crate) fn takes_back(&self, who: BorrowerId) -> bool {
+        self.slabs.shared().is_some_and(|files| files.take_back(who))
+    }
+
     /// Carries one request out. `body` has what came with it, and receives what goes with the answer.
     pub(crate) fn answer(
         &self,
@@ -106,19 +150,22 @@ impl Service {
             }
             Message::Release { lease, token } => self.release(who, lease, token),
             Message::Read { lease, token, offset, bytes } => {
+                // Who shares the memory reads it without us.
+                let memory = self.slabs.mapped().ok_or(Refusal::UnknownKind)?;
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
                 body::make_room(body, bytes as usize);
                 body.resize(bytes as usize, 0);
-                self.slabs.read(&access, body);
+                memory.read(&access, body);
                 self.end(access);
                 self.tallies.add(Figure::ReadsTotal, 1);
                 self.tallies.add(Figure::ReadBytesTotal, bytes);
                 Ok(Message::Found)
             }
             Message::Write { lease, token, offset } => {
+                let memory = self.slabs.mapped().ok_or(Refusal::UnknownKind)?;
                 let bytes = body.len() as u64;
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
-                self.slabs.write(&access, body);
+                memory.write(&access, body);
                 self.end(access);
                 self.tallies.add(Figure::WritesTotal, 1);
                 self.tallies.add(Figure::WrittenBytesTotal, bytes);
@@ -141,15 +188,33 @@ impl Service {
     }
 
     fn grant(&self, who: BorrowerId, range: u64) -> Result<Message, Refusal> {
+        let Some(offset) = range.checked_mul(SLAB_BYTES) else { return Err(Refusal::OutsideLease) };
         // What has just come back may be what is needed.
         self.wipe_all();
         let mut table = self.table();
         let granted = table.grant(self.now_ms(), who, range)?;
         drop(table);
         self.keeper.notify_all();
-        self.tallies.add(Figure::GrantsTotal, 1);
         let (lease, token) = (u64::from(granted.slab), granted.token);
+        if let Some(files) = self.slabs.shared() {
+            self.provide(files, who, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
+        }
+        self.tallies.add(Figure::GrantsTotal, 1);
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
+    }
+
+    /// Puts a slab that was granted into its borrower's file, as an access to all of it: it is not wiped meanwhile.
+    fn provide(&self, files: &LentFiles, who: BorrowerId, claim: Claim) -> Result<(), Refusal> {
+        let access = self.begin(who, claim)?;
+        let provided = files.provide(who, access.slab, claim.token);
+        self.end(access);
+        provided.map_err(|(had_it, error)| {
+            self.tallies.say(&format!("no memory for a slab: {error}; lend less, or free memory"));
+            if !had_it {
+                let _ = self.release(who, claim.lease, claim.token);
+            }
+            Refusal::Full
+        })
     }
 
     fn release(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {

@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
@@ -22,6 +23,54 @@ pub const LEASE: Duration = Duration::from_secs(60);
 /// Connections that are served at the same time, each by a thread with a buffer of 2 MiB at most while something goes
 /// over it. A borrower has one, and about ten while it is busy.
 pub const CONNECTIONS_MOST: usize = 4096;
+
+/// Where a donor listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// At a socket of this machine: programs of the same user and of root share its memory.
+    Local(PathBuf),
+    /// At a port.
+    Tcp(SocketAddr),
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Address {
+        Address::Tcp(address)
+    }
+}
+
+impl From<([u8; 4], u16)> for Address {
+    fn from(address: ([u8; 4], u16)) -> Address {
+        Address::Tcp(address.into())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Local(path) => write!(f, "{LOCAL}{}", path.display()),
+            Address::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Address, String> {
+        match text.strip_prefix(LOCAL) {
+            Some("") => Err(format!("write {LOCAL} and a path for the socket, for example unix:/run/aquifer.sock")),
+            Some(path) => Ok(Address::Local(path.into())),
+            None => text.parse().map(Address::Tcp).map_err(|_| {
+                "write an address of this machine and a port, for example 10.0.0.2:7411 or [::]:7411, or unix:PATH"
+                    .into()
+            }),
+        }
+    }
+}
+
+/// What stands before the path of a socket.
+const LOCAL: &str = "unix:";
 
 /// How the connections are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,16 +124,16 @@ impl Default for Patience {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where it listens.
-    pub listen: SocketAddr,
+    pub listen: Address,
     /// How much it lends; what is beyond whole slabs is left.
     pub capacity_bytes: u64,
     /// How much one borrower may have; `None`: all of it.
     pub quota_bytes: Option<u64>,
-    /// What the memory is taken from.
+    /// What the memory is taken from, unless it is shared: that is always a file in memory.
     pub source: Source,
     /// From which NUMA node; `None`: from any.
     pub node: Option<u32>,
-    /// How connections are protected.
+    /// How connections are protected, where they leave the machine.
     pub security: Security,
     /// How long leases last.
     pub lease: Duration,
@@ -98,7 +147,7 @@ pub struct Settings {
 
 impl Settings {
     /// What is given, and defaults for the rest.
-    pub fn new(listen: SocketAddr, capacity_bytes: u64, source: Source, security: Security) -> Settings {
+    pub fn new(listen: Address, capacity_bytes: u64, source: Source, security: Security) -> Settings {
         Settings {
             listen,
             capacity_bytes,
@@ -138,7 +187,7 @@ pub enum StartFailure {
     /// The files of TLS are no good.
     Credentials(CredentialFailure),
     /// The address cannot be listened at.
-    Listen(SocketAddr, io::Error),
+    Listen(Address, io::Error),
     /// The memory cannot be had.
     Memory(Source, io::Error),
     /// The memory cannot be had from this node.
@@ -165,6 +214,15 @@ impl fmt::Display for StartFailure {
                 path.display()
             ),
             StartFailure::Credentials(failure) => write!(f, "{failure}"),
+            StartFailure::Listen(Address::Local(path), error) if error.kind() == io::ErrorKind::AddrInUse => {
+                write!(f, "another donor listens at {}; give another path, or end it", path.display())
+            }
+            StartFailure::Listen(Address::Local(path), error) => write!(
+                f,
+                "no socket can be made at {}: {error}; give a path of 107 bytes at most in a directory that may be \
+                 written to",
+                path.display()
+            ),
             StartFailure::Listen(address, error) => {
                 write!(f, "cannot listen at {address}: {error}; give an address of this machine and a free port")
             }

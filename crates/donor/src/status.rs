@@ -6,6 +6,8 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use aquifer_tls::{
@@ -67,13 +69,25 @@ pub fn status(
     let stream = TcpStream::connect_timeout(&address, patience)?;
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
-    let mut line = Line { stream, protection: None, text: Vec::new() };
+    let mut line = Line { stream: Box::new(stream), protection: None, text: Vec::new() };
     if let Security::Tls(files) = security {
         let server = Borrower::name(name).ok_or_else(|| StatusFailure::Name(name.into()))?;
         let credentials = files.load().map_err(StatusFailure::Credentials)?;
         let borrower = Borrower::new(credentials, server).map_err(StatusFailure::Credentials)?;
         line.protection = Some(line.shake_hands(&borrower)?);
     }
+    standing(&mut line)
+}
+
+/// Asks the donor at a socket of this machine, and waits at most `patience` for each step.
+pub fn local_status(path: &Path, patience: Duration) -> Result<Standing, StatusFailure> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    standing(&mut Line { stream: Box::new(stream), protection: None, text: Vec::new() })
+}
+
+fn standing(line: &mut Line) -> Result<Standing, StatusFailure> {
     let bits = || aquifer_sys::raw::random().map_err(|errno| io::Error::from_raw_os_error(errno.0));
     let borrower = BorrowerId(u128::from(bits()?) << 64 | u128::from(bits()?));
     let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower };
@@ -86,9 +100,14 @@ pub fn status(
     Ok(Standing::decode(&body))
 }
 
+/// A stream of bytes each way.
+trait Stream: Read + Write {}
+
+impl<S: Read + Write> Stream for S {}
+
 /// A connection.
 struct Line {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     /// None: in plain text.
     protection: Option<Protection>,
     /// Received, and not taken yet.
@@ -97,7 +116,7 @@ struct Line {
 
 impl Line {
     fn shake_hands(&mut self, borrower: &Borrower) -> Result<Protection, StatusFailure> {
-        match borrower.shake_hands(&mut Through(&mut self.stream)) {
+        match borrower.shake_hands(&mut Through(&mut *self.stream)) {
             Ok(protection) => Ok(protection),
             Err(ShakeFailure::Distrust(distrust)) => Err(StatusFailure::Distrust(distrust)),
             Err(ShakeFailure::Pipe(error)) => Err(StatusFailure::Io(error)),
@@ -117,7 +136,11 @@ impl Line {
     fn ask(&mut self, request: u64, message: Message) -> Result<Message, StatusFailure> {
         let frame = Header::new(request, message, &[]).encode();
         match &mut self.protection {
-            None => self.stream.write_all(&frame)?,
+            None => match self.stream.write_all(&frame) {
+                // Who is refused before the greeting finds the reason before the end of the connection.
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(error.into()),
+                _ => {}
+            },
             Some(protection) => {
                 let mut record = [0; HEADER_BYTES + RECORD_EXTRA_BYTES];
                 protection.sealing.seal(&frame, &[], &mut record).map_err(broken)?;
@@ -152,7 +175,7 @@ impl Line {
 }
 
 /// The stream while hands are shaken.
-struct Through<'a>(&'a mut TcpStream);
+struct Through<'a>(&'a mut dyn Stream);
 
 impl Pipe for Through<'_> {
     type Failure = io::Error;

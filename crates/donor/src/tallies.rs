@@ -7,6 +7,7 @@
 //! Threads: any.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,10 +20,27 @@ const TOLD_MOST: usize = 4096;
 /// Where lines for the operator go.
 pub(crate) type Log = Box<dyn Fn(&str) + Send + Sync>;
 
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Peer {
+    Host(IpAddr),
+    /// A process of this user's on this machine.
+    User(u32),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Host(address) => write!(f, "{address}"),
+            Peer::User(user) => write!(f, "a process of user {user}"),
+        }
+    }
+}
+
 pub(crate) struct Tallies {
     figures: [AtomicU64; FIGURES],
     refusals: [AtomicU64; Refusal::ALL.len()],
-    told: Mutex<BTreeSet<(IpAddr, Refusal)>>,
+    told: Mutex<BTreeSet<(Peer, Refusal)>>,
     log: Log,
 }
 
@@ -41,7 +59,7 @@ impl Tallies {
     }
 
     /// Counts a refusal, and says so unless this peer was told of before for the same.
-    pub(crate) fn refuse(&self, peer: IpAddr, refusal: Refusal) {
+    pub(crate) fn refuse(&self, peer: Peer, refusal: Refusal) {
         self.refusals[refusal.index()].fetch_add(1, Ordering::Relaxed);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.len() < TOLD_MOST && told.insert((peer, refusal)) {

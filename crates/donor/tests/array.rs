@@ -103,7 +103,7 @@ fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
     assert!(tier.notices().iter().any(|notice| notice.contains(&absent.to_string())), "{:?}", tier.notices());
     write(&*tier, 0, 1);
     read(&*tier, 0, 1);
-    let late = start(Settings { listen: absent, ..settings() });
+    let late = start(Settings { listen: absent.into(), ..settings() });
     tend(&*tier, || lent(&late) == 1);
     tend(&*tier, || tier.take_figures().slabs_rebuilt == 1);
     donor.stop(Duration::ZERO);
@@ -124,7 +124,7 @@ fn donors_are_started_anew_one_after_the_other_and_nothing_is_lost() {
         read(&*tier, 0, if round == 0 { 0 } else { 100 + round as u64 - 1 });
         write(&*tier, 0, 100 + round as u64);
         assert!(begun.elapsed() < STALL_MOST, "{:?}", begun.elapsed());
-        donors.insert(at, start(Settings { listen: addresses[at], ..settings() }));
+        donors.insert(at, start(Settings { listen: addresses[at].into(), ..settings() }));
         tend(&*tier, || donors.iter().map(lent).sum::<u64>() == 32);
         // What is counted as lent may still be on its way.
         let mut rebuilt = 0;

@@ -131,7 +131,7 @@ fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
     for (settings, remedy) in [
         (Settings { capacity_bytes: 1 << 20, ..settings(1) }, "at least one"),
         (Settings { capacity_bytes: 1 << 50, ..settings(1) }, "a second one"),
-        (Settings { listen: listening.address(), ..settings(1) }, "a free port"),
+        (Settings { listen: listening.address().into(), ..settings(1) }, "a free port"),
         (Settings { node: Some(63), ..settings(1) }, "/sys/devices/system/node"),
         (Settings { source: Source::Huge, ..settings(1 << 20) }, "vm.nr_hugepages"),
     ] {

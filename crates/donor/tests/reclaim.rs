@@ -20,18 +20,18 @@ use aquifer_sys::raw::now_ns;
 use aquifer_tiers::conformance::frames;
 use aquifer_tiers::{Disposition, Operation, Request, Tier, TierSpec, Wait, open};
 use aquifer_wire::{EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES};
-use certificates::Kind;
+use certificates::Protection;
 use peer::{Lease, PATIENCE, Peer, figure, settings, start, wait_until};
 
 const LONG: Duration = Duration::from_secs(300);
 
-for_each_kind! {
+for_each_protection! {
     whoever_has_most_is_asked_for_most_and_told_on_each_connection,
     a_tier_says_what_it_will_lose,
 }
 
-fn of(kind: Kind, slabs: u64) -> Settings {
-    Settings { security: kind.security(), ..settings(slabs) }
+fn of(protection: Protection, slabs: u64) -> Settings {
+    Settings { security: protection.security(), ..settings(slabs) }
 }
 
 /// The leases that a peer was told of, in order.
@@ -43,10 +43,10 @@ fn told(peer: &Peer) -> Vec<(u64, u64)> {
     peer.revoked.iter().map(one).collect()
 }
 
-fn whoever_has_most_is_asked_for_most_and_told_on_each_connection(kind: Kind) {
-    let (donor, _) = start(of(kind, 8));
-    let mut rich = Peer::borrower_by(kind, donor.address(), 1);
-    let mut poor = Peer::borrower_by(kind, donor.address(), 2);
+fn whoever_has_most_is_asked_for_most_and_told_on_each_connection(protection: Protection) {
+    let (donor, _) = start(of(protection, 8));
+    let mut rich = Peer::borrower_by(protection, donor.address(), 1);
+    let mut poor = Peer::borrower_by(protection, donor.address(), 2);
     let leases: Vec<Lease> = (0..5).map(|range| rich.grant(range)).collect();
     let kept = poor.grant(0);
     assert_eq!(poor.write(kept, 0, 7), Message::Written);
@@ -58,7 +58,7 @@ fn whoever_has_most_is_asked_for_most_and_told_on_each_connection(kind: Kind) {
     assert_eq!(told(&rich), asked);
     assert_eq!(rich.read(leases[4], 0).unwrap(), [1; 4096]);
     assert_eq!(told(&rich), asked, "it is told once");
-    let mut relative = Peer::borrower_by(kind, donor.address(), 1);
+    let mut relative = Peer::borrower_by(protection, donor.address(), 1);
     assert!(matches!(relative.ask(Message::Renew, &[]).0, Message::Renewed { leases: 5, .. }));
     assert_eq!(told(&relative), asked);
     poor.ask(Message::Renew, &[]);
@@ -163,9 +163,9 @@ fn leaving(tier: &dyn Tier) -> Vec<u64> {
     std::iter::from_fn(next).collect()
 }
 
-fn a_tier_says_what_it_will_lose(kind: Kind) {
-    let (donor, _) = start(of(kind, 8));
-    let spec = format!("donor:{}{}", donor.address(), kind.options());
+fn a_tier_says_what_it_will_lose(protection: Protection) {
+    let (donor, _) = start(of(protection, 8));
+    let spec = format!("donor:{}{}", donor.address(), protection.options());
     let tier = open(&spec.parse::<TierSpec>().unwrap()).unwrap();
     (0..6).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     assert_eq!(leaving(&*tier), [0; 0]);

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use aquifer_donor::{Patience, Settings};
 use aquifer_wire::{BODY_BYTES_MOST, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES};
-use certificates::Kind;
+use certificates::Protection;
 use peer::{Lease, PATIENCE, Peer, figure, impatient, refused, settings, start, told_once, wait_until};
 
-for_each_kind! {
+for_each_protection! {
     a_stranger_is_refused,
     anothers_slab_is_out_of_reach,
     a_stale_token_never_passes,
@@ -31,32 +31,32 @@ for_each_kind! {
     a_quota_and_the_end_of_the_memory_are_refusals_that_leave_the_rest_alone,
 }
 
-fn of(kind: Kind, settings: Settings) -> Settings {
+fn of(protection: Protection, settings: Settings) -> Settings {
     // A handshake is the peer's computing, too, on a machine that is busy with other tests.
     let frame = settings.patience.frame.max(Duration::from_millis(500));
     let patience = Patience { frame, handshake: PATIENCE, ..settings.patience };
-    Settings { security: kind.security(), patience, ..settings }
+    Settings { security: protection.security(), patience, ..settings }
 }
 
 /// A borrower's secret, and the donor that keeps it.
-fn with_a_secret(kind: Kind, settings: Settings) -> (aquifer_donor::Donor, peer::Lines, Peer, Lease) {
-    let (donor, lines) = start(of(kind, settings));
-    let mut owner = Peer::borrower_by(kind, donor.address(), 1);
+fn with_a_secret(protection: Protection, settings: Settings) -> (aquifer_donor::Donor, peer::Lines, Peer, Lease) {
+    let (donor, lines) = start(of(protection, settings));
+    let mut owner = Peer::borrower_by(protection, donor.address(), 1);
     let lease = owner.grant(0);
     assert_eq!(owner.write(lease, 3, 7), Message::Written);
     (donor, lines, owner, lease)
 }
 
-fn a_stranger_is_refused(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, settings(4));
-    let mut stranger = Peer::connect(kind, donor.address());
+fn a_stranger_is_refused(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
+    let mut stranger = Peer::connect(protection, donor.address());
     let Lease { lease: number, token, .. } = lease;
     stranger.send(Message::Read { lease: number, token, offset: 3 * 4096, bytes: 4096 }, &[]);
     stranger.expect_the_end(Refusal::NoHello);
-    let mut stranger = Peer::connect(kind, donor.address());
+    let mut stranger = Peer::connect(protection, donor.address());
     stranger.send_bytes(&[b'G'; 200]);
     assert!(stranger.receive().is_none(), "who speaks something else gets no answer");
-    let mut stranger = Peer::connect(kind, donor.address());
+    let mut stranger = Peer::connect(protection, donor.address());
     stranger.send(Message::Hello { oldest: 9, newest: 12, borrower: aquifer_wire::BorrowerId(5) }, &[]);
     stranger.expect_the_end(Refusal::Version);
     for refusal in [Refusal::NoHello, Refusal::Foreign, Refusal::Version] {
@@ -66,9 +66,9 @@ fn a_stranger_is_refused(kind: Kind) {
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
 
-fn anothers_slab_is_out_of_reach(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, settings(4));
-    let mut thief = Peer::borrower_by(kind, donor.address(), 2);
+fn anothers_slab_is_out_of_reach(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
+    let mut thief = Peer::borrower_by(protection, donor.address(), 2);
     for _ in 0..3 {
         assert_eq!(thief.read(lease, 3), Err(Refusal::NotYours));
     }
@@ -81,21 +81,24 @@ fn anothers_slab_is_out_of_reach(kind: Kind) {
     assert_eq!(thief.read(Lease { lease: 3, ..lease }, 3), Err(Refusal::NoLease), "one that nobody has");
     assert_eq!(thief.read(Lease { lease: 1 << 40, ..lease }, 3), Err(Refusal::NoLease), "one that there is not");
     // All of a tree's leases are its members' to give back, and nobody else's.
-    let member = Peer::borrower_by(kind, donor.address(), 5 << 64 | 1).grant(0);
-    let mut other = Peer::borrower_by(kind, donor.address(), 6 << 64);
+    let member = Peer::borrower_by(protection, donor.address(), 5 << 64 | 1).grant(0);
+    let mut other = Peer::borrower_by(protection, donor.address(), 6 << 64);
     let tree = |token| Message::Release { lease: aquifer_wire::EVERY_LEASE, token };
     assert_eq!(other.ask(tree(5), &[]).0, Message::Error { refusal: Refusal::NotYours });
     assert_eq!(other.ask(tree(6), &[]).0, Message::Released { slabs: 0 });
-    assert!(Peer::borrower_by(kind, donor.address(), 5 << 64 | 1).read(member, 0).is_ok());
-    assert_eq!(Peer::borrower_by(kind, donor.address(), 5 << 64).ask(tree(5), &[]).0, Message::Released { slabs: 1 });
+    assert!(Peer::borrower_by(protection, donor.address(), 5 << 64 | 1).read(member, 0).is_ok());
+    assert_eq!(
+        Peer::borrower_by(protection, donor.address(), 5 << 64).ask(tree(5), &[]).0,
+        Message::Released { slabs: 1 }
+    );
     // All of it is counted, and told of once.
     assert_eq!(refused(&donor, Refusal::NotYours), 7);
     told_once(&lines, Refusal::NotYours);
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
 
-fn a_stale_token_never_passes(kind: Kind) {
-    let (donor, lines, mut owner, old) = with_a_secret(kind, settings(4));
+fn a_stale_token_never_passes(protection: Protection) {
+    let (donor, lines, mut owner, old) = with_a_secret(protection, settings(4));
     let new = owner.grant(0);
     assert_eq!((new.lease, new.token > old.token), (old.lease, true));
     assert_eq!(owner.write(old, 3, 9), Message::Error { refusal: Refusal::StaleToken });
@@ -112,8 +115,8 @@ fn a_stale_token_never_passes(kind: Kind) {
     assert!(owner.read(new, 3).is_err());
 }
 
-fn what_lies_beyond_a_lease_is_out_of_reach(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, settings(4));
+fn what_lies_beyond_a_lease_is_out_of_reach(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
     let next = owner.grant(1);
     let Lease { lease: number, token, .. } = lease;
     for (offset, bytes) in
@@ -130,8 +133,8 @@ fn what_lies_beyond_a_lease_is_out_of_reach(kind: Kind) {
     assert_eq!(owner.read(lease, 511).unwrap(), [0; 4096], "nothing of a refused write is stored");
 }
 
-fn a_replayed_frame_is_refused_on_its_connection_and_on_others(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, settings(4));
+fn a_replayed_frame_is_refused_on_its_connection_and_on_others(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
     let Lease { lease: number, token, .. } = lease;
     let recorded = owner.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[5; 4096]);
     owner.send_bytes(&recorded);
@@ -141,20 +144,20 @@ fn a_replayed_frame_is_refused_on_its_connection_and_on_others(kind: Kind) {
     owner.send_bytes(&recorded);
     owner.expect_the_end(Refusal::Replayed);
     // On another connection of the same borrower, as one who listens to plain text could have it.
-    let mut other = Peer::borrower_by(kind, donor.address(), 1);
+    let mut other = Peer::borrower_by(protection, donor.address(), 1);
     other.send_bytes(&recorded);
     other.expect_the_end(Refusal::Replayed);
     wait_until(&donor, |standing| standing.refused(Refusal::Replayed) == 2);
     told_once(&lines, Refusal::Replayed);
-    let mut owner = Peer::borrower_by(kind, donor.address(), 1);
+    let mut owner = Peer::borrower_by(protection, donor.address(), 1);
     assert_eq!(owner.read(lease, 3).unwrap(), [6; 4096]);
 }
 
-fn a_truncated_frame_changes_nothing(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, settings(4));
+fn a_truncated_frame_changes_nothing(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
     let Lease { lease: number, token, .. } = lease;
     for (count, cut) in [(1, 10), (2, 72 + 4000)] {
-        let mut other = Peer::borrower_by(kind, donor.address(), 1);
+        let mut other = Peer::borrower_by(protection, donor.address(), 1);
         let frame = other.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
         other.send_bytes(&frame[..cut]);
         other.stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -165,11 +168,11 @@ fn a_truncated_frame_changes_nothing(kind: Kind) {
     told_once(&lines, Refusal::Truncated);
 }
 
-fn a_damaged_frame_changes_nothing(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, settings(4));
+fn a_damaged_frame_changes_nothing(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, settings(4));
     let Lease { lease: number, token, .. } = lease;
     for (at, refusal) in [(40, Refusal::HeaderDamaged), (72 + 100, Refusal::BodyDamaged)] {
-        let mut other = Peer::borrower_by(kind, donor.address(), 1);
+        let mut other = Peer::borrower_by(protection, donor.address(), 1);
         let mut frame = other.frame(Message::Write { lease: number, token, offset: 3 * 4096 }, &[9; 4096]);
         frame[at] ^= 0x10;
         other.send_bytes(&frame);
@@ -180,11 +183,11 @@ fn a_damaged_frame_changes_nothing(kind: Kind) {
     }
 }
 
-fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(kind: Kind) {
-    let (donor, lines, _owner, lease) = with_a_secret(kind, settings(4));
+fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(protection: Protection) {
+    let (donor, lines, _owner, lease) = with_a_secret(protection, settings(4));
     let Lease { lease: number, token, .. } = lease;
     for bytes in [BODY_BYTES_MOST + 4096, u32::MAX] {
-        let mut other = Peer::borrower_by(kind, donor.address(), 1);
+        let mut other = Peer::borrower_by(protection, donor.address(), 1);
         let write = Message::Write { lease: number, token, offset: 0 };
         let header = Header { request: other.next, message: write, body_bytes: bytes, body_crc: 1 };
         other.send_bytes(&header.encode());
@@ -194,18 +197,18 @@ fn a_length_beyond_all_bounds_is_refused_before_anything_is_read(kind: Kind) {
     told_once(&lines, Refusal::Oversized);
 }
 
-fn whoever_draws_a_frame_out_is_dropped(kind: Kind) {
-    let (donor, lines, mut owner, lease) = with_a_secret(kind, impatient(4));
+fn whoever_draws_a_frame_out_is_dropped(protection: Protection) {
+    let (donor, lines, mut owner, lease) = with_a_secret(protection, impatient(4));
     let Lease { lease: number, token, .. } = lease;
     let start = Instant::now();
     // Says nothing at all; stops within a frame; sends a byte now and then, of a header and of a body.
-    let mut mute = Peer::connect(kind, donor.address());
-    let mut halting = Peer::borrower_by(kind, donor.address(), 1);
+    let mut mute = Peer::connect(protection, donor.address());
+    let mut halting = Peer::borrower_by(protection, donor.address(), 1);
     let write = Message::Write { lease: number, token, offset: 3 * 4096 };
     let frame = halting.frame(write, &[9; 4096]);
     halting.send_bytes(&frame[..2000]);
     let drips = [0, HEADER_BYTES].map(|at_once| {
-        let mut dripping = Peer::borrower_by(kind, donor.address(), 1);
+        let mut dripping = Peer::borrower_by(protection, donor.address(), 1);
         std::thread::spawn(move || {
             let frame = dripping.frame(write, &[9; 4096]);
             dripping.send_bytes(&frame[..at_once]);
@@ -228,23 +231,23 @@ fn whoever_draws_a_frame_out_is_dropped(kind: Kind) {
     assert_eq!(owner.read(lease, 3).unwrap(), [7; 4096]);
 }
 
-fn there_are_only_so_many_connections(kind: Kind) {
-    let (donor, _) = start(of(kind, Settings { connections_most: 2, ..settings(4) }));
-    let one = Peer::borrower_by(kind, donor.address(), 1);
-    let _two = Peer::borrower_by(kind, donor.address(), 2);
+fn there_are_only_so_many_connections(protection: Protection) {
+    let (donor, _) = start(of(protection, Settings { connections_most: 2, ..settings(4) }));
+    let one = Peer::borrower_by(protection, donor.address(), 1);
+    let _two = Peer::borrower_by(protection, donor.address(), 2);
     // It is told before any handshake.
     let mut three = Peer::stranger(donor.address());
     three.expect_the_end(Refusal::TooManyConnections);
     assert_eq!(refused(&donor, Refusal::TooManyConnections), 1);
     drop(one);
     wait_until(&donor, |standing| standing.figure(Figure::Connections) == 1);
-    Peer::borrower_by(kind, donor.address(), 3);
+    Peer::borrower_by(protection, donor.address(), 3);
 }
 
-fn a_quota_and_the_end_of_the_memory_are_refusals_that_leave_the_rest_alone(kind: Kind) {
-    let (donor, _) = start(of(kind, Settings { quota_bytes: Some(2 * SLAB_BYTES), ..settings(3) }));
-    let mut one = Peer::borrower_by(kind, donor.address(), 1);
-    let mut two = Peer::borrower_by(kind, donor.address(), 2);
+fn a_quota_and_the_end_of_the_memory_are_refusals_that_leave_the_rest_alone(protection: Protection) {
+    let (donor, _) = start(of(protection, Settings { quota_bytes: Some(2 * SLAB_BYTES), ..settings(3) }));
+    let mut one = Peer::borrower_by(protection, donor.address(), 1);
+    let mut two = Peer::borrower_by(protection, donor.address(), 2);
     let leases = [one.grant(5), one.grant(9)];
     assert_eq!(one.ask(Message::Grant { range: 6 }, &[]).0, Message::Error { refusal: Refusal::Quota });
     two.grant(0);

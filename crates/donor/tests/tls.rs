@@ -3,7 +3,6 @@
 
 //! Who has no good certificate borrows nothing, and hears why; who speaks no TLS is told so, and holds nobody up.
 
-#[macro_use]
 mod certificates;
 mod peer;
 
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use aquifer_donor::{Donor, Files, Security, Settings, status};
 use aquifer_tiers::{TierSpec, open};
 use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, Refusal};
-use certificates::{Authority, Kind, good, options, write};
+use certificates::{Authority, good, options, write};
 use peer::{Peer, impatient, settings, start, wait_until};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -38,7 +37,7 @@ fn refused(address: SocketAddr, options: &str) -> String {
 }
 
 fn is_lent_to_the_good(donor: &Donor) {
-    let spec: TierSpec = format!("donor:{}{}", donor.address(), Kind::Tls.options()).parse().unwrap();
+    let spec: TierSpec = format!("donor:{}{}", donor.address(), options(&good().borrower)).parse().unwrap();
     open(&spec).expect("a good borrower is served");
 }
 
@@ -122,7 +121,7 @@ fn plain_text_and_tls_are_told_apart() {
     wait_until(&donor, |standing| standing.refused(Refusal::TlsOnly) > 0);
     assert!(lines.lock().unwrap().iter().any(|line| line.contains("tls_only")));
     let (plain, _) = start(settings(4));
-    let message = refused(plain.address(), &Kind::Tls.options());
+    let message = refused(plain.address(), &options(&good().borrower));
     assert!(message.contains("lends in plain text") && message.contains("security=plain"), "{message}");
     wait_until(&plain, |standing| standing.refused(Refusal::PlainOnly) > 0);
 }
@@ -130,7 +129,7 @@ fn plain_text_and_tls_are_told_apart() {
 #[test]
 fn a_donor_that_serves_enough_connections_says_so_over_tls_too() {
     let (donor, _) = start(Settings { connections_most: 0, ..secure(&good().donor) });
-    let message = refused(donor.address(), &Kind::Tls.options());
+    let message = refused(donor.address(), &options(&good().borrower));
     assert!(message.contains("more connections"), "{message}");
 }
 
@@ -181,7 +180,7 @@ fn a_server_that_says_nothing_or_something_else_is_given_up() {
             let _ = stream.write_all(says);
             stream
         });
-        let message = refused(address, &Kind::Tls.options());
+        let message = refused(address, &options(&good().borrower));
         assert!(message.contains("check the address"), "{message}");
         drop(kept.join());
     }

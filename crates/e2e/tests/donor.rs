@@ -25,8 +25,8 @@ struct Donor {
 }
 
 /// Makes the certificates that `docs/donor.md` makes, with its commands. `None` where there is no openssl.
-fn certificates() -> Option<PathBuf> {
-    let directory = scratch("donor-certificates");
+fn certificates(name: &str) -> Option<PathBuf> {
+    let directory = scratch(&format!("{name}-certificates"));
     let text = include_str!("../../../docs/donor.md");
     let (_, rest) = text.split_once("```sh certificates\n").expect("the page has the commands");
     let (commands, _) = rest.split_once("```").expect("they end");
@@ -48,8 +48,8 @@ impl Donor {
     }
 
     /// One that lends over TLS.
-    fn start_secure(words: &[&str]) -> Option<Donor> {
-        let directory = certificates()?;
+    fn start_secure(name: &str, words: &[&str]) -> Option<Donor> {
+        let directory = certificates(name)?;
         let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
         let flags = |cert: &str, key: &str| {
             ["--tls-cert", &file(cert), "--tls-key", &file(key), "--tls-ca", &file("ca.pem")].map(String::from)
@@ -60,9 +60,20 @@ impl Donor {
         Some(Donor::with(words, &flags("donor.pem", "donor.key"), options, borrowers))
     }
 
+    /// One that shares its memory with programs on this machine.
+    fn start_sharing(name: &str, words: &[&str]) -> Donor {
+        // A socket's path may have 107 bytes.
+        let path = std::env::temp_dir().join(format!("aquifer-{name}-{}.sock", std::process::id()));
+        Donor::at(&format!("unix:{}", path.display()), words, &[], String::new(), Vec::new())
+    }
+
     fn with(words: &[&str], security: &[String], options: String, flags: Vec<String>) -> Donor {
+        Donor::at("127.0.0.1:0", words, security, options, flags)
+    }
+
+    fn at(listen: &str, words: &[&str], security: &[String], options: String, flags: Vec<String>) -> Donor {
         let mut command = aquifer();
-        command.args(["donor", "--json", "--listen", "127.0.0.1:0"]).args(security).args(words);
+        command.args(["donor", "--json", "--listen", listen]).args(security).args(words);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
@@ -96,6 +107,8 @@ impl Drop for Donor {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // One that is killed leaves its socket.
+        let _ = self.address.strip_prefix("unix:").map(std::fs::remove_file);
     }
 }
 
@@ -153,6 +166,8 @@ int main(int argc, char **argv) {
         right(0, LEN / 2, 4000, "parent at last");
         return status != 0;
     }
+    /* So that every block has its room in the tier: without a donor there is no more of it. */
+    right(0, LEN, 7, "before");
     struct sigaction action = {.sa_handler = on_bus};
     sigaction(SIGBUS, &action, NULL);
     char ready[4096];
@@ -183,8 +198,14 @@ fn every_byte_comes_back_from_a_donor() {
 
 #[test]
 fn every_byte_comes_back_over_tls() {
-    let Some(donor) = Donor::start_secure(&["--size", "256MiB"]) else { return };
+    let Some(donor) = Donor::start_secure("donor-secure", &["--size", "256MiB"]) else { return };
     every_byte_comes_back("donor-secure", &donor);
+}
+
+#[test]
+fn every_byte_comes_back_from_shared_memory() {
+    let donor = Donor::start_sharing("bytes", &["--size", "256MiB"]);
+    every_byte_comes_back("donor-sharing", &donor);
 }
 
 fn every_byte_comes_back(name: &str, donor: &Donor) {
@@ -201,8 +222,14 @@ fn every_byte_comes_back(name: &str, donor: &Donor) {
         }
         assert_eq!(stats["errors"], 0, "{delivery}");
     }
-    assert!(donor.number("read_bytes_total") > 16 << 20);
-    assert!(donor.number("reads_total") > 0 && donor.number("writes_total") > 0);
+    if donor.address.starts_with("unix:") {
+        assert_eq!(donor.number("reads_total") + donor.number("writes_total"), 0, "bytes go past the donor");
+        // What a program has borrowed is back as soon as it is gone.
+        eventually("its memory comes back", || donor.number("lent_bytes") == 0);
+    } else {
+        assert!(donor.number("read_bytes_total") > 16 << 20);
+        assert!(donor.number("reads_total") > 0 && donor.number("writes_total") > 0);
+    }
     let refusals = donor.status()["refusals_total"].clone();
     let refused = refusals.as_object().expect("counts").values().filter(|count| **count != 0).count();
     assert_eq!(refused, 0, "{refusals}");
@@ -215,8 +242,16 @@ fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
 
 #[test]
 fn parents_and_children_have_their_own_sessions_over_tls() {
-    let Some(donor) = Donor::start_secure(&["--size", "1GiB"]) else { return };
+    let Some(donor) = Donor::start_secure("donor-secure-forks", &["--size", "1GiB"]) else { return };
     parents_and_children("donor-secure-forks", &donor);
+}
+
+#[test]
+fn parents_and_children_share_memory_and_the_last_one_gives_it_back() {
+    let donor = Donor::start_sharing("forks", &["--size", "1GiB"]);
+    parents_and_children("donor-sharing-forks", &donor);
+    eventually("their memory comes back", || donor.number("lent_bytes") == 0);
+    assert_eq!(donor.number("expiries_total"), 0);
 }
 
 fn parents_and_children(name: &str, donor: &Donor) {
@@ -285,6 +320,15 @@ fn what_no_donor_has_room_for_goes_to_the_disk() {
         assert!(level(0, "capacity_bytes") == mib << 20 && (has_room || level(1, "reads") > 0), "{}", stats["levels"]);
         assert_eq!(stats["errors"], 0, "a refusal is no failure where there is another tier");
     }
+}
+
+#[test]
+fn what_a_donor_shared_outlives_it() {
+    let donor = Donor::start_sharing("killed", &["--size", "256MiB"]);
+    let tier = donor.tier(",size=128MiB");
+    let Some((ended, _)) = meanwhile("donor-sharing-killed", &tier, || donor.signal("-KILL")) else { return };
+    ended.expect(0);
+    assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
 }
 
 #[test]

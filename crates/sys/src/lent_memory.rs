@@ -122,14 +122,7 @@ impl LentMemory {
 
     /// Takes its pages from one NUMA node only. Before anything is copied in.
     pub fn bind(&self, node: u32) -> io::Result<()> {
-        if node >= NODES_MOST {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
-        let mask = 1u64 << node;
-        // One more than there are bits: the kernel takes one off.
-        let args = [self.address(), self.bytes, MPOL_BIND, &raw const mask as usize, NODES_MOST as usize + 1, 0];
-        // SAFETY: mbind(2) reads the mask and changes where pages of our own range will come from.
-        unsafe { syscall(libc::SYS_mbind, args) }.map(|_| ()).map_err(error)
+        bind_range(self.address(), self.bytes, node)
     }
 
     fn address(&self) -> usize {
@@ -200,6 +193,29 @@ impl LentMemory {
             }
         }
     }
+}
+
+/// Takes the pages of a file in memory from one NUMA node only, whoever asks for them. Before there are any.
+pub fn bind_file(file: &File, bytes: usize, node: u32) -> io::Result<()> {
+    // The policy is the file's own, and is told by way of a mapping, whose pages nobody touches.
+    let args = [0, bytes, libc::PROT_NONE as usize, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, 0];
+    // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+    let address = unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)?;
+    let bound = bind_range(address, bytes, node);
+    // SAFETY: what was mapped above, to which nobody has a reference.
+    let _ = unsafe { syscall(libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]) };
+    bound
+}
+
+fn bind_range(address: usize, bytes: usize, node: u32) -> io::Result<()> {
+    if node >= NODES_MOST {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mask = 1u64 << node;
+    // One more than there are bits: the kernel takes one off.
+    let args = [address, bytes, MPOL_BIND, &raw const mask as usize, NODES_MOST as usize + 1, 0];
+    // SAFETY: mbind(2) reads the mask and changes where pages of our own range will come from.
+    unsafe { syscall(libc::SYS_mbind, args) }.map(|_| ()).map_err(error)
 }
 
 impl Drop for LentMemory {

@@ -39,6 +39,22 @@ impl SharedSegment {
     /// The pages are present and, where the limit on locked memory allows, locked, so that a signal handler can write
     /// at any time. EFBIG where a file may not be so long (`ulimit -f`).
     pub fn create(name: &CStr, words: usize) -> io::Result<SharedSegment> {
+        let (descriptor, mapping) = Self::make(name, words, libc::MAP_POPULATE)?;
+        seal(&descriptor, SEALS)?;
+        mapping.lock_if_allowed();
+        Ok(SharedSegment { mapping, descriptor: Some(descriptor) })
+    }
+
+    /// As [`create`](Self::create), for words that this process alone writes to: whoever gets the descriptor can read
+    /// them, as a [`SharedView`], and nothing else. Since Linux 5.1. Pages come on touch.
+    pub fn publish(name: &CStr, words: usize) -> io::Result<SharedSegment> {
+        let (descriptor, mapping) = Self::make(name, words, 0)?;
+        // This mapping is there already, and stays writable.
+        seal(&descriptor, SEALS | libc::F_SEAL_FUTURE_WRITE)?;
+        Ok(SharedSegment { mapping, descriptor: Some(descriptor) })
+    }
+
+    fn make(name: &CStr, words: usize, flags: i32) -> io::Result<(OwnedFd, Mapping)> {
         // SAFETY: memfd_create needs a NUL-terminated name, which `CStr` is; the result is a new descriptor.
         let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         check(i64::from(raw))?;
@@ -51,11 +67,9 @@ impl SharedSegment {
         }
         // SAFETY: ftruncate only takes values.
         check(i64::from(unsafe { libc::ftruncate(raw, bytes) }))?;
-        // SAFETY: F_ADD_SEALS only takes values.
-        check(i64::from(unsafe { libc::fcntl(raw, libc::F_ADD_SEALS, SEALS) }))?;
-        let mapping = Mapping::of(raw, libc::PROT_READ | libc::PROT_WRITE)?;
-        mapping.lock_if_allowed();
-        Ok(SharedSegment { mapping, descriptor: Some(descriptor) })
+        // Sealed before anybody else has the descriptor.
+        let mapping = Mapping::whole(raw, libc::PROT_READ | libc::PROT_WRITE, flags)?;
+        Ok((descriptor, mapping))
     }
 
     /// Maps the segment behind an inherited descriptor, which stays open for whoever owns it. A number that
@@ -157,6 +171,11 @@ impl Mapping {
         if seals & i64::from(SEALS) != i64::from(SEALS) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment may still change its size"));
         }
+        Self::whole(descriptor, protection, libc::MAP_POPULATE)
+    }
+
+    /// Of a descriptor whose size does not change any more, or that only the caller has.
+    fn whole(descriptor: i32, protection: i32, flags: i32) -> io::Result<Mapping> {
         // SAFETY: `stat` is plain data for which all zeros is a value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: `status` is a writable `struct stat`.
@@ -172,7 +191,7 @@ impl Mapping {
                 std::ptr::null::<libc::c_void>(),
                 bytes,
                 protection,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
+                libc::MAP_SHARED | flags,
                 descriptor,
                 0_i64,
             )
@@ -203,6 +222,11 @@ impl Drop for Mapping {
     }
 }
 
+fn seal(descriptor: &OwnedFd, seals: i32) -> io::Result<()> {
+    // SAFETY: F_ADD_SEALS only takes values.
+    check(i64::from(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) })).map(drop)
+}
+
 fn check(result: i64) -> io::Result<i64> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -221,6 +245,19 @@ mod tests {
         segment.words()[999].store(7, Ordering::Relaxed);
         other.words()[0].fetch_add(5, Ordering::Relaxed);
         assert_eq!((view.load(999), view.load(0)), (7, 5));
+    }
+
+    #[test]
+    fn what_is_published_is_written_by_its_maker_alone() {
+        let segment = SharedSegment::publish(c"aquifer-test", 1000).unwrap();
+        let descriptor = segment.descriptor().unwrap();
+        let view = SharedView::open(descriptor).unwrap();
+        segment.words()[999].store(7, Ordering::Relaxed);
+        assert_eq!((view.load(999), view.load(0)), (7, 0));
+        assert!(SharedSegment::attach_inherited(descriptor.as_raw_fd()).is_err(), "nobody else maps it for writing");
+        let file = std::fs::File::from(descriptor.try_clone_to_owned().unwrap());
+        assert!(std::os::unix::fs::FileExt::write_at(&file, &[9; 8], 0).is_err());
+        assert_eq!(view.load(0), 0);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Another machine's memory as a tier: a donor lends slabs, and blocks are read and written over the network.
+//! A donor's memory as a tier: it lends slabs, and blocks are read and written over the network, or in memory that it
+//! shares with programs on its own machine.
 //!
 //! A demand read is one round trip of the faulting thread's own, straight into the frame; the background has a
 //! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`
-//! the one that there is, `link.rs` a connection of it, `channel.rs` what protects that, TLS or nothing. What goes over
-//! it: `docs/formats.md`; why so: `docs/decisions/0015-a-donor-lends-slabs.md`.
+//! and `shared_memory.rs` those that there are, `links.rs` has their connections, `link.rs` is one, `channel.rs` what
+//! protects it, TLS or nothing. What goes over it: `docs/formats.md`; why so:
+//! `docs/decisions/0015-a-donor-lends-slabs.md`, `0019-shared-memory-is-a-file-for-each-borrower.md`.
 //!
 //! After fork(2) parent and child read the same slabs, each over connections of its own, and each renews the leases of
 //! both: as one borrower, whose leases last until the last of them has been gone for the time of a lease.
@@ -14,14 +16,18 @@
 mod channel;
 mod contact;
 mod deadline;
+mod gift;
 mod link;
+mod links;
 mod member;
 mod patience;
+mod place;
 mod plain;
 mod queue;
 mod ranges;
 mod recalls;
 mod remote;
+mod shared_memory;
 mod tcp;
 mod tls;
 mod transport;
@@ -39,46 +45,59 @@ use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use self::channel::{Miss, Security};
 use self::link::Greeting;
+use self::links::Links;
 pub(crate) use self::member::{Asked, Offer};
 use self::patience::Patience;
-use self::recalls::Recalls;
+use self::place::Place;
 pub(crate) use self::remote::{Piece, pieces};
 use self::remote::{Remote, Unlent};
-use self::tcp::{SharedTcp, Tcp};
+use self::shared_memory::SharedMemory;
+use self::tcp::Tcp;
 use self::transport::{Loss, Transport};
+use crate::dram::REQUEST_BYTES_MOST;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::open_failure::OpenFailure;
+use crate::plain_queue::Blocking;
 use crate::spec::{DonorSecurity, DonorSpec};
-use crate::tier::{Leaving, Tier, TierQueue};
+use crate::tier::{Leaving, PAGE, Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
 
 pub(crate) const NAME: &str = "donor";
 
-/// A tier in another machine's memory.
+/// A tier in a donor's memory.
 pub struct Donor {
     remote: Arc<Remote>,
+    notices: Vec<String>,
 }
 
 impl Donor {
     /// Greets the donor. Nothing is borrowed yet.
     pub fn open(spec: &DonorSpec) -> Result<Donor, OpenFailure> {
-        let (tcp, greeting) = greet(spec, Patience::ALONE)?;
-        Self::with(spec, tcp, greeting)
+        if let Some(path) = spec.socket_path() {
+            let (memory, greeting, notices) = SharedMemory::open(spec, path, who(spec)?)?;
+            return Self::with(spec, Box::new(memory), greeting, notices);
+        }
+        let (links, greeting) = greet(spec, Patience::ALONE)?;
+        Self::with(spec, Box::new(Tcp(Arc::new(links))), greeting, Vec::new())
     }
 
     /// Gives back what all processes of the tree have borrowed: they have ended. Where that cannot be said, it expires.
+    /// A donor on this machine knows without being told.
     pub(crate) fn farewell(spec: &DonorSpec) {
+        if spec.socket_path().is_some() {
+            return;
+        }
         let (Some(tree), Ok(security), Ok(addresses)) = (spec.tree, security(spec), spec.address.to_socket_addrs())
         else {
             return;
         };
         let who = BorrowerId(u128::from(tree) << 64);
         let greeted = addresses.into_iter().find_map(|address| {
-            let tcp = Tcp::new(address, security.clone(), who, Arc::default(), Patience::ALONE).ok()?;
-            tcp.greet().ok().map(|_| tcp)
+            let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, Patience::ALONE).ok()?;
+            links.greet().ok().map(|_| links)
         });
-        if let Some(tcp) = greeted {
-            let _ = SharedTcp(Arc::new(tcp)).ask(Message::Release { lease: EVERY_LEASE, token: tree }, &[], &mut []);
+        if let Some(links) = greeted {
+            let _ = links.ask(Message::Release { lease: EVERY_LEASE, token: tree }, &[], &mut []);
         }
     }
 
@@ -87,7 +106,12 @@ impl Donor {
         security(spec).map(|_| ()).map_err(|failure| OpenFailure::Credentials { failure })
     }
 
-    fn with(spec: &DonorSpec, tcp: Tcp, greeting: Greeting) -> Result<Donor, OpenFailure> {
+    fn with(
+        spec: &DonorSpec,
+        transport: Box<dyn Transport>,
+        greeting: Greeting,
+        notices: Vec<String>,
+    ) -> Result<Donor, OpenFailure> {
         let lendable_bytes = greeting.lendable_bytes;
         if lendable_bytes == 0 {
             let (address, source) = (spec.address.clone(), io::Error::other(Refusal::Ending));
@@ -102,22 +126,23 @@ impl Donor {
             return Err(OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes });
         }
         let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
-        Ok(Donor { remote: remote(tcp, greeting.lease, slabs, Patience::ALONE, Unlent::Anything)? })
+        let remote = remote(transport, greeting.lease, slabs, Patience::ALONE, Unlent::Anything)?;
+        Ok(Donor { remote, notices })
     }
 }
 
-/// A way to the donor that `spec` names, and what it says.
-fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Tcp, Greeting), OpenFailure> {
+/// Links to the donor that `spec` names at a port, and what it says.
+fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Links, Greeting), OpenFailure> {
     let who = who(spec)?;
     let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
     let failure = |source| OpenFailure::Donor { address: spec.address.clone(), source };
     let mut last = failure(io::ErrorKind::NotFound.into());
     for address in spec.address.to_socket_addrs().map_err(failure)? {
-        let tcp = Tcp::new(address, security.clone(), who, Arc::new(Recalls::default()), patience)
+        let links = Links::new(tcp::LINKS, Place::Tcp(address), security.clone(), who, patience)
             .map_err(|errno| system("making sockets", errno))?;
         let address = spec.address.clone();
-        last = match tcp.greet() {
-            Ok(greeting) => return Ok((tcp, greeting)),
+        last = match links.greet() {
+            Ok(greeting) => return Ok((links, greeting)),
             Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
             Err(Miss::Loss(Loss::Refused(Refusal::PlainOnly))) => OpenFailure::DonorPlain { address },
             Err(Miss::Loss(Loss::Refused(Refusal::TlsOnly))) => OpenFailure::DonorTls { address },
@@ -140,21 +165,19 @@ fn system(what: &'static str, errno: Errno) -> OpenFailure {
 }
 
 fn remote(
-    tcp: Tcp,
+    transport: Box<dyn Transport>,
     lease: Duration,
     slabs: usize,
     patience: Patience,
     unlent: Unlent,
 ) -> Result<Arc<Remote>, OpenFailure> {
-    let recalls = Arc::clone(tcp.recalls());
-    let transport = Box::new(SharedTcp(Arc::new(tcp)));
-    let remote = Remote::new(transport, &recalls, slabs, lease, patience, unlent);
+    let remote = Remote::new(transport, slabs, lease, patience, unlent);
     remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
 }
 
 fn security(spec: &DonorSpec) -> Result<Security, CredentialFailure> {
     Ok(match &spec.security {
-        DonorSecurity::Plain => Security::Plain,
+        DonorSecurity::Local | DonorSecurity::Plain => Security::Plain,
         DonorSecurity::Tls { files, name } => {
             let name = Borrower::name(name).expect("a description has a name that can be one");
             Security::Tls(Arc::new(Borrower::new(files.load()?, name)?))
@@ -171,20 +194,28 @@ impl Tier for Donor {
         "check the donor and the network to it"
     }
 
+    fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
     fn capacity_bytes(&self) -> u64 {
         self.remote.capacity_bytes()
     }
 
+    fn waits_for_medium(&self) -> bool {
+        self.remote.waits()
+    }
+
+    fn request_bytes_most(&self) -> usize {
+        if self.remote.waits() { usize::MAX - usize::MAX % PAGE } else { REQUEST_BYTES_MOST }
+    }
+
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
-        self.remote
-            .read(offset, buffer.bytes_mut())
-            .map_err(|errno| failure(Activity::Read, offset, Cause::Errno(errno)))
+        Blocking::read(&*self.remote, offset, buffer)
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
-        self.remote.write(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, Cause::Errno(errno)))
+        Blocking::write(&*self.remote, offset, buffer)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
@@ -214,6 +245,20 @@ impl Tier for Donor {
 
     fn leaving(&self, from: u64) -> Option<Leaving> {
         self.remote.leaving(from)
+    }
+}
+
+impl Blocking for Remote {
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        let read = self.read_bytes(offset, buffer.bytes_mut());
+        read.map_err(|errno| failure(Activity::Read, offset, Cause::Errno(errno)))
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
+        let written = self.write_bytes(offset, buffer.bytes());
+        written.map_err(|errno| failure(Activity::Write, offset, Cause::Errno(errno)))
     }
 }
 

@@ -22,7 +22,7 @@ use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 const NAME: &str = "dram";
 /// Fits the second-level cache of current processors several times over.
-const REQUEST_BYTES_MOST: usize = 256 << 10;
+pub(crate) const REQUEST_BYTES_MOST: usize = 256 << 10;
 /// Below this a tier is of no use; a size like `4` is most likely a forgotten unit.
 pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
 /// Below this a default is of no use.

@@ -58,6 +58,11 @@ pub enum OpenFailure {
         /// What one borrower may have.
         lendable_bytes: u64,
     },
+    /// The donor is on this machine, and is another user's.
+    DonorUser {
+        /// Where.
+        address: String,
+    },
     /// The process may not make files as long as the tier (`ulimit -f`).
     FileLimit {
         /// The kind of tier.
@@ -199,6 +204,11 @@ impl fmt::Display for OpenFailure {
                 ByteSize(*wanted_bytes),
                 ByteSize(*lendable_bytes)
             ),
+            OpenFailure::DonorUser { address } => write!(
+                f,
+                "the donor at {address} is another user's, and memory is shared with programs of the same user and of \
+                 root alone; run both as the same user"
+            ),
             OpenFailure::FileLimit { tier, wanted_bytes: Some(wanted), limit_bytes } => write!(
                 f,
                 "the {tier} tier should hold {}, but no file may be larger than {} (ulimit -f); raise that limit, \
@@ -307,6 +317,7 @@ mod tests {
                 OpenFailure::DonorTooSmall { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },
                 "less with size=",
             ),
+            (OpenFailure::DonorUser { address: "unix:/socket".into() }, "as the same user"),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: Some(1 << 40), limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::FileLimit { tier: "flash", wanted_bytes: None, limit_bytes: 0 }, "raise that limit"),
             (OpenFailure::Held { path: path() }, "its own file"),

@@ -11,6 +11,7 @@
 //! dram:[size=SIZE]
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
+//! donor:unix:PATH[,size=SIZE]
 //! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
@@ -39,7 +40,7 @@ const NESTING_MAX: u32 = 8;
 pub enum TierSpec {
     /// Several other machines' memory.
     Array(ArraySpec),
-    /// Another machine's memory.
+    /// A donor's memory.
     Donor(DonorSpec),
     /// Local memory.
     Dram {
@@ -279,6 +280,15 @@ mod tests {
         assert_eq!(spec("donor:host:7000,security=plain"), donor("host:7000", None));
         let sized = donor("[::1]:7000", Some(ByteSize(1 << 30)));
         assert_eq!(spec("donor:[::1]:7000,size=1GiB,security=plain"), sized);
+        let local = |size| {
+            let security = DonorSecurity::Local;
+            TierSpec::Donor(DonorSpec { address: "unix:/run/a:1.sock".into(), size, security, tree: None })
+        };
+        assert_eq!(spec("donor:unix:/run/a:1.sock"), local(None));
+        assert_eq!(spec("donor:unix:/run/a:1.sock,size=1GiB"), local(Some(ByteSize(1 << 30))));
+        assert!(
+            matches!(spec("donor:unix:/c++/a*2"), TierSpec::Donor(donor) if donor.socket_path() == Some("/c++/a*2"))
+        );
         for (text, name) in [
             ("donor:host:7000,cert=/c,key=k,ca=./a", "host"),
             ("donor:[::1]:7000,ca=./a,security=tls,key=k,cert=/c", "::1"),
@@ -347,6 +357,8 @@ mod tests {
             ("donor:host:7000,security=plain,cert=c", "no certificates", "leave it out"),
             ("donor:host:7000,security=ssl", "'ssl'", "security=plain"),
             ("donor:host:7000,security", "'security'", "security=plain"),
+            ("donor:unix:", "no path of a socket", "donor:unix:PATH"),
+            ("donor:unix:/s,security=plain", "'security'", "size=SIZE"),
             ("pool:fast", "not in this build", "flash:PATH"),
             ("dax:/dev/dax0.0", "not in this build", "flash:PATH"),
             ("failing:", "needs rules", "failing:after=100:dram:"),

@@ -62,6 +62,7 @@ refusals! {
     27 CertificateUnusable "certificate_unusable" "a certificate that cannot be used",
     28 Distrusted "distrusted" "a borrower that does not trust this donor's certificate",
     29 RecordDamaged "record_damaged" "a TLS record that cannot be opened",
+    30 OtherUser "other_user" "a user that may not borrow here",
 }
 
 impl Refusal {

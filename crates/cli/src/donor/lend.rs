@@ -12,7 +12,7 @@ use std::process;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{Donor, Security, Settings};
+use aquifer_donor::{Address, Donor, Security, Settings, Source};
 use aquifer_wire::Figure;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
@@ -36,7 +36,7 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     let donor = Donor::start(settings.clone(), Box::new(|line| say(&line))).map_err(|why| cannot(why.to_string()))?;
     let scraped_at = args.metrics.map(|address| metrics::serve(address, donor.observer())).transpose()?;
     output::print(&announcement(args, &settings, &donor, scraped_at))?;
-    notify::tell(&format!("READY=1\nSTATUS=lends {} at {}", ByteSize(donor.capacity_bytes()), donor.address()));
+    notify::tell(&format!("READY=1\nSTATUS=lends {} at {}", ByteSize(donor.capacity_bytes()), donor.place()));
     ends.wait().map_err(no_signals)?;
     let observer = donor.observer();
     let revocations = || observer.standing().figure(Figure::RevocationsTotal);
@@ -57,9 +57,11 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
 
 fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
     let what = "memory is lent over TLS unless plain text is asked for, and that takes certificates";
-    let security = args.tls.security(what)?;
+    let is_local = matches!(args.listen, Address::Local(_));
+    let security = if is_local { args.tls.none(&args.listen)? } else { args.tls.security(what)? };
+    let source = if is_local { shared(&args.source)? } else { args.source.clone() };
     let size = args.size.expect("clap asks for it");
-    let settings = Settings::new(args.listen, size.0, args.source.clone(), security);
+    let settings = Settings::new(args.listen.clone(), size.0, source, security);
     Ok(Settings {
         quota_bytes: args.quota.map(|quota| quota.0),
         node: args.node,
@@ -68,6 +70,22 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         control: args.control.clone(),
         ..settings
     })
+}
+
+/// What memory is taken from that is shared.
+fn shared(asked_for: &Source) -> Result<Source, Failure> {
+    let refuse = |cause, remedy| Err(Failure::new(ExitCode::Usage, cause, remedy));
+    match asked_for {
+        Source::Huge => refuse(
+            "--source huge cannot be shared: what is shared is written by write(2), which huge pages refuse",
+            "leave it out; as root, a donor shares huge pages of another kind",
+        ),
+        Source::Dax(_) => refuse(
+            "--source dax cannot be shared: each borrower gets a file of its own, and a device has none",
+            "leave it out, or lend it at a port",
+        ),
+        Source::Anonymous | Source::Memfd => Ok(Source::Memfd),
+    }
 }
 
 /// Each connection is a descriptor, and the usual limit of 1024 is there for programs that use select(2).
@@ -80,7 +98,8 @@ fn allow_descriptors() {
 
 /// What is said when the donor has started.
 fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at: Option<SocketAddr>) -> String {
-    let (address, capacity) = (donor.address(), donor.capacity_bytes());
+    let (address, capacity) = (donor.place(), donor.capacity_bytes());
+    let is_local = matches!(address, Address::Local(_));
     let source = word(&settings.source);
     let is_plain = settings.security == Security::Plain;
     if args.json {
@@ -91,12 +110,16 @@ fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at
             "capacity_bytes": capacity,
             "quota_bytes": quota,
             "source": source,
-            "security": if is_plain { "plain" } else { "tls" },
+            "security": if is_local { "local" } else if is_plain { "plain" } else { "tls" },
             "lease_ms": lease_ms,
             "metrics": scraped_at.map(|address| address.to_string()),
             "pid": process::id(),
         });
         return format!("{line}\n");
+    }
+    if is_local {
+        let size = ByteSize(capacity);
+        return format!("shares {size} of memory at {address}\nborrow it with --tier donor:{address}\n");
     }
     let (how, options) = match is_plain {
         true => ("in plain text", "security=plain"),

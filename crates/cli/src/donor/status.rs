@@ -9,7 +9,7 @@ use std::process;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{StatusFailure, to_prometheus};
+use aquifer_donor::{Address, StatusFailure, to_prometheus};
 use aquifer_wire::{Figure, Refusal, Standing};
 use serde_json::{Map, Value};
 
@@ -30,7 +30,7 @@ Examples:
   aquifer donor status 127.0.0.1:7411 --security plain --json  one object
   aquifer donor status --control /run/donor.sock --prometheus  a donor of this machine")]
 pub struct StatusArgs {
-    /// Where the donor listens
+    /// Where the donor listens; unix:PATH for a socket of this machine
     #[arg(value_name = "HOST:PORT", required_unless_present = "control")]
     address: Option<String>,
 
@@ -71,6 +71,10 @@ pub fn status(args: &StatusArgs) -> Result<process::ExitCode, Failure> {
 }
 
 fn ask(args: &StatusArgs, typed: &str) -> Result<Standing, Failure> {
+    if let Ok(address @ Address::Local(path)) = &typed.parse() {
+        args.tls.none(address)?;
+        return aquifer_donor::local_status(path, PATIENCE).map_err(|why| failure(typed, &why));
+    }
     let security = args.tls.security("a donor is asked over TLS unless plain text is asked for")?;
     let silent = |error| failure(typed, &StatusFailure::Io(error));
     let mut addresses = typed.to_socket_addrs().map_err(silent)?;

@@ -112,6 +112,8 @@ Tiers:
                           memory of several machines; the options are those of one, and
       mirror=N            each byte is with N of them, and one that is lost costs nothing
                           [default: each byte is with one]
+  donor:unix:PATH[,size=SIZE]
+                          memory that 'aquifer donor --listen unix:PATH' shares on this machine
   emulated:PROFILE[,size=SIZE]
                           local memory that answers as late as a device would; PROFILE is the path
                           of a file, or comes with aquifer:";

@@ -139,6 +139,9 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let path = match parsed {
         TierSpec::Donor(donor) => {
             let options = rest.strip_prefix(&donor.address).expect("the address comes first");
+            if let Some(path) = donor.socket_path() {
+                return Ok(format!("{kind}:unix:{}{options}", absolute_text("--tier", Path::new(path))?));
+            }
             let name = name_of(&donor.security).unwrap_or_default();
             return Ok(format!("{kind}:{}{}", resolved(&donor.address)?, donor_options(options, name)?));
         }
@@ -172,7 +175,7 @@ fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Fail
 /// What a donor's certificate must be for, where it has one.
 fn name_of(security: &DonorSecurity) -> Option<&str> {
     match security {
-        DonorSecurity::Plain => None,
+        DonorSecurity::Local | DonorSecurity::Plain => None,
         DonorSecurity::Tls { name, .. } => Some(name),
     }
 }
@@ -287,6 +290,7 @@ mod tests {
                 format!("failing:after=1:failing::flash:{here}/cold,buffered"),
             ),
             ("dram:", "dram:".into()),
+            ("donor:unix:here.sock,size=1GiB", format!("donor:unix:{here}/here.sock,size=1GiB")),
             ("donor:127.0.0.1:7411,security=plain", "donor:127.0.0.1:7411,security=plain".into()),
         ] {
             assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), told);

@@ -14,35 +14,35 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 
 /// How the connections of a test are protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Protection {
     Plain,
     Tls,
 }
 
-impl Kind {
+impl Protection {
     /// For the donor.
     pub fn security(self) -> Security {
         match self {
-            Kind::Plain => Security::Plain,
-            Kind::Tls => Security::Tls(good().donor.clone()),
+            Protection::Plain => Security::Plain,
+            Protection::Tls => Security::Tls(good().donor.clone()),
         }
     }
 
     /// For a tier of its.
     pub fn options(self) -> String {
         match self {
-            Kind::Plain => ",security=plain".into(),
-            Kind::Tls => options(&good().borrower),
+            Protection::Plain => ",security=plain".into(),
+            Protection::Tls => options(&good().borrower),
         }
     }
 }
 
-/// Every test of the list, once for each kind.
+/// Every test of the list, once for each protection.
 #[allow(unused_macros, reason = "not every test file has a list")]
-macro_rules! for_each_kind {
+macro_rules! for_each_protection {
     ($($test:ident),+ $(,)?) => {
-        mod plain { $(#[test] fn $test() { super::$test(crate::certificates::Kind::Plain); })+ }
-        mod tls { $(#[test] fn $test() { super::$test(crate::certificates::Kind::Tls); })+ }
+        mod plain { $(#[test] fn $test() { super::$test(crate::certificates::Protection::Plain); })+ }
+        mod tls { $(#[test] fn $test() { super::$test(crate::certificates::Protection::Tls); })+ }
     };
 }
 

@@ -17,7 +17,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::certificates::{Kind, good};
+use crate::certificates::{Protection, good};
 
 /// No answer takes so long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -155,29 +155,29 @@ pub struct Lease {
 impl Peer {
     /// Connects and says nothing, also no handshake.
     pub fn stranger(address: SocketAddr) -> Peer {
-        Self::connect(Kind::Plain, address)
+        Self::connect(Protection::Plain, address)
     }
 
     /// Connects, shakes hands where that is done, and says nothing.
-    pub fn connect(kind: Kind, address: SocketAddr) -> Peer {
+    pub fn connect(protection: Protection, address: SocketAddr) -> Peer {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_nodelay(true).unwrap();
-        let stream = match kind {
-            Kind::Plain => Stream::Plain(stream),
-            Kind::Tls => Stream::Tls(Box::new(session(stream))),
+        let stream = match protection {
+            Protection::Plain => Stream::Plain(stream),
+            Protection::Tls => Stream::Tls(Box::new(session(stream))),
         };
         Peer { stream, next: 0, welcome: None, revoked: Vec::new() }
     }
 
     /// Connects and is welcomed.
     pub fn borrower(address: SocketAddr, who: u128) -> Peer {
-        Self::borrower_by(Kind::Plain, address, who)
+        Self::borrower_by(Protection::Plain, address, who)
     }
 
     /// The same, protected as the donor asks for.
-    pub fn borrower_by(kind: Kind, address: SocketAddr, who: u128) -> Peer {
-        let mut peer = Self::connect(kind, address);
+    pub fn borrower_by(protection: Protection, address: SocketAddr, who: u128) -> Peer {
+        let mut peer = Self::connect(protection, address);
         peer.send(Message::Hello { oldest: 1, newest: 1, borrower: BorrowerId(who) }, &[]);
         let (welcome, _) = peer.receive().expect("a donor greets back");
         let Message::Welcome { first_request, .. } = welcome else { panic!("not a welcome: {welcome:?}") };

@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_sys::memory::OwnWord;
 use aquifer_tls::{Borrower, Distrust};
 use aquifer_wire::HEADER_BYTES;
 use rustix::io::Errno;
@@ -91,10 +92,11 @@ pub(crate) enum Security {
 }
 
 impl Security {
-    pub(crate) fn channel(&self) -> Box<dyn Channel> {
+    /// A channel for the process where `own` is 1.
+    pub(crate) fn channel(&self, own: &Arc<OwnWord>) -> Box<dyn Channel> {
         match self {
             Security::Plain => Box::new(PlainChannel),
-            Security::Tls(borrower) => Box::new(TlsChannel::new(Arc::clone(borrower))),
+            Security::Tls(borrower) => Box::new(TlsChannel::new(Arc::clone(borrower), Arc::clone(own))),
         }
     }
 }

@@ -27,12 +27,27 @@ impl Deadline {
                 signals::end_if_asked();
                 Ok(())
             }
-            Errno::AGAIN | Errno::INPROGRESS => Err(Loss::Connection(libc::ETIMEDOUT)),
+            // Interrupted too late: a process that was stopped, and goes on.
+            Errno::AGAIN | Errno::INPROGRESS | Errno::INTR => Err(Loss::Connection(libc::ETIMEDOUT)),
             errno => Err(Loss::Connection(errno.raw_os_error())),
         }
     }
 
     pub(crate) fn check(self) -> Result<(), Loss> {
         if now_ns() < self.0 { Ok(()) } else { Err(Loss::Connection(libc::ETIMEDOUT)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_interrupted_is_repeated_until_it_is_late() {
+        assert_eq!(Deadline::after(Duration::from_secs(60)).judge(Errno::INTR), Ok(()));
+        for errno in [Errno::INTR, Errno::AGAIN] {
+            let judged = Deadline::after(Duration::ZERO).judge(errno);
+            assert_eq!(judged, Err(Loss::Connection(libc::ETIMEDOUT)), "{errno:?}");
+        }
     }
 }

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One TCP connection to a donor. Its socket stays the same when it is connected anew.
+//! One connection to a donor. Its socket stays the same when it is connected anew, where that can be.
 //!
 //! A thread of the pager's has a table of descriptors of its own (`sys/src/own_descriptors.rs`), so a socket that
-//! another thread opens later is not there. Hence sockets are made once; connect(2) with `AF_UNSPEC` takes a connection
-//! off a socket, and the next connect(2) puts another one on: in every table.
+//! another thread opens later is not there. Hence sockets are made once; connect(2) with `AF_UNSPEC` takes a TCP
+//! connection off a socket, and the next connect(2) puts another one on: in every table.
 //!
-//! Threads: one at a time has a link (`tcp.rs`), maybe in a signal handler. System calls go straight to the kernel
+//! A socket within this machine is connected once only. So its connection is kept where a TCP connection would be given
+//! up: when an answer takes too long, it is passed over when it comes. Where it ends nevertheless, the thread that
+//! wants the link makes a socket under the same number, in its own table; another thread finds by the socket's cookie
+//! that its own is not the link's, and does the same.
+//!
+//! Threads: one at a time has a link (`links.rs`), maybe in a signal handler. System calls go straight to the kernel
 //! (rustix); nothing is allocated and no signal sent (`MSG_NOSIGNAL`). Waits are cut into pieces, so that a signal
 //! which ends the program ends it soon; each has a deadline.
 
 use std::fs::File;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,20 +24,22 @@ use std::time::Duration;
 
 use aquifer_sys::own_descriptors::{keep_file, replace};
 use aquifer_sys::raw;
-use aquifer_sys::signals::HEEDED_WITHIN;
 use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, VERSION_NEWEST, VERSION_OLDEST};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::sockopt::socket_cookie;
+use rustix::net::{RecvFlags, SendFlags};
 
-use super::channel::{Channel, Miss, Security};
+use super::channel::{Channel, Miss};
 use super::deadline::Deadline;
 use super::patience::Patience;
+use super::place::Place;
 use super::recalls::Recalls;
 use super::transport::Loss;
 
-/// One wait in the kernel.
-const WAIT_ONCE: Duration = HEEDED_WITHIN;
+/// Requests without an answer on one connection at most: fewer than a donor that stands still for a day is asked.
+const OWED_MOST: u64 = 1 << 20;
+/// The cookie of no socket.
+const NO_COOKIE: u64 = 0;
 
 /// What a donor said in its greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +56,9 @@ pub(crate) struct Link {
     channel: Box<dyn Channel>,
     recalls: Arc<Recalls>,
     is_connected: AtomicBool,
+    is_local: bool,
+    /// Within this machine: which socket has the connection, or had the last one.
+    cookie: AtomicU64,
     /// The number of the next request.
     next: AtomicU64,
 }
@@ -57,26 +66,29 @@ pub(crate) struct Link {
 impl Link {
     /// A socket that is not connected. `is_kept`: the program cannot close it.
     pub(crate) fn new(
-        address: &SocketAddr,
-        security: &Security,
+        place: &Place,
+        channel: Box<dyn Channel>,
         recalls: &Arc<Recalls>,
         is_kept: bool,
     ) -> Result<Link, Errno> {
-        let socket = socket(address)?;
+        let socket = place.socket()?;
         let socket = if is_kept { OwnedFd::from(keep_file(File::from(socket))) } else { socket };
         Ok(Link {
             socket,
-            channel: security.channel(),
+            channel,
             recalls: Arc::clone(recalls),
             is_connected: AtomicBool::new(false),
+            is_local: place.is_local(),
+            cookie: AtomicU64::new(NO_COOKIE),
             next: AtomicU64::new(0),
         })
     }
 
     /// In a forked child: a socket of its own under the same number. False when the link cannot be used here.
-    pub(crate) fn renew(&self, address: &SocketAddr) -> Result<bool, raw::Errno> {
-        let own = socket(address).map_err(|errno| raw::Errno(errno.raw_os_error()))?;
+    pub(crate) fn renew(&self, place: &Place) -> Result<bool, raw::Errno> {
+        let own = place.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
+        self.cookie.store(NO_COOKIE, Ordering::Relaxed);
         replace(own, self.socket.as_fd())?;
         Ok(self.channel.renew())
     }
@@ -91,30 +103,34 @@ impl Link {
     }
 
     /// Whether there is a connection for another request. Asked while none is on its way.
-    pub(crate) fn is_connected(&self) -> bool {
+    pub(crate) fn is_connected(&self, place: &Place) -> bool {
         if self.channel.is_worn() {
-            self.disconnect();
+            self.disconnect(place);
         }
         self.is_connected.load(Ordering::Relaxed)
+            && (!self.is_local || socket_cookie(&self.socket) == Ok(self.cookie.load(Ordering::Relaxed)))
     }
 
     /// Connects and greets. Only where there is no connection.
-    pub(crate) fn connect(&self, address: &SocketAddr, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
-        let greeting = self.try_connect(address, who, patience).map_err(|miss| match self.channel.last_word() {
+    pub(crate) fn connect(&self, place: &Place, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
+        let greeting = self.try_connect(place, who, patience).map_err(|miss| match self.channel.last_word() {
             Some(distrust) => Miss::Distrust(distrust),
             None => miss,
         });
         match &greeting {
             Ok(_) => self.is_connected.store(true, Ordering::Relaxed),
-            Err(_) => self.disconnect(),
+            Err(_) => self.disconnect(place),
         }
         greeting
     }
 
-    fn try_connect(&self, address: &SocketAddr, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
+    fn try_connect(&self, place: &Place, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
+        if self.is_local {
+            self.renew_local(place).map_err(|errno| Loss::Connection(errno.0))?;
+        }
         let deadline = Deadline::after(patience.connect);
         // A connection that is under way is gone on with by the next call.
-        while let Err(errno) = rustix::net::connect(&self.socket, address) {
+        while let Err(errno) = place.connect(self.socket()) {
             match errno {
                 Errno::ISCONN => break,
                 Errno::INPROGRESS | Errno::ALREADY => deadline.judge(Errno::INTR)?,
@@ -125,7 +141,11 @@ impl Link {
         self.channel.open(self.socket(), patience.handshake)?;
         let deadline = Deadline::after(patience.connect);
         let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower: who };
-        self.send_frame(0, hello, &[], deadline)?;
+        match self.send_frame(0, hello, &[], deadline) {
+            // Who is refused before the greeting finds the connection ended, and the reason before the end.
+            Ok(()) | Err(Loss::Connection(libc::EPIPE)) => {}
+            Err(loss) => return Err(loss.into()),
+        }
         match self.receive_header(0, deadline)?.message {
             Message::Welcome { lease_ms, instance, first_request, lendable_bytes, .. } => {
                 self.next.store(first_request, Ordering::Relaxed);
@@ -136,12 +156,21 @@ impl Link {
         }
     }
 
+    /// A socket that can be connected, and that the link knows.
+    fn renew_local(&self, place: &Place) -> Result<(), raw::Errno> {
+        let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
+        if self.cookie.load(Ordering::Relaxed) != NO_COOKIE {
+            replace(place.socket().map_err(errno)?, self.socket.as_fd())?;
+        }
+        self.cookie.store(socket_cookie(&self.socket).map_err(errno)?, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Takes the connection off.
-    pub(crate) fn disconnect(&self) {
+    pub(crate) fn disconnect(&self, place: &Place) {
         self.is_connected.store(false, Ordering::Relaxed);
         self.channel.close();
-        // Fails where there is none, which is as good.
-        let _ = rustix::net::connect_unspec(&self.socket);
+        place.disconnect(self.socket());
     }
 
     /// The number of a request that is about to be sent.
@@ -152,34 +181,56 @@ impl Link {
     }
 
     /// One request and its answer, whose body fills `into`. Whatever goes wrong ends the connection, other than a
-    /// refusal that leaves it good.
+    /// refusal that leaves it good, and an answer that takes too long within this machine.
     pub(crate) fn exchange(
         &self,
+        place: &Place,
         message: Message,
         payload: &[u8],
         into: &mut [u8],
         patience: &Patience,
     ) -> Result<Message, Loss> {
         let deadline = Deadline::after(patience.answer);
-        let request = self.begin(message, payload, deadline)?;
-        self.finish(request, into, deadline)
+        let request = self.begin(place, message, payload, deadline)?;
+        self.finish(place, request, into, deadline)
     }
 
     /// Sends a request, whose number is returned. Its answer is waited for by [`finish`](Self::finish), or the
     /// connection is ended.
-    pub(crate) fn begin(&self, message: Message, payload: &[u8], deadline: Deadline) -> Result<u64, Loss> {
+    pub(crate) fn begin(
+        &self,
+        place: &Place,
+        message: Message,
+        payload: &[u8],
+        deadline: Deadline,
+    ) -> Result<u64, Loss> {
         let request = self.number();
-        self.send_frame(request, message, payload, deadline).inspect_err(|_| self.disconnect())?;
+        // Where it does not go out, the connection ends also within this machine: its number has been used, and the
+        // donor waits for this request before any other.
+        self.send_frame(request, message, payload, deadline).map_err(|loss| {
+            self.disconnect(place);
+            match loss {
+                Loss::Connection(libc::ETIMEDOUT) if self.is_local => AMIDST,
+                loss => loss,
+            }
+        })?;
         Ok(request)
     }
 
     /// Waits for the answer to a request, whose body fills `into`. Ends the connection as `exchange` does.
-    pub(crate) fn finish(&self, request: u64, into: &mut [u8], deadline: Deadline) -> Result<Message, Loss> {
+    pub(crate) fn finish(
+        &self,
+        place: &Place,
+        request: u64,
+        into: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<Message, Loss> {
         let answer = self.receive_answer(request, into, deadline);
         match &answer {
             Ok(_) => {}
             Err(Loss::Refused(refusal)) if !refusal.ends_connection() => {}
-            Err(_) => self.disconnect(),
+            Err(Loss::Connection(libc::ETIMEDOUT)) if self.is_local => {}
+            Err(_) => self.disconnect(place),
         }
         answer
     }
@@ -221,6 +272,8 @@ impl Link {
                 // One that ends the connection may come before the donor knows a request's number.
                 Message::Error { refusal } if refusal.ends_connection() => return Err(Loss::Refused(refusal)),
                 _ if header.request == request => return Ok(header),
+                // The answer to a request that was given up.
+                _ if self.is_local && request.wrapping_sub(header.request) <= OWED_MOST && header.body_bytes == 0 => {}
                 _ => return Err(Loss::Connection(libc::EPROTO)),
             }
         }
@@ -237,7 +290,8 @@ impl Link {
             match self.receive_some(&mut into[filled..], RecvFlags::WAITALL) {
                 Ok(0) => return Err(Loss::Connection(libc::ECONNRESET)),
                 Ok(bytes) => filled += bytes,
-                Err(errno) => deadline.judge(errno)?,
+                // Half of it is no answer that can be passed over later.
+                Err(errno) => deadline.judge(errno).map_err(|loss| if filled == 0 { loss } else { AMIDST })?,
             }
             deadline.check()?;
         }
@@ -261,16 +315,10 @@ impl Link {
     }
 }
 
+/// The connection has stopped in the middle of a request or an answer.
+const AMIDST: Loss = Loss::Connection(libc::ECONNRESET);
+
 /// What a caller is told of a header that cannot be read.
 pub(crate) fn errno_of_damage(refusal: Refusal) -> i32 {
     if refusal == Refusal::HeaderDamaged { libc::EBADMSG } else { libc::EPROTO }
-}
-
-fn socket(address: &SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_tcp_nodelay(&socket, true)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(WAIT_ONCE))?;
-    set_socket_timeout(&socket, Timeout::Send, Some(WAIT_ONCE))?;
-    Ok(socket)
 }

@@ -14,9 +14,11 @@ use aquifer_sys::raw::Errno;
 use aquifer_wire::SLAB_BYTES;
 
 use super::link::Greeting;
+use super::links::{Begun, Links};
 use super::patience::Patience;
+use super::place::Place;
 use super::remote::{Piece, Remote, Unlent};
-use super::tcp::{Begun, Tcp};
+use super::tcp::{self, Tcp};
 use super::{failure, greet, remote, security, system, who};
 use crate::array::Store;
 use crate::failure::{Activity, Cause, TierFailure};
@@ -29,7 +31,7 @@ const LEASE_UNKNOWN: Duration = Duration::from_secs(60);
 
 /// A donor that has been asked what it lends.
 pub(crate) struct Offer {
-    tcp: Tcp,
+    links: Links,
     greeting: Result<Greeting, OpenFailure>,
     patience: Patience,
 }
@@ -39,16 +41,16 @@ impl Offer {
     pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, OpenFailure> {
         let patience = if is_redundant { Patience::AMONG_OTHERS } else { Patience::ALONE };
         match greet(spec, patience) {
-            Ok((tcp, greeting)) => Ok(Offer { tcp, greeting: Ok(greeting), patience }),
+            Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), patience }),
             Err(refused @ OpenFailure::Donor { .. }) if is_redundant => {
                 let Some(address) = spec.address.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
                     return Err(refused);
                 };
                 let who = who(spec)?;
                 let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
-                let tcp = Tcp::new(address, security, who, Arc::default(), patience)
+                let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, patience)
                     .map_err(|errno| system("making sockets", errno))?;
-                Ok(Offer { tcp, greeting: Err(refused), patience })
+                Ok(Offer { links, greeting: Err(refused), patience })
             }
             Err(refused) => Err(refused),
         }
@@ -67,7 +69,8 @@ impl Offer {
     /// The donor as a member of an array of `slabs` slabs.
     pub(crate) fn accept(self, slabs: usize) -> Result<Share, OpenFailure> {
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
-        Ok(Share(remote(self.tcp, lease, slabs, self.patience, Unlent::Gone)?))
+        let transport = Box::new(Tcp(Arc::new(self.links)));
+        Ok(Share(remote(transport, lease, slabs, self.patience, Unlent::Gone)?))
     }
 }
 
@@ -94,7 +97,7 @@ impl Asked<'_> {
 
 impl Store for Share {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
-        self.0.read(offset, into)
+        self.0.read_bytes(offset, into)
     }
 
     fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
@@ -107,7 +110,7 @@ impl Store for Share {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
-        self.0.write(offset, bytes)
+        self.0.write_bytes(offset, bytes)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {

@@ -24,9 +24,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::link::Link;
+use super::links::Links;
 use super::ranges::Lease;
-use super::remote::{self, Piece, Remote, pieces};
-use super::tcp::Tcp;
+use super::remote::{Piece, Remote, pieces};
+use super::tcp;
 use super::transport::Loss;
 use super::{NAME, failure};
 use crate::failure::{Activity, Cause, TierFailure};
@@ -60,7 +61,7 @@ const NOTHING: Arriving = Arriving { bytes: [0; HEADER_BYTES], filled: 0, header
 
 /// See the module.
 pub(crate) struct TcpQueue {
-    tcp: Arc<Tcp>,
+    links: Arc<Links>,
     remote: Arc<Remote>,
     link: Link,
     /// Readable when the socket has something for us, or takes what waits to go out.
@@ -80,14 +81,14 @@ pub(crate) struct TcpQueue {
 }
 
 impl TcpQueue {
-    pub(crate) fn new(tcp: Arc<Tcp>, remote: Arc<Remote>, depth: u32) -> Result<TcpQueue, raw::Errno> {
+    pub(crate) fn new(links: Arc<Links>, remote: Arc<Remote>, depth: u32) -> Result<TcpQueue, raw::Errno> {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX) as usize;
         let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
-        let link = tcp.new_link()?;
+        let link = links.new_link()?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(errno)?;
         epoll::add(&poll, link.socket(), epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(errno)?;
         Ok(TcpQueue {
-            tcp,
+            links,
             remote,
             link,
             poll,
@@ -118,8 +119,8 @@ impl TcpQueue {
         };
         let number = self.link.number();
         let header = match operation {
-            Operation::Read => Header::new(number, remote::read(piece, lease), &[]),
-            Operation::Write => Header::new(number, remote::write(piece, lease), buffer.bytes()),
+            Operation::Read => Header::new(number, tcp::read(piece, lease), &[]),
+            Operation::Write => Header::new(number, tcp::write(piece, lease), buffer.bytes()),
         };
         if self.outgoing.is_empty() && self.flying.is_empty() {
             self.moved_ns = now_ns();
@@ -136,17 +137,17 @@ impl TcpQueue {
     /// Whether there is a connection, after having tried for one where there is none.
     fn is_connected(&mut self) -> bool {
         // What is on the way goes on, on a connection that has grown old, too.
-        if self.on_the_way() > 0 || self.link.is_connected() {
+        if self.on_the_way() > 0 || self.link.is_connected(self.links.place()) {
             return true;
         }
         // How long to look for a donor is for the demand links to decide.
-        self.remote.contact().begin().is_ok() && self.tcp.is_own() && self.tcp.connect(&self.link).is_ok()
+        self.remote.contact().begin().is_ok() && self.links.is_own() && self.links.connect(&self.link).is_ok()
     }
 
     fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
         let (activity, done) = match operation {
-            Operation::Read => (Activity::Read, self.remote.read(offset, buffer.bytes_mut())),
-            Operation::Write => (Activity::Write, self.remote.write(offset, buffer.bytes())),
+            Operation::Read => (Activity::Read, self.remote.read_bytes(offset, buffer.bytes_mut())),
+            Operation::Write => (Activity::Write, self.remote.write_bytes(offset, buffer.bytes())),
         };
         let outcome = done.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
         self.finished.push_back(Completion { tag, buffer, outcome });
@@ -157,7 +158,7 @@ impl TcpQueue {
         if let Err(_lost) = self.pump_out().and_then(|()| self.pump_in()) {
             self.fall_back();
         }
-        if now_ns().saturating_sub(self.moved_ns) > self.tcp.patience().answer.as_nanos() as u64 {
+        if now_ns().saturating_sub(self.moved_ns) > self.links.patience().answer.as_nanos() as u64 {
             self.fall_back();
         }
         let waits_to_send = !self.outgoing.is_empty();
@@ -268,7 +269,7 @@ impl TcpQueue {
 
     /// The connection has failed: what was on its way is done the ordinary way, and what may arrive late is fenced off.
     fn fall_back(&mut self) {
-        self.link.disconnect();
+        self.link.disconnect(self.links.place());
         self.arriving = NOTHING;
         self.sent = 0;
         for flights in [&self.flying, &self.outgoing] {

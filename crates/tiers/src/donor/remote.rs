@@ -20,10 +20,9 @@ use aquifer_sys::signals;
 use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 
 use super::contact::Contact;
+use super::links::Begun;
 use super::patience::Patience;
 use super::ranges::{Lease, Ranges};
-use super::recalls::Recalls;
-use super::tcp::Begun;
 use super::transport::{Loss, Transport};
 use super::turns::Turns;
 use crate::tier::{Leaving, TierQueue};
@@ -87,14 +86,13 @@ impl Remote {
     /// `slabs` of them, of which none is leased yet; leases last `lease` from each sign of life on.
     pub(crate) fn new(
         transport: Box<dyn Transport>,
-        recalls: &Recalls,
         slabs: usize,
         lease: Duration,
         patience: Patience,
         unlent: Unlent,
     ) -> Result<Remote, Errno> {
         let ranges = Arc::new(Ranges::new(slabs)?);
-        recalls.note_in(Arc::clone(&ranges));
+        transport.recalls().note_in(Arc::clone(&ranges));
         Ok(Remote {
             transport,
             ranges,
@@ -115,6 +113,11 @@ impl Remote {
         self.ranges.count() as u64 * SLAB_BYTES
     }
 
+    /// Whether bytes are waited for.
+    pub(crate) fn waits(&self) -> bool {
+        self.transport.waits()
+    }
+
     pub(crate) fn ranges(&self) -> &Ranges {
         &self.ranges
     }
@@ -125,7 +128,7 @@ impl Remote {
     }
 
     /// Fills `into` from `offset` on.
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    pub(crate) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         let mut rest = into;
         for piece in pieces(offset, rest.len() as u64) {
             let (part, behind) = rest.split_at_mut(piece.bytes);
@@ -145,28 +148,45 @@ impl Remote {
                 into.fill(0);
                 return Ok(());
             };
-            refusal = match self.persist(|| self.transport.ask(read(piece, lease), &[], into)) {
-                Ok(Message::Found) => return Ok(()),
-                Ok(_) => return Err(libc::EPROTO),
+            let read = if self.transport.waits() {
+                self.persist(|| self.transport.read(piece, lease, into))
+            } else {
+                self.transport.read(piece, lease, into)
+            };
+            refusal = match read {
+                Ok(()) => return Ok(()),
                 Err(Loss::Connection(errno)) => return Err(errno),
                 // Another thread has a newer token for it, or nobody has: then its bytes are gone.
                 Err(Loss::Refused(refusal)) if is_about_lease(refusal) => refusal,
                 Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
             };
-            if self.ranges.lease(piece.range) == Some(lease) {
+            if self.ranges.lease(piece.range).map(|now| now.token()) != Some(lease.token()) {
+                continue;
+            }
+            // A grant that got no answer has come to the donor late, or a relative's answer is on its way: the slab is
+            // still ours, by a token that nobody here knows.
+            if refusal != Refusal::StaleToken || !self.ask_token(piece.range, lease)? {
                 break;
             }
         }
         Err(errno_of(refusal))
     }
 
+    /// Asks for a token in place of one that is old. False where the range has another slab now: then its bytes are
+    /// gone.
+    fn ask_token(&self, range: u64, old: Lease) -> Result<bool, i32> {
+        self.ranges.doubt(range, old);
+        let lease = self.lease_to_write(range).map_err(errno_of_loss)?;
+        Ok(lease.slab() == old.slab())
+    }
+
     /// Asks for bytes that lie in one slab, and does not wait for them. `None` where that cannot be done at once.
     pub(crate) fn begin_read(&self, piece: Piece) -> Option<Begun<'_>> {
         let lease = self.ranges.lease(piece.range)?;
-        self.transport.begin(read(piece, lease))
+        self.transport.begin_read(piece, lease)
     }
 
-    /// The end of what [`begin_read`](Self::begin_read) began. Any failure is one that `read` would look at more
+    /// The end of what [`begin_read`](Self::begin_read) began. Any failure is one that `read_bytes` would look at more
     /// closely.
     pub(crate) fn finish_read(&self, begun: Begun<'_>, into: &mut [u8]) -> bool {
         let is_found = begun.finish(into) == Ok(Message::Found);
@@ -177,7 +197,7 @@ impl Remote {
     }
 
     /// Stores `bytes` at `offset`.
-    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    pub(crate) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
@@ -190,28 +210,40 @@ impl Remote {
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let mut refusal = Refusal::NoLease;
         for _ in 0..LEASES_TRIED_MOST {
-            let written = self.persist(|| {
-                let lease = self.writable(piece.range)?;
-                let written = self.transport.ask(write(piece, lease), bytes, &mut []);
-                if written != Ok(Message::Written) {
-                    self.ranges.doubt(piece.range, lease);
-                }
-                written
-            });
+            let written = if self.transport.waits() {
+                self.persist(|| self.write_with(piece, self.writable(piece.range)?, bytes))
+            } else {
+                self.lease_to_write(piece.range).and_then(|lease| self.write_with(piece, lease, bytes))
+            };
             match written {
-                Ok(Message::Written) => return Ok(()),
-                Ok(_) => return Err(libc::EPROTO),
-                Err(Loss::Connection(errno)) => return Err(errno),
+                Ok(()) => return Ok(()),
                 // What else was in the slab is gone, too: a new one would have these bytes only.
                 Err(Loss::Refused(Refusal::NoLease | Refusal::NotYours)) if self.unlent == Unlent::Gone => {
                     self.ranges.forget_range(piece.range);
                     return Err(libc::ENODATA);
                 }
                 Err(Loss::Refused(about)) if is_about_lease(about) => refusal = about,
-                Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
+                Err(loss) => return Err(errno_of_loss(loss)),
             }
         }
         Err(errno_of(refusal))
+    }
+
+    fn write_with(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
+        let written = self.transport.write(piece, lease, bytes);
+        if written.is_err() {
+            self.ranges.doubt(piece.range, lease);
+        }
+        written
+    }
+
+    /// As [`writable`](Self::writable), and the donor is asked only where it must be, until it answers or counts as
+    /// lost.
+    fn lease_to_write(&self, range: u64) -> Result<Lease, Loss> {
+        match self.ranges.lease(range) {
+            Some(lease) if lease.may_write() => Ok(lease),
+            _ => self.persist(|| self.writable(range)),
+        }
     }
 
     /// A lease with which this process may write to a range.
@@ -229,11 +261,7 @@ impl Remote {
 
     /// A new lease for a range, or a new token for the one that it has. Room is set aside from then on.
     pub(crate) fn take(&self, range: u64) -> Result<(), i32> {
-        match self.persist(|| self.grant(range, false).map(|_| Message::Renew)) {
-            Ok(_) => Ok(()),
-            Err(Loss::Connection(errno)) => Err(errno),
-            Err(Loss::Refused(refusal)) => Err(errno_of(refusal)),
-        }
+        self.persist(|| self.grant(range, false)).map(|_| ()).map_err(errno_of_loss)
     }
 
     /// Asks for a grant, unless one came while somebody else asked and that is good enough.
@@ -254,7 +282,7 @@ impl Remote {
         }
         let mut turns = 0;
         let granted = loop {
-            match self.transport.ask(Message::Grant { range }, &[], &mut []) {
+            match self.transport.ask(Message::Grant { range }) {
                 Err(Loss::Refused(Refusal::Busy)) if turns < BUSY_MOST => {
                     turns += 1;
                     signals::sleep(BUSY_PAUSE);
@@ -285,7 +313,7 @@ impl Remote {
             Message::Discard { lease, token, offset: piece.offset, bytes: piece.bytes as u64 }
         };
         let done = self.persist(|| {
-            let done = self.transport.ask(message, &[], &mut []);
+            let done = self.transport.ask(message);
             if done.is_err() {
                 // It may arrive still, and must not meet what is written next.
                 self.ranges.doubt(piece.range, known);
@@ -296,8 +324,7 @@ impl Remote {
             Ok(_) => {}
             // It was done by the try before, or a relative has a newer lease for the same.
             Err(Loss::Refused(refusal)) if is_about_lease(refusal) => {}
-            Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
-            Err(Loss::Connection(errno)) => return Err(errno),
+            Err(loss) => return Err(errno_of_loss(loss)),
         }
         if is_whole {
             self.ranges.forget(piece.range, known);
@@ -335,11 +362,7 @@ impl Remote {
 
     /// Whether the donor answers. Renews the leases.
     pub(crate) fn look(&self) -> Result<(), i32> {
-        match self.persist(|| self.transport.ask(Message::Renew, &[], &mut [])) {
-            Ok(_) => Ok(()),
-            Err(Loss::Connection(errno)) => Err(errno),
-            Err(Loss::Refused(refusal)) => Err(errno_of(refusal)),
-        }
+        self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(errno_of_loss)
     }
 
     /// Whatever was lent is gone: the next run of the donor that answers begins anew.
@@ -361,7 +384,7 @@ impl Remote {
     }
 
     /// Tries until there is an answer, or the donor counts as lost.
-    fn persist(&self, mut attempt: impl FnMut() -> Result<Message, Loss>) -> Result<Message, Loss> {
+    fn persist<T>(&self, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
         let mut tries = self.contact.begin().map_err(Loss::Connection)?;
         loop {
             match attempt() {
@@ -383,18 +406,9 @@ impl Drop for Remote {
     fn drop(&mut self) {
         // Only a courtesy: what is not given back expires. Relatives may use it still, if there are any.
         if self.is_opener.load(Ordering::Relaxed) && self.ranges.any() {
-            let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[], &mut []);
+            let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 });
         }
     }
-}
-
-pub(crate) fn read(piece: Piece, lease: Lease) -> Message {
-    let Piece { offset, bytes, .. } = piece;
-    Message::Read { lease: lease.slab(), token: lease.token(), offset, bytes: bytes as u64 }
-}
-
-pub(crate) fn write(piece: Piece, lease: Lease) -> Message {
-    Message::Write { lease: lease.slab(), token: lease.token(), offset: piece.offset }
 }
 
 /// Whether the donor goes by another lease than this process.
@@ -405,6 +419,13 @@ fn is_about_lease(refusal: Refusal) -> bool {
 /// Whether it stays as it is, however often one tries: a donor that was started anew, sockets of another process.
 pub(crate) fn is_final(errno: i32) -> bool {
     matches!(errno, libc::ESTALE | libc::EOWNERDEAD)
+}
+
+fn errno_of_loss(loss: Loss) -> i32 {
+    match loss {
+        Loss::Connection(errno) => errno,
+        Loss::Refused(refusal) => errno_of(refusal),
+    }
 }
 
 /// How a refusal looks to who uses a tier.

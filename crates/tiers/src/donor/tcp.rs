@@ -1,251 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor over TCP: a few links for demand, which threads take by turns, and one more for each queue.
-//!
-//! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
-//! exchange; who finds none waits on a futex for one, within a bound.
-//!
-//! After fork(2) the child gets sockets of its own under the same numbers before anything of the program runs: two
-//! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
-//! word that fork(2) clears, and refused.
+//! A donor over TCP: each read and write is a request, whose bytes go straight from and to the frame. Links for demand,
+//! and one more for each queue.
 
-use aquifer_sys::futex::EventCount;
-use aquifer_sys::memory::{OwnWord, SharedWords};
-use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_sys::signals::{self, HEEDED_WITHIN};
-use aquifer_wire::{BorrowerId, Message};
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::channel::{Miss, Security};
-use super::deadline::Deadline;
-use super::link::{Greeting, Link};
-use super::patience::Patience;
+use aquifer_sys::raw::Errno;
+use aquifer_wire::Message;
+
+use super::links::{Begun, Links};
 use super::queue::TcpQueue;
+use super::ranges::Lease;
 use super::recalls::Recalls;
-use super::remote::Remote;
+use super::remote::{Piece, Remote};
 use super::transport::{Loss, Transport};
 use crate::tier::TierQueue;
 
 /// Links for demand. A choice: threads that wait for one at the same time share the way to one donor anyway.
-const LINKS: usize = 8;
-/// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
-const SPINS: u32 = 200;
+pub(crate) const LINKS: usize = 8;
 
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
+/// See the module. Its queues have the links, too.
+pub(crate) struct Tcp(pub(crate) Arc<Links>);
 
-struct Line {
-    link: Link,
-    taken: AtomicU32,
-}
-
-/// See the module.
-pub(crate) struct Tcp {
-    address: SocketAddr,
-    who: BorrowerId,
-    security: Security,
-    recalls: Arc<Recalls>,
-    patience: Patience,
-    lines: Box<[Line]>,
-    /// Signalled when a link came free.
-    freed: EventCount,
-    /// One word, which relatives share, as they share the leases: which run of the donor these are of; 0 before the
-    /// first greeting.
-    instance: SharedWords,
-    /// 1 in the process whose sockets these are.
-    own: OwnWord,
-}
-
-/// A link that is taken.
-struct Taken<'a> {
-    tcp: &'a Tcp,
-    line: &'a Line,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        // Release pairs with the exchange in `take`: the next one sees the link as this one leaves it.
-        self.line.taken.store(FREE, Ordering::Release);
-        self.tcp.freed.signal();
-    }
-}
-
-/// A request whose answer is on its way. Dropped before that has come, it ends the connection: the link's next request
-/// would meet the answer.
-pub(crate) struct Begun<'a> {
-    taken: Taken<'a>,
-    request: u64,
-    deadline: Deadline,
-    is_finished: bool,
-}
-
-impl Begun<'_> {
-    /// Readable when the answer, or its beginning, is there.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.taken.line.link.socket()
+impl Transport for Tcp {
+    fn ask(&self, message: Message) -> Result<Message, Loss> {
+        self.0.ask(message, &[], &mut [])
     }
 
-    /// Waits for the answer, whose body fills `into`.
-    pub(crate) fn finish(mut self, into: &mut [u8]) -> Result<Message, Loss> {
-        self.is_finished = true;
-        self.taken.line.link.finish(self.request, into, self.deadline)
-    }
-}
-
-impl Drop for Begun<'_> {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            self.taken.line.link.disconnect();
-        }
-    }
-}
-
-impl Tcp {
-    /// Makes the sockets. Nothing is connected.
-    pub(crate) fn new(
-        address: SocketAddr,
-        security: Security,
-        who: BorrowerId,
-        recalls: Arc<Recalls>,
-        patience: Patience,
-    ) -> Result<Tcp, Errno> {
-        let line = |_| {
-            let link = Link::new(&address, &security, &recalls, true).map_err(|errno| Errno(errno.raw_os_error()))?;
-            Ok(Line { link, taken: AtomicU32::new(FREE) })
-        };
-        let lines = (0..LINKS).map(line).collect::<Result<_, Errno>>()?;
-        let own = OwnWord::new()?;
-        own.word().store(1, Ordering::Relaxed);
-        let instance = SharedWords::new(1)?;
-        Ok(Tcp { address, who, security, recalls, patience, lines, freed: EventCount::new(), instance, own })
-    }
-
-    /// Connects the first link, to see what the donor says.
-    pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
-        let taken = self.take()?;
-        // A program that begins waits longer than one that is amid its work.
-        self.connect_within(&taken.line.link, &Patience::ALONE)
-    }
-
-    /// Where the donor's word is heard that it wants memory back.
-    pub(crate) fn recalls(&self) -> &Arc<Recalls> {
-        &self.recalls
-    }
-
-    pub(crate) fn patience(&self) -> &Patience {
-        &self.patience
-    }
-
-    fn instance(&self) -> &AtomicU64 {
-        &self.instance.words()[0]
-    }
-
-    pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {
-        self.connect_within(link, &self.patience)
-    }
-
-    fn connect_within(&self, link: &Link, patience: &Patience) -> Result<Greeting, Miss> {
-        let greeting = link.connect(&self.address, self.who, patience)?;
-        let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
-        match known {
-            Err(known) if known != greeting.instance => {
-                // It was started anew, and has nothing of what its predecessor was given.
-                link.disconnect();
-                Err(Loss::Connection(libc::ESTALE).into())
-            }
-            _ => Ok(greeting),
+    fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
+        match self.0.ask(read(piece, lease), &[], into)? {
+            Message::Found => Ok(()),
+            _ => Err(Loss::Connection(libc::EPROTO)),
         }
     }
 
-    pub(crate) fn is_own(&self) -> bool {
-        self.own.word().load(Ordering::Relaxed) == 1
+    fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
+        self.0.begin(read(piece, lease))
     }
 
-    /// A link that is free now and connected.
-    fn take_connected(&self) -> Option<Taken<'_>> {
-        let may_be_taken = |line: &&Line| {
-            let take = || line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
-            self.is_own() && line.link.may_be_connected() && take()
-        };
-        let taken = self.lines.iter().find(may_be_taken).map(|line| Taken { tcp: self, line })?;
-        taken.line.link.is_connected().then_some(taken)
-    }
-
-    fn take(&self) -> Result<Taken<'_>, Loss> {
-        if !self.is_own() {
-            return Err(Loss::Connection(libc::EOWNERDEAD));
+    fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
+        match self.0.ask(write(piece, lease), bytes, &mut [])? {
+            Message::Written => Ok(()),
+            _ => Err(Loss::Connection(libc::EPROTO)),
         }
-        let started = now_ns();
-        loop {
-            let ticket = self.freed.ticket();
-            let free =
-                |line: &&Line| line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
-            if let Some(line) = self.lines.iter().find(free) {
-                return Ok(Taken { tcp: self, line });
-            }
-            if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {
-                return Err(Loss::Connection(libc::ETIMEDOUT));
-            }
-            self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
-            signals::end_if_asked();
-        }
-    }
-
-    /// A link for a queue, not connected yet.
-    pub(crate) fn new_link(&self) -> Result<Link, Errno> {
-        Link::new(&self.address, &self.security, &self.recalls, false).map_err(|errno| Errno(errno.raw_os_error()))
-    }
-}
-
-/// The way that a tier and its queues share.
-pub(crate) struct SharedTcp(pub(crate) Arc<Tcp>);
-
-impl Transport for SharedTcp {
-    fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
-        let tcp = &*self.0;
-        let taken = tcp.take()?;
-        let link = &taken.line.link;
-        if !link.is_connected() {
-            tcp.connect(link)?;
-        }
-        link.exchange(message, payload, into, &tcp.patience)
-    }
-
-    fn begin(&self, message: Message) -> Option<Begun<'_>> {
-        let taken = self.0.take_connected()?;
-        let deadline = Deadline::after(self.0.patience.answer);
-        let request = taken.line.link.begin(message, &[], deadline).ok()?;
-        Some(Begun { taken, request, deadline, is_finished: false })
     }
 
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
         Ok(Box::new(TcpQueue::new(Arc::clone(&self.0), Arc::clone(remote), depth)?))
     }
 
+    fn recalls(&self) -> &Recalls {
+        self.0.recalls()
+    }
+
     fn start_over(&self) {
-        self.0.instance().store(0, Ordering::Relaxed);
+        self.0.start_over();
+    }
+
+    fn waits(&self) -> bool {
+        true
     }
 
     fn renew(&self) -> Result<bool, Errno> {
-        let tcp = &*self.0;
-        if tcp.is_own() {
-            return Ok(false);
-        }
-        let mut usable = 0;
-        for line in &tcp.lines {
-            // Whoever had it is a thread of the parent's. Where it was amid a session, nobody has it here.
-            let is_usable = line.link.renew(&tcp.address)?;
-            line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
-            usable += usize::from(is_usable);
-        }
-        if usable == 0 {
-            return Err(Errno(libc::EAGAIN));
-        }
-        tcp.own.word().store(1, Ordering::Release);
-        Ok(true)
+        self.0.renew()
     }
+}
+
+pub(crate) fn read(piece: Piece, lease: Lease) -> Message {
+    let Piece { offset, bytes, .. } = piece;
+    Message::Read { lease: lease.slab(), token: lease.token(), offset, bytes: bytes as u64 }
+}
+
+pub(crate) fn write(piece: Piece, lease: Lease) -> Message {
+    Message::Write { lease: lease.slab(), token: lease.token(), offset: piece.offset }
 }

@@ -7,16 +7,22 @@
 //! may be one in a signal handler. Afterwards there are two boxes of a fixed size, made with the link: one for records
 //! that wait to go out, one for what has come in.
 //!
+//! A forked child has the parent's keys and numbers, and whatever it sealed with them would open up what the parent
+//! seals: two texts under one nonce. So nothing is sealed, and nothing that was sealed is sent, but in the process
+//! whose sockets these are, however a child was made.
+//!
 //! Threads: the one that has the link. The lock is never waited for: who finds it taken is in a forked child, where a
 //! thread of the parent's had it.
 
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use aquifer_sys::deep_stack;
+use aquifer_sys::memory::OwnWord;
 use aquifer_tls::{
     Borrower, Broken, Distrust, Opening, Pipe, Protection, RECORD_BYTES_MOST, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES,
     ShakeFailure, TEXT_BYTES_MOST,
@@ -46,6 +52,8 @@ impl fmt::Debug for TlsChannel {
 }
 
 struct Session {
+    /// 1 in the process whose sockets these are.
+    own: Arc<OwnWord>,
     /// While there is a connection.
     protection: Option<Protection>,
     outbox: Box<[u8]>,
@@ -61,18 +69,9 @@ struct Session {
 }
 
 impl TlsChannel {
-    pub(crate) fn new(borrower: Arc<Borrower>) -> TlsChannel {
-        let session = Session {
-            protection: None,
-            outbox: vec![0; RECORDS_AT_ONCE * (TEXT_BYTES_MOST + RECORD_EXTRA_BYTES)].into(),
-            waiting: 0..0,
-            waiting_bytes: 0,
-            inbox: vec![0; RECORDS_AT_ONCE * RECORD_BYTES_MOST].into(),
-            text: 0..0,
-            sealed: 0..0,
-            last_word: None,
-        };
-        TlsChannel { borrower, session: Mutex::new(session) }
+    /// `own` is 1 in the process whose sockets these are, and 0 in every child of it until that has sockets of its own.
+    pub(crate) fn new(borrower: Arc<Borrower>, own: Arc<OwnWord>) -> TlsChannel {
+        TlsChannel { borrower, session: Mutex::new(Session::new(own)) }
     }
 
     fn session(&self) -> Result<MutexGuard<'_, Session>, Errno> {
@@ -109,15 +108,7 @@ impl Channel for TlsChannel {
         sent: usize,
         flags: SendFlags,
     ) -> Result<usize, Errno> {
-        let session = &mut *self.session()?;
-        if session.waiting.is_empty() {
-            session.seal(header, payload, sent)?;
-        }
-        while !session.waiting.is_empty() {
-            let rest = &session.outbox[session.waiting.clone()];
-            session.waiting.start += rustix::net::send(socket, rest, flags | SendFlags::NOSIGNAL)?;
-        }
-        Ok(session.waiting_bytes)
+        self.session()?.send(socket, header, payload, sent, flags)
     }
 
     fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
@@ -160,6 +151,45 @@ impl Channel for TlsChannel {
 }
 
 impl Session {
+    fn new(own: Arc<OwnWord>) -> Session {
+        Session {
+            own,
+            protection: None,
+            outbox: vec![0; RECORDS_AT_ONCE * (TEXT_BYTES_MOST + RECORD_EXTRA_BYTES)].into(),
+            waiting: 0..0,
+            waiting_bytes: 0,
+            inbox: vec![0; RECORDS_AT_ONCE * RECORD_BYTES_MOST].into(),
+            text: 0..0,
+            sealed: 0..0,
+            last_word: None,
+        }
+    }
+
+    fn check_owner(&self) -> Result<(), Errno> {
+        if self.own.word().load(Ordering::Relaxed) == 1 { Ok(()) } else { Err(Errno::OWNERDEAD) }
+    }
+
+    fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        header: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        sent: usize,
+        flags: SendFlags,
+    ) -> Result<usize, Errno> {
+        if self.waiting.is_empty() {
+            self.check_owner()?;
+            self.seal(header, payload, sent)?;
+        }
+        while !self.waiting.is_empty() {
+            // Once more: a handler of the program's may have forked while this thread sealed.
+            self.check_owner()?;
+            let rest = &self.outbox[self.waiting.clone()];
+            self.waiting.start += rustix::net::send(socket, rest, flags | SendFlags::NOSIGNAL)?;
+        }
+        Ok(self.waiting_bytes)
+    }
+
     fn forget(&mut self) {
         self.protection = None;
         (self.waiting, self.waiting_bytes) = (0..0, 0);
@@ -286,5 +316,35 @@ fn errno_of(broken: Broken) -> Errno {
         Broken::Foreign => Errno::PROTO,
         // The connection is made anew, with new keys.
         Broken::Spent => Errno::CONNRESET,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_sealed_or_sent_in_a_child_that_was_made_without_us_knowing() {
+        let own = Arc::new(OwnWord::new().unwrap());
+        let mut session = Session::new(Arc::clone(&own));
+        let (ours, donors) = UnixStream::pair().unwrap();
+        donors.set_nonblocking(true).unwrap();
+        let send = |session: &mut Session| session.send(ours.as_fd(), &[0; HEADER_BYTES], &[], 0, SendFlags::DONTWAIT);
+        let arrived = |bytes: &mut [u8]| std::io::Read::read(&mut &donors, bytes).ok();
+        // fork(2) makes the word 0, and only what is asked before sealing says so: there is nothing to seal with.
+        assert_eq!(send(&mut session), Err(Errno::OWNERDEAD));
+        own.word().store(1, Ordering::Relaxed);
+        assert_eq!(send(&mut session), Err(Errno::NOTCONN));
+        // Sealed by the parent, with half of it sent.
+        (session.waiting, session.waiting_bytes) = (3..7, HEADER_BYTES);
+        own.word().store(0, Ordering::Relaxed);
+        assert_eq!(send(&mut session), Err(Errno::OWNERDEAD));
+        assert_eq!(arrived(&mut [0; 8]), None, "nothing of the parent's goes out");
+        own.word().store(1, Ordering::Relaxed);
+        assert_eq!(send(&mut session), Ok(HEADER_BYTES));
+        assert_eq!(arrived(&mut [0; 8]), Some(4));
     }
 }

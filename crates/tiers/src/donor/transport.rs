@@ -3,18 +3,25 @@
 
 //! A way to a donor: what every one can do, whatever carries it.
 //!
-//! [`Transport::ask`] is one round trip on the calling thread, which may be the faulting one inside a signal handler:
-//! it allocates nothing, logs nothing, and comes to its end within a bounded time. What it tells the donor is a message
-//! of `aquifer_wire`; bulk bytes go straight from and to the frame. It tries once: whether to try again is decided in
+//! Two kinds of things go that way. What is *asked* ([`Transport::ask`]), grants above all, is a message of
+//! `aquifer_wire` that the donor answers. *Bytes* go between a frame and a slab ([`Transport::read`],
+//! [`Transport::write`]): as messages, too (`tcp.rs`), or past the donor (`shared_memory.rs`).
+//!
+//! All of it runs on the calling thread, which may be the faulting one inside a signal handler: it allocates nothing,
+//! logs nothing, and comes to its end within a bounded time. It is tried once: whether to try again is decided in
 //! `remote.rs`, since only there is it known what may be done twice.
+//!
+//! Every transport passes one list of tests, `crates/donor/tests/transports.rs`.
 
 use std::sync::Arc;
 
 use aquifer_sys::raw::Errno;
 use aquifer_wire::{Message, Refusal};
 
-use super::remote::Remote;
-use super::tcp::Begun;
+use super::links::Begun;
+use super::ranges::Lease;
+use super::recalls::Recalls;
+use super::remote::{Piece, Remote};
 use crate::tier::TierQueue;
 
 /// Why there is no answer, or none that was hoped for.
@@ -28,17 +35,33 @@ pub(crate) enum Loss {
 
 /// See the module.
 pub(crate) trait Transport: Send + Sync {
-    /// Asks for one thing. `payload` goes along; the answer's body fills `into`, which is as long as it must be.
-    fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss>;
+    /// Asks for one thing that has no bytes with it, either way.
+    fn ask(&self, message: Message) -> Result<Message, Loss>;
 
-    /// Asks for bytes, and does not wait for them: where there is a connection that can be asked at once.
-    fn begin(&self, message: Message) -> Option<Begun<'_>>;
+    /// Fills `into`, which is as long as the piece, if the lease is good.
+    fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss>;
 
-    /// A queue for one worker, with a connection of its own.
+    /// Asks for bytes, and does not wait for them. `None` where that cannot be done at once, or nothing is waited for.
+    fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
+        let _ = (piece, lease);
+        None
+    }
+
+    /// Stores `bytes`, which are as long as the piece, if the lease is good. Where the connection fails they may be
+    /// stored later, unless the lease has a new token by then.
+    fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss>;
+
+    /// A queue for one worker.
     fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno>;
+
+    /// Where the donor's word is heard that it wants memory back.
+    fn recalls(&self) -> &Recalls;
 
     /// Nothing is known any more of a run of the donor: the next one that answers is taken.
     fn start_over(&self);
+
+    /// Whether bytes are waited for. When not, the processor copies them itself.
+    fn waits(&self) -> bool;
 
     /// In a forked child: connections of its own in place of its parent's. Returns whether there was anything to do.
     fn renew(&self) -> Result<bool, Errno>;

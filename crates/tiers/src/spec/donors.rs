@@ -8,13 +8,14 @@
 use aquifer_core::units::ByteSize;
 use aquifer_tls::{Borrower, Files};
 
-use super::{TierSpec, options, set_size, unknown};
+use super::{TierSpec, only_size, options, set_size, unknown};
 use crate::array::{MEMBERS_MOST, POSITIONS, WEIGHT_MOST};
 
 /// A donor's tier, described.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorSpec {
-    /// `HOST:PORT`; the host is a name, an address, or an address of IP version 6 in brackets.
+    /// `HOST:PORT`; the host is a name, an address, or an address of IP version 6 in brackets. Or `unix:PATH`, a socket
+    /// of this machine.
     pub address: String,
     /// Capacity; by default what the donor lends to one borrower.
     pub size: Option<ByteSize>,
@@ -25,9 +26,23 @@ pub struct DonorSpec {
     pub tree: Option<u64>,
 }
 
+/// What stands before the path of a donor's socket.
+const LOCAL: &str = "unix:";
+/// The longest path of a socket: unix(7).
+const SOCKET_PATH_BYTES_MOST: usize = 107;
+
+impl DonorSpec {
+    /// The path of its socket, where the donor is on this machine and shares its memory.
+    pub fn socket_path(&self) -> Option<&str> {
+        self.address.strip_prefix(LOCAL)
+    }
+}
+
 /// How connections to a donor are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DonorSecurity {
+    /// By the kernel: they do not leave the machine.
+    Local,
     /// Not at all.
     Plain,
     /// By TLS 1.3, with certificates on both sides.
@@ -98,6 +113,9 @@ const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=p
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     let (addresses, rest) = rest.split_once(',').unwrap_or((rest, ""));
+    if addresses.split('+').any(|address| address.starts_with(LOCAL)) {
+        return local(addresses, rest).map(TierSpec::Donor);
+    }
     let said = Said::read(rest)?;
     let mut members = Vec::new();
     for text in addresses.split('+') {
@@ -132,6 +150,26 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
         }
     }
     Ok(TierSpec::Array(ArraySpec { members: specs, redundancy, size: said.size }))
+}
+
+/// `unix:PATH`: a donor on this machine, which stands alone. What it shares is that of one run of it, which others could
+/// not go on without.
+fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
+    let is_another = |part: &str| part.starts_with(LOCAL) || member(part).is_ok();
+    if !address.starts_with(LOCAL) || address.split('+').skip(1).any(is_another) {
+        return Err(format!(
+            "'{address}' names several donors, and one that shares memory within this machine stands alone; write \
+             donor:unix:PATH for it, or give all of them ports"
+        ));
+    }
+    let path = &address[LOCAL.len()..];
+    if path.is_empty() || path.len() > SOCKET_PATH_BYTES_MOST {
+        return Err(format!(
+            "'{path}' is no path of a socket; write donor:unix:PATH with a path of {SOCKET_PATH_BYTES_MOST} bytes at \
+             most"
+        ));
+    }
+    Ok(DonorSpec { address: address.into(), size: only_size(rest)?, security: DonorSecurity::Local, tree: None })
 }
 
 /// `HOST:PORT`, and `*WEIGHT` behind it.
@@ -268,7 +306,7 @@ mod tests {
         let names = |text: &str| {
             let name = |member: MemberSpec| match member.donor.security {
                 DonorSecurity::Tls { name, .. } => name,
-                DonorSecurity::Plain => String::new(),
+                DonorSecurity::Local | DonorSecurity::Plain => String::new(),
             };
             array(text).members.into_iter().map(name).collect::<Vec<_>>()
         };
@@ -300,6 +338,9 @@ mod tests {
             ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+y+z", "3 names for 2 donors", "one for each"),
             ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+", "''", "a host's name"),
             (&many, "64 donors", "63 at most"),
+            ("donor:unix:/a+unix:/b", "stands alone", "donor:unix:PATH"),
+            ("donor:unix:/a+host:1,security=plain", "stands alone", "all of them ports"),
+            ("donor:host:1+unix:/a,security=plain", "stands alone", "all of them ports"),
         ] {
             let message = text.parse::<TierSpec>().expect_err(text).to_string();
             assert!(message.contains(cause), "{text}: {message}");

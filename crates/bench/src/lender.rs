@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor of the bench's own: `aquifer donor` beside the program that borrows from it, until it is dropped.
+//!
+//! It dies with the bench, however that ends, where setpriv(1) is installed.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+
+use crate::failure::BenchFailure;
+use crate::process::find_program;
+
+/// What a donor lends at least.
+const SLAB_BYTES: u64 = 2 << 20;
+/// It wipes what it lent.
+const END_MAX: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// See the module.
+pub struct Lender {
+    child: Child,
+    /// Where it listens, as `--tier donor:` wants it.
+    pub address: String,
+}
+
+impl Lender {
+    /// Starts one with room for `bytes`. `words` come first: a wrapper such as taskset(1).
+    pub fn start(
+        aquifer: &Path,
+        words: &[String],
+        listen: &str,
+        bytes: u64,
+        security: &[String],
+    ) -> Result<Lender, BenchFailure> {
+        let mut line: Vec<String> = Vec::new();
+        if let Some(setpriv) = find_program("setpriv") {
+            line.extend([setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into()]);
+        }
+        line.extend(words.iter().cloned());
+        line.extend([aquifer.display().to_string(), "donor".into(), "--json".into(), "--listen".into(), listen.into()]);
+        line.extend(["--size".into(), bytes.next_multiple_of(SLAB_BYTES).to_string()]);
+        line.extend(security.iter().cloned());
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let child = command.spawn().map_err(|error| BenchFailure::io("cannot start a donor", &error))?;
+        let mut lender = Lender { child, address: String::new() };
+        let mut said = String::new();
+        // It says where it is, or ends with a reason.
+        let _ = BufReader::new(lender.child.stdout.as_mut().expect("piped")).read_line(&mut said);
+        let told: Option<Value> = serde_json::from_str(&said).ok();
+        match told.as_ref().and_then(|told| told.get("address")).and_then(Value::as_str) {
+            Some(address) => lender.address = address.to_string(),
+            None => {
+                let mut reason = String::new();
+                let _ = lender.child.stderr.as_mut().expect("piped").read_to_string(&mut reason);
+                let cause = format!("there is no donor: {}", reason.trim().replace(char::is_control, " "));
+                return Err(BenchFailure::trouble(cause, ""));
+            }
+        }
+        Ok(lender)
+    }
+
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let group = Pid::from_child(&self.child);
+        for signal in [Signal::TERM, Signal::KILL] {
+            let begin = Instant::now();
+            if self.has_ended() {
+                return;
+            }
+            let _ = kill_process_group(group, signal);
+            while !self.has_ended() && begin.elapsed() < END_MAX {
+                thread::sleep(LOOK_AGAIN);
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where connections come in: a port, or a socket of this machine.
+//!
+//! Who comes to a socket of this machine is told by the kernel: the user as which the peer's process ran when it
+//! connected, see unix(7) on SO_PEERCRED. Memory is shared with programs of the donor's own user and of root, who could
+//! look into its memory by other ways as well. The socket's file is for them alone, too, and goes with the donor; one
+//! that a donor has left that was killed is replaced.
+
+use std::fs::{self, Permissions};
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use aquifer_wire::Refusal;
+
+use crate::channel::{self, Channel};
+use crate::settings::{Address, Patience, Protection};
+use crate::tallies::Peer;
+
+/// See the module.
+pub(crate) enum Entrance {
+    Local(UnixListener, SocketFile),
+    Tcp(TcpListener),
+}
+
+/// A socket's file, until it is dropped.
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Which file it is, so that a successor's is left alone.
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Somebody who has come in.
+pub(crate) enum Visitor {
+    Local(UnixStream, u32),
+    Tcp(TcpStream, Peer),
+}
+
+impl Entrance {
+    pub(crate) fn open(address: &Address) -> io::Result<Entrance> {
+        match address {
+            Address::Tcp(address) => {
+                let listener = TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(Entrance::Tcp(listener))
+            }
+            Address::Local(path) => {
+                let listener = bind(path)?;
+                let file = SocketFile { path: path.clone(), inode: fs::symlink_metadata(path)?.ino() };
+                fs::set_permissions(path, Permissions::from_mode(0o600))?;
+                listener.set_nonblocking(true)?;
+                Ok(Entrance::Local(listener, file))
+            }
+        }
+    }
+
+    /// Where it is: with the port, where any was asked for.
+    pub(crate) fn address(&self) -> io::Result<Address> {
+        Ok(match self {
+            Entrance::Local(_, file) => Address::Local(file.path.clone()),
+            Entrance::Tcp(listener) => Address::Tcp(listener.local_addr()?),
+        })
+    }
+
+    /// Somebody who waits; `WouldBlock` when nobody does.
+    pub(crate) fn accept(&self) -> io::Result<Visitor> {
+        match self {
+            Entrance::Local(listener, _) => {
+                let (stream, _) = listener.accept()?;
+                let user = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+                Ok(Visitor::Local(stream, user))
+            }
+            Entrance::Tcp(listener) => {
+                let (stream, peer) = listener.accept()?;
+                Ok(Visitor::Tcp(stream, Peer::Host(peer.ip())))
+            }
+        }
+    }
+
+    /// To wait for somebody.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        match self {
+            Entrance::Local(listener, _) => listener.as_raw_fd(),
+            Entrance::Tcp(listener) => listener.as_raw_fd(),
+        }
+    }
+}
+
+impl Visitor {
+    pub(crate) fn peer(&self) -> Peer {
+        match self {
+            Visitor::Local(_, user) => Peer::User(*user),
+            Visitor::Tcp(_, peer) => *peer,
+        }
+    }
+
+    /// Whether the kernel says that this is somebody who may borrow.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        let own = rustix::process::geteuid().as_raw();
+        match self {
+            Visitor::Local(_, user) if *user != own && *user != 0 => Err(Refusal::OtherUser),
+            _ => Ok(()),
+        }
+    }
+
+    /// The connection.
+    pub(crate) fn channel(self, protection: &Protection, patience: Patience) -> io::Result<Arc<dyn Channel>> {
+        let limit = Some(patience.frame);
+        match self {
+            Visitor::Local(stream, _) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)?;
+                Ok(channel::local(stream))
+            }
+            Visitor::Tcp(stream, _) => {
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(limit)?;
+                stream.set_write_timeout(limit)?;
+                Ok(channel::channel(stream, protection, patience))
+            }
+        }
+    }
+}
+
+/// Listens at `path`, in place of a donor that was killed.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && is_left(path) => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }
+}
+
+/// Whether there is a socket at which nobody listens.
+fn is_left(path: &Path) -> bool {
+    UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        && fs::symlink_metadata(path).is_ok_and(|found| std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()))
+}

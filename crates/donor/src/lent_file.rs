@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What one borrower on this machine shares with the donor: a file in memory, which has a place for each slab of the
+//! donor's, and a *board*, which says which of them are this borrower's now.
+//!
+//! ```text
+//!            slab 0     1     2     3     4                 written by
+//!   data    ┌─────┬─────┬─────┬─────┬─────┐
+//!           │     │█████│     │█████│     │                 the borrower, by pwrite(2)
+//!           └─────┴─────┴─────┴─────┴─────┘
+//!   board      0    17     0    23     0    tokens          the donor alone: the file is sealed so
+//! ```
+//!
+//! No other borrower ever has this file, so what is in it is nobody else's. A slab is provided by allocating its place,
+//! so that the memory is accounted to the donor, and its token is put on the board; when its lease ends, first the
+//! token goes, and then the memory (a hole is punched). A borrower looks at the board before and after each access:
+//! what it read while the token stood there was its own.
+//!
+//! The donor never maps or reads the data: nothing that a borrower does to it, cutting it off included, is more than a
+//! file that is shorter. A borrower that writes where it has no slab gets memory there, as it could by malloc(3); what
+//! the donor finds of it is taken back ([`LentFile::take_back`]).
+//!
+//! See fallocate(2), memfd_create(2), tmpfs(5). Threads: any.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aquifer_sys::direct_io::punch_hole;
+use aquifer_sys::lent_memory::bind_file;
+use aquifer_sys::shared_segment::SharedSegment;
+use aquifer_wire::SLAB_BYTES;
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+/// The unit of `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct LentFile {
+    data: File,
+    board: SharedSegment,
+    slabs: u32,
+    /// Those that have been provided and not taken away.
+    held: Mutex<BTreeSet<u32>>,
+}
+
+impl LentFile {
+    pub(crate) fn new(files: &FileSystem, slabs: u32, node: Option<u32>) -> io::Result<LentFile> {
+        let bytes = u64::from(slabs) * SLAB_BYTES;
+        if bytes > rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX) {
+            // The kernel would send SIGXFSZ, which ends the process without a word.
+            return Err(Errno::FBIG.into());
+        }
+        let data = files.create()?;
+        data.set_len(bytes)?;
+        files.seal(&data)?;
+        if let Some(node) = node {
+            bind_file(&data, usize::try_from(bytes).map_err(io::Error::other)?, node)?;
+        }
+        let board = SharedSegment::publish(c"aquifer-board", slabs as usize)?;
+        Ok(LentFile { data, board, slabs, held: Mutex::default() })
+    }
+
+    /// The data and the board, for the borrower.
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.data.as_fd(), self.board.descriptor().expect("it was made here")]
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A slab is this borrower's, with this token. Fails where there is no memory for it.
+    pub(crate) fn provide(&self, slab: u32, token: u64) -> io::Result<()> {
+        let is_new = self.held().insert(slab);
+        let at = u64::from(slab) * SLAB_BYTES;
+        match self.allocate(at, SLAB_BYTES) {
+            Ok(()) => {
+                // Of two grants for the same slab, the later one has the greater token. Release pairs with the
+                // borrower's look at the board.
+                self.board.words()[slab as usize].fetch_max(token, Ordering::Release);
+                Ok(())
+            }
+            Err(errno) => {
+                if is_new {
+                    let _ = punch_hole(&self.data, at, SLAB_BYTES);
+                    self.held().remove(&slab);
+                }
+                Err(errno.into())
+            }
+        }
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        loop {
+            match rustix::fs::fallocate(&self.data, FallocateFlags::KEEP_SIZE, offset, bytes) {
+                Err(Errno::INTR) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Part of a slab reads as zeros. Its memory stays: what the borrower stores there next is on the donor's account.
+    pub(crate) fn discard(&self, offset: u64, bytes: u64) {
+        // Only a file system that is none in memory refuses. Where there is no memory, the borrower allocates it.
+        let _ = punch_hole(&self.data, offset, bytes);
+        let _ = self.allocate(offset, bytes);
+    }
+
+    /// A slab is this borrower's no more.
+    pub(crate) fn wipe(&self, slab: u32) {
+        // First the token, then the memory: whoever finds the token behind a read has read no hole.
+        self.board.words()[slab as usize].store(0, Ordering::SeqCst);
+        let _ = punch_hole(&self.data, u64::from(slab) * SLAB_BYTES, SLAB_BYTES);
+        self.held().remove(&slab);
+    }
+
+    /// Takes away what the borrower has stored where it has no slab. Returns whether there was anything.
+    pub(crate) fn take_back(&self) -> bool {
+        // Nothing is provided meanwhile.
+        let held = self.held();
+        let stored = self.data.metadata().map_or(0, |data| data.blocks() * BLOCK_BYTES);
+        if stored <= held.len() as u64 * SLAB_BYTES {
+            return false;
+        }
+        let mut from = 0;
+        for slab in held.iter().copied().chain([self.slabs]) {
+            if slab > from {
+                let _ = punch_hole(&self.data, u64::from(from) * SLAB_BYTES, u64::from(slab - from) * SLAB_BYTES);
+            }
+            from = slab + 1;
+        }
+        true
+    }
+}
+
+/// What files in memory are made in.
+#[derive(Debug)]
+pub(crate) enum FileSystem {
+    /// A tmpfs of the donor's own, mounted nowhere, whose pages are huge: a slab is one. Needs CAP_SYS_ADMIN.
+    Own(OwnedFd),
+    /// The kernel's own, whose pages are small unless the administrator has chosen otherwise.
+    Kernels,
+}
+
+impl FileSystem {
+    /// One that holds `bytes` bytes at most, where that can be said.
+    pub(crate) fn new(bytes: u64) -> FileSystem {
+        own_tmpfs(bytes).map_or(FileSystem::Kernels, FileSystem::Own)
+    }
+
+    fn create(&self) -> io::Result<File> {
+        Ok(match self {
+            FileSystem::Own(mount) => {
+                let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::EXCL | OFlags::CLOEXEC;
+                rustix::fs::openat(mount, c".", flags, Mode::RUSR | Mode::WUSR)?.into()
+            }
+            FileSystem::Kernels => {
+                rustix::fs::memfd_create(c"aquifer-lent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into()
+            }
+        })
+    }
+
+    /// Fixes the length, where that can be.
+    fn seal(&self, data: &File) -> io::Result<()> {
+        match self {
+            FileSystem::Own(_) => Ok(()),
+            FileSystem::Kernels => {
+                Ok(rustix::fs::fcntl_add_seals(data, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
+            }
+        }
+    }
+}
+
+fn own_tmpfs(bytes: u64) -> Result<OwnedFd, Errno> {
+    let context = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(&context, c"huge", c"always")?;
+    rustix::mount::fsconfig_set_string(&context, c"size", bytes.to_string())?;
+    // Memory that is swapped out at a donor is slower than the borrower's own swap. Linux 6.4 and later know the
+    // option.
+    let _ = rustix::mount::fsconfig_set_flag(&context, c"noswap");
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use aquifer_sys::shared_segment::SharedView;
+
+    use super::*;
+
+    const SLABS: u32 = 4;
+
+    /// Each kind of file system that can be had here.
+    fn for_each(test: impl Fn(LentFile)) {
+        let bytes = u64::from(SLABS) * SLAB_BYTES;
+        match own_tmpfs(bytes) {
+            Ok(mount) => test(LentFile::new(&FileSystem::Own(mount), SLABS, None).unwrap()),
+            Err(errno) => println!("skipped one, because a tmpfs of our own is refused: {errno}"),
+        }
+        test(LentFile::new(&FileSystem::Kernels, SLABS, None).unwrap());
+    }
+
+    fn byte(file: &File, offset: u64) -> u8 {
+        let mut byte = [0xee];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        byte[0]
+    }
+
+    fn stored(file: &File) -> u64 {
+        file.metadata().unwrap().blocks() * BLOCK_BYTES
+    }
+
+    #[test]
+    fn a_slab_comes_and_goes_with_its_token_and_its_memory() {
+        for_each(|lent| {
+            let [data, board] = lent.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
+            let (data, board) = (File::from(data), SharedView::open(board.as_fd()).unwrap());
+            lent.provide(2, 7).unwrap();
+            assert_eq!((board.len(), board.load(1), board.load(2)), (SLABS as usize, 0, 7));
+            assert_eq!(stored(&data), SLAB_BYTES, "the donor has allocated it");
+            data.write_all_at(&[9; 4096], 2 * SLAB_BYTES).unwrap();
+            lent.provide(2, 9).unwrap();
+            lent.provide(2, 8).unwrap();
+            assert_eq!((board.load(2), byte(&data, 2 * SLAB_BYTES)), (9, 9), "the greatest token stays, and the bytes");
+            lent.discard(2 * SLAB_BYTES, 4096);
+            assert_eq!(byte(&data, 2 * SLAB_BYTES), 0);
+            lent.wipe(2);
+            assert_eq!((board.load(2), stored(&data)), (0, 0));
+        });
+    }
+
+    #[test]
+    fn what_is_stored_beside_a_slab_is_taken_back() {
+        for_each(|lent| {
+            let data = File::from(lent.descriptors()[0].try_clone_to_owned().unwrap());
+            lent.provide(1, 1).unwrap();
+            data.write_all_at(&[9; 4096], SLAB_BYTES).unwrap();
+            assert!(!lent.take_back());
+            for slab in [0, 3] {
+                data.write_all_at(&[5; 4096], slab * SLAB_BYTES).unwrap();
+                assert!(lent.take_back());
+                assert_eq!((byte(&data, slab * SLAB_BYTES), byte(&data, SLAB_BYTES)), (0, 9));
+            }
+            assert!(!lent.take_back());
+        });
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_hurts_its_borrower_alone() {
+        for_each(|lent| {
+            let data = File::from(lent.descriptors()[0].try_clone_to_owned().unwrap());
+            lent.provide(1, 1).unwrap();
+            let _ = data.set_len(0);
+            lent.provide(1, 2).unwrap();
+            lent.wipe(1);
+            lent.take_back();
+            assert_eq!(stored(&data), 0);
+        });
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let Ok(mount) = own_tmpfs(SLAB_BYTES) else {
+            println!("skipped, because a tmpfs of our own is refused");
+            return;
+        };
+        let lent = LentFile::new(&FileSystem::Own(mount), SLABS, None).unwrap();
+        lent.provide(0, 1).unwrap();
+        assert!(lent.provide(1, 2).is_err());
+        lent.wipe(0);
+        lent.provide(1, 3).unwrap();
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The files of all borrowers on this machine: who has which, and in whose file each slab is.
+//!
+//! A borrower has its file from its first connection on until its last one has ended. The kernel says so when that is:
+//! when every process that has a descriptor of it is gone. So a borrower is known to be gone at once, and its leases
+//! end then.
+//!
+//! Threads: any.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_wire::{BorrowerId, SLAB_BYTES};
+
+use crate::leases::Access;
+use crate::lent_file::{FileSystem, LentFile};
+use crate::memory::Source;
+use crate::settings::StartFailure;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct LentFiles {
+    files: FileSystem,
+    slabs: u32,
+    node: Option<u32>,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    guests: BTreeMap<BorrowerId, Guest>,
+    /// In whose file a slab is, from its grant until it is wiped.
+    homes: BTreeMap<u32, Arc<LentFile>>,
+}
+
+#[derive(Debug)]
+struct Guest {
+    file: Arc<LentFile>,
+    connections: usize,
+}
+
+impl LentFiles {
+    pub(crate) fn new(slabs: u32, node: Option<u32>) -> Result<LentFiles, StartFailure> {
+        let files = FileSystem::new(u64::from(slabs) * SLAB_BYTES);
+        // So that what cannot be is said before anybody comes.
+        LentFile::new(&files, slabs, None).map_err(|error| StartFailure::Memory(Source::Memfd, error))?;
+        if let Some(node) = node {
+            LentFile::new(&files, slabs, Some(node)).map_err(|error| StartFailure::Node(node, error))?;
+        }
+        Ok(LentFiles { files, slabs, node, books: Mutex::default() })
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        u64::from(self.slabs) * SLAB_BYTES
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more connection of a borrower. Returns its file.
+    pub(crate) fn enter(&self, who: BorrowerId) -> io::Result<Arc<LentFile>> {
+        let mut books = self.books();
+        if let Some(guest) = books.guests.get_mut(&who) {
+            guest.connections += 1;
+            return Ok(Arc::clone(&guest.file));
+        }
+        let file = Arc::new(LentFile::new(&self.files, self.slabs, self.node)?);
+        books.guests.insert(who, Guest { file: Arc::clone(&file), connections: 1 });
+        Ok(file)
+    }
+
+    /// A connection has ended. True when it was the borrower's last one.
+    pub(crate) fn leave(&self, who: BorrowerId) -> bool {
+        let mut books = self.books();
+        let guest = books.guests.get_mut(&who).expect("who leaves has entered");
+        guest.connections -= 1;
+        let is_last = guest.connections == 0;
+        if is_last {
+            books.guests.remove(&who);
+        }
+        is_last
+    }
+
+    /// A slab has been granted. Returns whether the borrower had it before, with the error where it cannot have it.
+    pub(crate) fn provide(&self, who: BorrowerId, slab: u32, token: u64) -> Result<(), (bool, io::Error)> {
+        let mut books = self.books();
+        let had_it = books.homes.contains_key(&slab);
+        let Some(guest) = books.guests.get(&who) else { return Err((had_it, io::ErrorKind::NotConnected.into())) };
+        let file = Arc::clone(&guest.file);
+        books.homes.insert(slab, Arc::clone(&file));
+        drop(books);
+        file.provide(slab, token).map_err(|error| {
+            if !had_it {
+                self.books().homes.remove(&slab);
+            }
+            (had_it, error)
+        })
+    }
+
+    pub(crate) fn discard(&self, access: &Access, bytes: u64) {
+        let home = self.books().homes.get(&access.slab).cloned();
+        if let Some(file) = home {
+            file.discard(u64::from(access.slab) * SLAB_BYTES + access.start, bytes);
+        }
+    }
+
+    pub(crate) fn wipe(&self, slab: u32) {
+        let home = self.books().homes.remove(&slab);
+        if let Some(file) = home {
+            file.wipe(slab);
+        }
+    }
+
+    /// Takes away what a borrower has stored where it has no slab. Returns whether there was anything.
+    pub(crate) fn take_back(&self, who: BorrowerId) -> bool {
+        let file = self.books().guests.get(&who).map(|guest| Arc::clone(&guest.file));
+        file.is_some_and(|file| file.take_back())
+    }
+}

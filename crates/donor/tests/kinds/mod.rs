@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The transports, as tests run over each of them.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aquifer_donor::{Address, Security, Settings, Source};
+use aquifer_tiers::{Tier, TierSpec, open};
+
+use crate::certificates::{good, options};
+
+/// A transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// TCP in plain text.
+    Plain,
+    /// Memory that is shared within the machine.
+    Shared,
+    /// TCP under TLS.
+    Tls,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Plain, Kind::Shared, Kind::Tls];
+
+    /// Of a donor with so many bytes, at an address of its own.
+    pub fn settings(self, bytes: u64) -> Settings {
+        let port = || Address::from(([127, 0, 0, 1], 0));
+        let (address, security) = match self {
+            Kind::Plain => (port(), Security::Plain),
+            Kind::Shared => (socket(), Security::Plain),
+            Kind::Tls => (port(), Security::Tls(good().donor.clone())),
+        };
+        Settings::new(address, bytes, Source::Anonymous, security)
+    }
+
+    /// A tier of the donor at this address, as it is typed.
+    pub fn spec(self, address: &Address, size: &str) -> String {
+        let security = match self {
+            Kind::Plain => ",security=plain".into(),
+            Kind::Shared => String::new(),
+            Kind::Tls => options(&good().borrower),
+        };
+        format!("donor:{address},size={size}{security}")
+    }
+
+    pub fn tier(self, address: &Address, size: &str) -> Box<dyn Tier> {
+        open(&self.spec(address, size).parse::<TierSpec>().unwrap()).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    /// Whether bytes go over a connection, so that they wait for it.
+    pub fn is_network(self) -> bool {
+        self != Kind::Shared
+    }
+}
+
+/// The longest path of a socket.
+const PATH_BYTES_MOST: usize = 107;
+
+/// A socket's path that no other test has.
+pub fn socket() -> Address {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{}-{number}.sock", std::process::id());
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
+    let fits = path.as_os_str().len() <= PATH_BYTES_MOST;
+    Address::Local(if fits { path } else { std::env::temp_dir().join(format!("aquifer-test-{name}")) })
+}
+
+/// Every test of the list, once for each transport.
+#[macro_export]
+macro_rules! for_each_kind {
+    ($($test:ident),+ $(,)?) => {
+        mod plain { $(#[test] fn $test() { super::$test($crate::kinds::Kind::Plain); })+ }
+        mod shared { $(#[test] fn $test() { super::$test($crate::kinds::Kind::Shared); })+ }
+        mod tls { $(#[test] fn $test() { super::$test($crate::kinds::Kind::Tls); })+ }
+    };
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A few links to a donor, which threads take by turns; and what all of them have in common.
+//!
+//! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
+//! exchange; who finds none waits on a futex for one, within a bound.
+//!
+//! After fork(2) the child gets sockets of its own under the same numbers before anything of the program runs: two
+//! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
+//! word that fork(2) clears, and refused.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::memory::{OwnWord, SharedWords};
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::signals::{self, HEEDED_WITHIN};
+use aquifer_wire::{BorrowerId, Message};
+
+use super::channel::{Miss, Security};
+use super::deadline::Deadline;
+use super::link::{Greeting, Link};
+use super::patience::Patience;
+use super::place::Place;
+use super::recalls::Recalls;
+use super::transport::Loss;
+
+/// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
+const SPINS: u32 = 200;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+
+struct Line {
+    link: Link,
+    taken: AtomicU32,
+}
+
+/// See the module.
+pub(crate) struct Links {
+    place: Place,
+    who: BorrowerId,
+    security: Security,
+    recalls: Arc<Recalls>,
+    patience: Patience,
+    lines: Box<[Line]>,
+    /// Signalled when a link came free.
+    freed: EventCount,
+    /// One word, which relatives share, as they share the leases: which run of the donor these are of; 0 before the
+    /// first greeting.
+    instance: SharedWords,
+    /// 1 in the process whose sockets these are.
+    own: Arc<OwnWord>,
+}
+
+/// A link that is taken.
+struct Taken<'a> {
+    links: &'a Links,
+    line: &'a Line,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the exchange in `take`: the next one sees the link as this one leaves it.
+        self.line.taken.store(FREE, Ordering::Release);
+        self.links.freed.signal();
+    }
+}
+
+/// A request whose answer is on its way. Dropped before that has come, it ends the connection: the link's next request
+/// would meet the answer.
+pub(crate) struct Begun<'a> {
+    taken: Taken<'a>,
+    request: u64,
+    deadline: Deadline,
+    is_finished: bool,
+}
+
+impl Begun<'_> {
+    /// Readable when the answer, or its beginning, is there.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.taken.line.link.socket()
+    }
+
+    /// Waits for the answer, whose body fills `into`.
+    pub(crate) fn finish(mut self, into: &mut [u8]) -> Result<Message, Loss> {
+        self.is_finished = true;
+        let Taken { links, line } = &self.taken;
+        line.link.finish(&links.place, self.request, into, self.deadline)
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            self.taken.line.link.disconnect(&self.taken.links.place);
+        }
+    }
+}
+
+impl Links {
+    /// Makes the sockets of `count` links. Nothing is connected.
+    pub(crate) fn new(
+        count: usize,
+        place: Place,
+        security: Security,
+        who: BorrowerId,
+        patience: Patience,
+    ) -> Result<Links, Errno> {
+        let recalls = Arc::new(Recalls::default());
+        let own = Arc::new(OwnWord::new()?);
+        own.word().store(1, Ordering::Relaxed);
+        let line = |_| {
+            let link = Link::new(&place, security.channel(&own), &recalls, true);
+            let link = link.map_err(|errno| Errno(errno.raw_os_error()))?;
+            Ok(Line { link, taken: AtomicU32::new(FREE) })
+        };
+        let lines = (0..count).map(line).collect::<Result<_, Errno>>()?;
+        let instance = SharedWords::new(1)?;
+        Ok(Links { place, who, security, recalls, patience, lines, freed: EventCount::new(), instance, own })
+    }
+
+    /// Connects the first link, to see what the donor says.
+    pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
+        let taken = self.take()?;
+        // A program that begins waits longer than one that is amid its work.
+        self.connect_within(&taken.line.link, &Patience::ALONE)
+    }
+
+    /// Where the donor's word is heard that it wants memory back.
+    pub(crate) fn recalls(&self) -> &Arc<Recalls> {
+        &self.recalls
+    }
+
+    pub(crate) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    fn instance(&self) -> &AtomicU64 {
+        &self.instance.words()[0]
+    }
+
+    pub(crate) fn connect(&self, link: &Link) -> Result<Greeting, Miss> {
+        self.connect_within(link, &self.patience)
+    }
+
+    fn connect_within(&self, link: &Link, patience: &Patience) -> Result<Greeting, Miss> {
+        let greeting = link.connect(&self.place, self.who, patience)?;
+        let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
+        match known {
+            Err(known) if known != greeting.instance => {
+                // It was started anew, and has nothing of what its predecessor was given.
+                link.disconnect(&self.place);
+                Err(Loss::Connection(libc::ESTALE).into())
+            }
+            _ => Ok(greeting),
+        }
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn is_own(&self) -> bool {
+        self.own.word().load(Ordering::Relaxed) == 1
+    }
+
+    /// A link that is free now and connected.
+    fn take_connected(&self) -> Option<Taken<'_>> {
+        let may_be_taken = |line: &&Line| {
+            let take = || line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            self.is_own() && line.link.may_be_connected() && take()
+        };
+        let taken = self.lines.iter().find(may_be_taken).map(|line| Taken { links: self, line })?;
+        taken.line.link.is_connected(&self.place).then_some(taken)
+    }
+
+    fn take(&self) -> Result<Taken<'_>, Loss> {
+        if !self.is_own() {
+            return Err(Loss::Connection(libc::EOWNERDEAD));
+        }
+        let started = now_ns();
+        loop {
+            let ticket = self.freed.ticket();
+            let free =
+                |line: &&Line| line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+            if let Some(line) = self.lines.iter().find(free) {
+                return Ok(Taken { links: self, line });
+            }
+            if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {
+                return Err(Loss::Connection(libc::ETIMEDOUT));
+            }
+            self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
+            signals::end_if_asked();
+        }
+    }
+
+    /// A link for a queue, not connected yet.
+    pub(crate) fn new_link(&self) -> Result<Link, Errno> {
+        let link = Link::new(&self.place, self.security.channel(&self.own), &self.recalls, false);
+        link.map_err(|errno| Errno(errno.raw_os_error()))
+    }
+
+    /// One request and its answer, on the first link that is free.
+    pub(crate) fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
+        let taken = self.take()?;
+        let link = &taken.line.link;
+        if !link.is_connected(&self.place) {
+            self.connect(link)?;
+        }
+        link.exchange(&self.place, message, payload, into, &self.patience)
+    }
+
+    /// Asks for bytes, and does not wait for them: where there is a connection that can be asked at once.
+    pub(crate) fn begin(&self, message: Message) -> Option<Begun<'_>> {
+        let taken = self.take_connected()?;
+        let deadline = Deadline::after(self.patience.answer);
+        let request = taken.line.link.begin(&self.place, message, &[], deadline).ok()?;
+        Some(Begun { taken, request, deadline, is_finished: false })
+    }
+
+    /// Nothing is known any more of a run of the donor: the next one that answers is taken.
+    pub(crate) fn start_over(&self) {
+        self.instance().store(0, Ordering::Relaxed);
+    }
+
+    /// In a forked child: sockets of its own in place of its parent's. Returns whether there was anything to do.
+    pub(crate) fn renew(&self) -> Result<bool, Errno> {
+        if self.is_own() {
+            return Ok(false);
+        }
+        let mut usable = 0;
+        for line in &self.lines {
+            // Whoever had it is a thread of the parent's. Where it was amid a session, nobody has it here.
+            let is_usable = line.link.renew(&self.place)?;
+            line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
+            usable += usize::from(is_usable);
+        }
+        if usable == 0 {
+            return Err(Errno(libc::EAGAIN));
+        }
+        self.own.word().store(1, Ordering::Release);
+        Ok(true)
+    }
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Where a donor listens, and the sockets that lead there.
+
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use aquifer_sys::signals::HEEDED_WITHIN;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, set_tcp_nodelay};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+
+/// One wait in the kernel.
+const WAIT_ONCE: Duration = HEEDED_WITHIN;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// At a socket of this machine.
+    Local(SocketAddrUnix),
+    /// At a port.
+    Tcp(SocketAddr),
+}
+
+impl Place {
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Place::Local(_))
+    }
+
+    /// A socket that is not connected.
+    pub(crate) fn socket(&self) -> Result<OwnedFd, Errno> {
+        let family = match self {
+            Place::Local(_) => AddressFamily::UNIX,
+            Place::Tcp(SocketAddr::V4(_)) => AddressFamily::INET,
+            Place::Tcp(SocketAddr::V6(_)) => AddressFamily::INET6,
+        };
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        if !self.is_local() {
+            set_tcp_nodelay(&socket, true)?;
+        }
+        set_socket_timeout(&socket, Timeout::Recv, Some(WAIT_ONCE))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(WAIT_ONCE))?;
+        Ok(socket)
+    }
+
+    pub(crate) fn connect(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        match self {
+            Place::Local(address) => rustix::net::connect(socket, address),
+            Place::Tcp(address) => rustix::net::connect(socket, address),
+        }
+    }
+
+    /// Ends the connection of a socket.
+    pub(crate) fn disconnect(&self, socket: BorrowedFd<'_>) {
+        // Either fails where there is none, which is as good.
+        let _ = match self {
+            Place::Local(_) => rustix::net::shutdown(socket, Shutdown::Both),
+            Place::Tcp(_) => rustix::net::connect_unspec(socket),
+        };
+    }
+}
