@@ -152,8 +152,8 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     Ok(TierSpec::Array(ArraySpec { members: specs, redundancy, size: said.size }))
 }
 
-/// `unix:PATH`: a donor on this machine, which stands alone. What it shares is that of one run of it, which others could
-/// not go on without.
+/// `unix:PATH`: a donor on this machine, which stands alone. What it shares is that of one run of it, and others
+/// have to go on with the next one.
 fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
     let is_another = |part: &str| part.starts_with(LOCAL) || member(part).is_ok();
     if !address.starts_with(LOCAL) || address.split('+').skip(1).any(is_another) {
