@@ -114,7 +114,8 @@ impl Drop for Donor {
 
 /// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
 /// and child do so, each with other values; the child is started before the parent changes anything. With another one:
-/// makes a file of that name and `.ready`, and waits for one of that name before it reads.
+/// makes a file of that name and `.ready`, sends all of it away, and waits for a file of that name before it reads; and
+/// writes a part anew then, if the first one says so.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -122,9 +123,11 @@ const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-enum { LEN = 64 << 20, STEP = 512 };
+enum { LEN = 64 << 20, STEP = 512, PAGE = 4096 };
 static unsigned char *start;
 static sigjmp_buf again;
 static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
@@ -166,7 +169,6 @@ int main(int argc, char **argv) {
         right(0, LEN / 2, 4000, "parent at last");
         return status != 0;
     }
-    /* So that every block has its room in the tier: without a donor there is no more of it. */
     right(0, LEN, 7, "before");
     struct sigaction action = {.sa_handler = on_bus};
     sigaction(SIGBUS, &action, NULL);
@@ -174,12 +176,21 @@ int main(int argc, char **argv) {
     snprintf(ready, sizeof ready, "%s.ready", argv[2]);
     FILE *file = fopen(ready, "w");
     if (!file || fclose(file)) return 3;
-    while (access(argv[2], F_OK)) usleep(1000);
+    /* So that every block has its room in the tier: without a donor there is no more of it. Advice may pass a block by
+     * that the kernel does not let go just then, so it is given again. */
+    for (int turn = 0; access(argv[2], F_OK); turn++, usleep(1000))
+        if (turn % 100 == 0 && madvise((void *)((uintptr_t)start & -(uintptr_t)PAGE), LEN, MADV_PAGEOUT)) return 4;
     volatile size_t lost = 0, at;
     for (at = 0; at < LEN; at += 4096) {
         if (sigsetjmp(again, 1)) { lost++; continue; }
         uint64_t seen = *(volatile uint64_t *)(start + at);
         if (seen != 7 + at + 1) { fprintf(stderr, "byte %zu holds %llu\n", (size_t)at, (unsigned long long)seen); return 1; }
+    }
+    signal(SIGBUS, SIG_DFL);
+    if (!strcmp(argv[1], "write")) {
+        fill(0, LEN / 2, 1000);
+        right(0, LEN / 2, 1000, "after");
+        right(LEN / 2, LEN, 7, "after");
     }
     /* Not by stdio: its buffer may be lost, too. */
     static char line[100];
@@ -262,24 +273,26 @@ fn parents_and_children(name: &str, donor: &Donor) {
     }
 }
 
-/// Starts the program, does something once it has filled its memory, and lets it read.
-fn meanwhile(name: &str, tier: &str, act: impl FnOnce()) -> Option<(Ended, Duration)> {
+/// Starts the program, does something once its memory is away, and lets it read; and write, if `word` is `write`.
+fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> Option<(Ended, Duration)> {
     let program = compile_text(name, PROGRAM)?;
     let go = scratch(name).join("go");
     let go_text = go.to_str().expect("a path of ours");
-    let mut running = start(managed(&words(tier, "signal"), &program, &["wait", go_text]));
-    let fetched = running.child.id();
-    // It has filled its memory, and hears of what is lost.
-    eventually("the program is ready", || go.with_extension("ready").exists());
-    // What the pager writes behind comes to rest: then most of the program's memory is with the donor.
+    let mut running = start(managed(settings, &program, &[word, go_text]));
+    let process = running.program();
     eventually("the program's memory leaves", || {
+        assert!(running.child.try_wait().expect("our child").is_none(), "it ends too early");
+        // It has filled its memory, and hears of what is lost.
+        if !go.with_extension("ready").exists() {
+            return false;
+        }
         let mut command = aquifer();
-        command.args(["stat", &fetched.to_string(), "--json"]);
-        let text = run(command, LIMIT).stdout;
-        let stats: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-        stats["written_back_bytes"].as_u64().is_some_and(|bytes| bytes > 32 << 20)
+        command.args(["stat", &process.to_string(), "--json"]);
+        let stats: serde_json::Value = serde_json::from_str(&run(command, LIMIT).stdout).unwrap_or_default();
+        let is_least = |name: &str, bytes: u64| stats[name].as_u64().is_some_and(|found| found >= bytes);
+        // All of it has been written, and the little that is in DRAM still is on standby.
+        is_least("written_back_bytes", 64 << 20) && is_least("frames_free_bytes", 16 << 20)
     });
-    assert!(running.child.try_wait().expect("our child").is_none());
     act();
     let since = Instant::now();
     std::fs::write(&go, "").expect("the scratch directory can be written");
@@ -291,7 +304,7 @@ fn meanwhile(name: &str, tier: &str, act: impl FnOnce()) -> Option<(Ended, Durat
 fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
     let donor = Donor::start(&["--size", "256MiB"]);
     let tier = donor.tier(",size=128MiB");
-    let Some((ended, took)) = meanwhile("donor-killed", &tier, || donor.signal("-KILL")) else { return };
+    let Some((ended, took)) = meanwhile("donor-killed", &words(&tier, "signal"), "wait", || donor.signal("-KILL")) else { return };
     ended.expect(0);
     let lost: u64 = ended.stdout.split_whitespace().last().and_then(|word| word.parse().ok()).expect("a count");
     assert!(lost > 4096, "most pages are lost, and each is heard of: {}", ended.stdout);
@@ -303,12 +316,21 @@ fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
 
 #[test]
 fn what_no_donor_has_room_for_goes_to_the_disk() {
-    let Some(program) = compile_text("donor-full", PROGRAM) else { return };
-    let directory = scratch("donor-full");
+    goes_to_the_disk("donor-full", |size| Donor::start(&["--size", size]));
+}
+
+#[test]
+fn what_no_donor_has_room_to_share_for_goes_to_the_disk() {
+    goes_to_the_disk("donor-sharing-full", |size| Donor::start_sharing("full", &["--size", size]));
+}
+
+fn goes_to_the_disk(name: &str, start: impl Fn(&str) -> Donor) {
+    let Some(program) = compile_text(name, PROGRAM) else { return };
+    let directory = scratch(name);
     let (file, flash) = (directory.join("stats.json"), format!("flash:{}", directory.display()));
     let file_text = file.to_str().expect("a path of ours");
     for (mib, has_room) in [(64, true), (24, false)] {
-        let donor = Donor::start(&["--size", &format!("{mib}MiB")]);
+        let donor = start(&format!("{mib}MiB"));
         let tier = donor.tier("");
         let words = [&words(&tier, "signal")[..], &["--tier", &flash, "--stats-json", file_text]].concat();
         run(managed(&words, &program, &[]), LIMIT).expect(0);
@@ -324,9 +346,22 @@ fn what_no_donor_has_room_for_goes_to_the_disk() {
 
 #[test]
 fn what_a_donor_shared_outlives_it() {
-    let donor = Donor::start_sharing("killed", &["--size", "256MiB"]);
-    let tier = donor.tier(",size=128MiB");
-    let Some((ended, _)) = meanwhile("donor-sharing-killed", &tier, || donor.signal("-KILL")) else { return };
+    outlives_its_donor("killed", 128, &[]);
+}
+
+/// Half of it, and what is on the disk is found as before.
+#[test]
+fn what_a_donor_shared_outlives_it_in_a_chain() {
+    let flash = format!("flash:{}", scratch("donor-sharing-chained").display());
+    outlives_its_donor("chained", 32, &["--tier", &flash]);
+}
+
+fn outlives_its_donor(name: &str, mib: u32, further: &[&str]) {
+    let donor = Donor::start_sharing(name, &["--size", "256MiB"]);
+    let tier = donor.tier(&format!(",size={mib}MiB"));
+    let words = [&words(&tier, "signal")[..], further].concat();
+    let act = || donor.signal("-KILL");
+    let Some((ended, _)) = meanwhile(&format!("donor-sharing-{name}"), &words, "write", act) else { return };
     ended.expect(0);
     assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
 }
@@ -343,7 +378,7 @@ fn a_donor_that_stands_still_for_a_moment_is_waited_for() {
             let _ = std::process::Command::new("kill").args(["-CONT", &process]).status();
         });
     };
-    let Some((ended, _)) = meanwhile("donor-stopped", &tier, act) else { return };
+    let Some((ended, _)) = meanwhile("donor-stopped", &words(&tier, "signal"), "wait", act) else { return };
     ended.expect(0);
     assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
 }
