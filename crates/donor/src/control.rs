@@ -26,6 +26,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
+use crate::knock;
 use crate::listener::Shared;
 use crate::settings::StartFailure;
 
@@ -87,11 +88,8 @@ fn remove_what_is_left(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(found) if !found.file_type().is_socket() => Err(ErrorKind::AddrInUse.into()),
-        Ok(_) => match UnixStream::connect(path) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
-            Err(error) => Err(error),
-            Ok(_) => Err(ErrorKind::AddrInUse.into()),
-        },
+        Ok(_) if knock::is_left(path) => fs::remove_file(path),
+        Ok(_) => Err(ErrorKind::AddrInUse.into()),
     }
 }
 
@@ -181,9 +179,7 @@ pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
 
 /// One request; `into` is as long as the body of its answer.
 fn ask(control: &Path, message: Message, into: &mut [u8]) -> Result<Message, ControlFailure> {
-    let mut stream = UnixStream::connect(control)?;
-    stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-    stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
+    let mut stream = knock::connect(control, ANSWER_PATIENCE)?;
     stream.write_all(&Header::new(0, message, &[]).encode())?;
     let mut bytes = [0; HEADER_BYTES];
     stream.read_exact(&mut bytes)?;

@@ -12,7 +12,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use aquifer_wire::Refusal;
 
 use crate::channel::{self, Channel};
+use crate::knock;
 use crate::settings::{Address, Patience, Protection};
 use crate::tallies::Peer;
 
@@ -151,6 +152,5 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 
 /// Whether there is a socket at which nobody listens.
 fn is_left(path: &Path) -> bool {
-    UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
-        && fs::symlink_metadata(path).is_ok_and(|found| std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()))
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) && knock::is_left(path)
 }

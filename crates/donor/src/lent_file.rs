@@ -194,6 +194,7 @@ fn own_tmpfs(bytes: u64) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
     use aquifer_sys::shared_segment::SharedView;
@@ -239,6 +240,30 @@ mod tests {
             lent.wipe(2);
             assert_eq!((board.load(2), stored(&data)), (0, 0));
         });
+    }
+
+    /// What a borrower maps is its own file for ever, and nothing of what is lent on is in it.
+    #[test]
+    fn who_keeps_a_mapping_neither_reads_nor_changes_what_is_lent_on() {
+        // Only what is sealed can be mapped here. A tmpfs of our own punches holes by the same code of the kernel's.
+        let lent = || LentFile::new(&FileSystem::Kernels, SLABS, None).unwrap();
+        let (one, other) = (lent(), lent());
+        let data = File::from(other.descriptors()[0].try_clone_to_owned().unwrap());
+        let mapping = SharedSegment::attach_inherited(one.descriptors()[0].as_raw_fd()).unwrap();
+        // To map it like that has stored zeros in all of it.
+        one.take_back();
+        one.provide(1, 7).unwrap();
+        let word = &mapping.words()[(SLAB_BYTES / 8) as usize];
+        word.store(5, Ordering::SeqCst);
+        one.wipe(1);
+        assert_eq!(word.load(Ordering::SeqCst), 0, "what it stored is gone from under its mapping");
+        other.provide(1, 8).unwrap();
+        data.write_all_at(&[9; 4096], SLAB_BYTES).unwrap();
+        assert_eq!(word.load(Ordering::SeqCst), 0, "it does not see what is another one's now");
+        word.store(6, Ordering::SeqCst);
+        assert_eq!(byte(&data, SLAB_BYTES), 9, "nor does it change that");
+        assert!(one.take_back(), "and what it stores late is found");
+        assert_eq!((word.load(Ordering::SeqCst), stored(&data)), (0, SLAB_BYTES));
     }
 
     #[test]

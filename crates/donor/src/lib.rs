@@ -27,6 +27,7 @@ mod connection;
 mod control;
 mod donor;
 mod entrance;
+mod knock;
 pub mod leases;
 mod lent_file;
 mod lent_files;

@@ -6,7 +6,6 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use aquifer_wire::{
     is_frame,
 };
 
+use crate::knock;
 use crate::settings::Security;
 
 /// Why a donor's standing is not known.
@@ -81,9 +81,7 @@ pub fn status(
 
 /// Asks the donor at a socket of this machine, and waits at most `patience` for each step.
 pub fn local_status(path: &Path, patience: Duration) -> Result<Standing, StatusFailure> {
-    let stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    let stream = knock::connect(path, patience)?;
     standing(&mut Line { stream: Box::new(stream), protection: None, text: Vec::new() })
 }
 

@@ -22,8 +22,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::raw::{self, Errno, syscall};
 
-/// Descriptors of ours at most: a pager has twelve, and a tier one or two, or a dozen connections to a donor.
-const NUMBERS_MOST: usize = 48;
+/// Descriptors of ours at most: a pager has twelve, and a tier one or two, or eight for each donor. That is an array of
+/// 63 donors on each of four levels.
+const NUMBERS_MOST: usize = 2048;
 /// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
 /// usual (256). Where the limit is lower still, they stay where they are.
 const FIRST: usize = 160;
@@ -84,9 +85,14 @@ pub(crate) fn left_behind() -> RawFd {
     LEFT_BEHIND.load(Ordering::Acquire)
 }
 
+/// The numbers of ours, the first one first: nothing is ever taken out, so there is none behind the first free place.
+fn ours() -> impl Iterator<Item = RawFd> {
+    NUMBERS.iter().map(|place| place.load(Ordering::Acquire)).take_while(|number| *number != NONE)
+}
+
 /// Whether a number is one of ours.
 pub fn is_ours(number: RawFd) -> bool {
-    number >= 0 && NUMBERS.iter().any(|place| place.load(Ordering::Acquire) == number)
+    number >= 0 && ours().any(|own| own == number)
 }
 
 /// Calls `each` with the parts of `first..=last` that are not ours, in order, until one fails.
@@ -94,8 +100,7 @@ pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> R
     let mut from = u64::from(first);
     while from <= u64::from(last) {
         // The next of ours at or behind `from`.
-        let numbers = NUMBERS.iter().map(|place| place.load(Ordering::Acquire));
-        let next = numbers.filter_map(|number| u64::try_from(number).ok()).filter(|number| *number >= from).min();
+        let next = ours().filter_map(|number| u64::try_from(number).ok()).filter(|number| *number >= from).min();
         let end = next.map_or(u64::from(last), |next| (next.saturating_sub(1)).min(u64::from(last)));
         let begins_with_ours = next == Some(from);
         if !begins_with_ours {
@@ -129,6 +134,18 @@ pub fn leave_the_programs() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An array of eight donors has 64 connections. There was room for 48 descriptors, and a pager's threads closed the
+    /// rest, the userfaultfd among them.
+    #[test]
+    fn there_is_room_for_the_connections_to_many_donors() {
+        // Numbers that nobody has.
+        let many = 1_000_000..1_000_600;
+        many.clone().for_each(protect);
+        assert!(many.clone().all(is_ours));
+        let closed = around_ours(1_000_000, 1_000_600, |first, last| Err((first, last)));
+        assert_eq!(closed, Err((1_000_600, 1_000_600)), "what is behind them is not ours");
+    }
 
     #[test]
     fn what_is_ours_is_left_out_of_every_range() {

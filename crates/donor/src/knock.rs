@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Connects to a socket of this machine, within a bounded time: connect(2) waits for as long as the queue of whoever
+//! listens is full, and a donor that is stopped takes nobody in. See unix(7), socket(7) on SO_SNDTIMEO.
+//!
+//! Threads: any.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// A connection to whoever listens at `path`. Neither that nor any step on it takes longer than `patience`.
+pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let stream = knock(path, SocketFlags::CLOEXEC, Some(patience)).map_err(|errno| match errno {
+        Errno::AGAIN => ErrorKind::TimedOut.into(),
+        errno => io::Error::from(errno),
+    })?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    Ok(stream)
+}
+
+/// Whether nobody listens at a socket: whoever made it has left it. Nobody is waited for.
+pub(crate) fn is_left(path: &Path) -> bool {
+    knock(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None).err() == Some(Errno::CONNREFUSED)
+}
+
+fn knock(path: &Path, flags: SocketFlags, patience: Option<Duration>) -> Result<UnixStream, Errno> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // It bounds connect(2), too.
+    set_socket_timeout(&socket, Timeout::Send, patience)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A donor that was stopped kept `aquifer donor status` and its own successor waiting for ever.
+    #[test]
+    fn who_takes_nobody_in_is_not_waited_for() {
+        let path = std::env::temp_dir().join(format!("aq-{}-knock", std::process::id()));
+        assert_eq!(connect(&path, Duration::from_secs(1)).unwrap_err().kind(), ErrorKind::NotFound);
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert!(is_left(&path), "nobody listens yet");
+        rustix::net::listen(&listener, 1).unwrap();
+        let waiting = || knock(&path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
+        let queue: Vec<UnixStream> = std::iter::from_fn(|| waiting().ok()).take(100).collect();
+        assert_eq!(waiting().unwrap_err(), Errno::AGAIN, "{} wait, and there is no room for more", queue.len());
+        let begun = Instant::now();
+        assert_eq!(connect(&path, Duration::from_millis(100)).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(!is_left(&path), "somebody listens");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        drop(listener);
+        assert!(is_left(&path));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
