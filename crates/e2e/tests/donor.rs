@@ -246,6 +246,22 @@ fn every_byte_comes_back(name: &str, donor: &Donor) {
     assert_eq!(refused, 0, "{refusals}");
 }
 
+/// They have more connections than there was room for among the descriptors that a pager's threads keep.
+#[test]
+fn every_byte_comes_back_from_eight_donors() {
+    let Some(program) = compile_text("donor-eight", PROGRAM) else { return };
+    let donors: Vec<Donor> = (0..8).map(|_| Donor::start(&["--size", "16MiB"])).collect();
+    let addresses: Vec<&str> = donors.iter().map(|donor| &*donor.address).collect();
+    let tier = format!("donor:{},security=plain", addresses.join("+"));
+    let file = scratch("donor-eight").join("stats.json");
+    let file_text = file.to_str().expect("a path of ours");
+    let settings = [&words(&tier, "listener")[..], &["--stats-json", file_text]].concat();
+    run(managed(&settings, &program, &[]), LIMIT).expect(0);
+    let stats = stats(&file);
+    assert_eq!((&stats["errors"], &stats["members_lost"]), (&0.into(), &0.into()), "{stats}");
+    donors.iter().for_each(|donor| assert!(donor.number("writes_total") > 0));
+}
+
 #[test]
 fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
     parents_and_children("donor-forks", &Donor::start(&["--size", "1GiB"]));
@@ -304,7 +320,10 @@ fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> O
 fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
     let donor = Donor::start(&["--size", "256MiB"]);
     let tier = donor.tier(",size=128MiB");
-    let Some((ended, took)) = meanwhile("donor-killed", &words(&tier, "signal"), "wait", || donor.signal("-KILL")) else { return };
+    let Some((ended, took)) = meanwhile("donor-killed", &words(&tier, "signal"), "wait", || donor.signal("-KILL"))
+    else {
+        return;
+    };
     ended.expect(0);
     let lost: u64 = ended.stdout.split_whitespace().last().and_then(|word| word.parse().ok()).expect("a count");
     assert!(lost > 4096, "most pages are lost, and each is heard of: {}", ended.stdout);
