@@ -292,7 +292,7 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
 /// With another tier behind, nothing is lost.
 #[test]
 fn memory_that_is_taken_back_moves_to_the_next_tier() {
-    moves_to_the_next_tier("saved", |words| Donor::start(words));
+    moves_to_the_next_tier("saved", Donor::start);
 }
 
 /// The borrower goes past the donor all the time, and hears of it when it renews its leases.
