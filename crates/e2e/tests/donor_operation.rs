@@ -272,7 +272,8 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
     // What nobody has is there at once.
     let first = order(&["--bytes", "16MiB"]);
     assert_eq!((&first["reclaimed_bytes"], &first["revocations"]), (&(16 << 20).into(), &0.into()), "{free} were free");
-    assert_eq!(donor.number("lent_bytes"), lent);
+    // The program may go on writing behind, and what is left is lent to it.
+    assert!(donor.number("lent_bytes") >= lent, "nothing was taken from it");
     let begun = Instant::now();
     let all = order(&["--all", "--within", "5s"]);
     assert!(begun.elapsed() >= Duration::from_secs(5), "a single tier has nowhere to move it to");
