@@ -5,8 +5,8 @@
 //!
 //! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
 //! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run; [`matrix`] lists settings;
-//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, and [`programs`] are
-//! those that people use.
+//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, [`verifying`] is
+//! for donors that are lost, and [`programs`] are those that people use.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
@@ -20,3 +20,4 @@ pub mod matrix;
 pub mod programs;
 pub mod run;
 pub mod stress;
+pub mod verifying;

@@ -20,83 +20,12 @@ use std::time::{Duration, Instant};
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, Running, aquifer, eventually, managed, run, start};
+use aquifer_e2e::verifying::{PROGRAM, Verified, verified};
 
 /// The longest stand of the program that a loss may cost, with what a busy machine adds.
 const STALL_MS_MOST: u64 = 2000;
 /// How many donors there are; each byte is with two of them.
 const DONORS: usize = 3;
-
-/// Writes and verifies pages at random until a file of the name that it is given appears, then verifies all of them.
-/// Says how many were wrong, how many accesses were errors, and how long the longest step took, in milliseconds.
-const PROGRAM: &str = r#"
-#include <setjmp.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-enum { PAGES = 12288, PAGE = 4096, WORDS = PAGE / 8 };
-static uint64_t *memory;
-static uint32_t versions[PAGES];
-static sigjmp_buf again;
-static volatile long wrong, lost;
-static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-static uint64_t word(size_t page, size_t at) { return (page * WORDS + at) * 0x9e3779b97f4a7c15u ^ versions[page]; }
-static void fill(size_t page) {
-    for (size_t at = 0; at < WORDS; at += 8) ((volatile uint64_t *)memory)[page * WORDS + at] = word(page, at);
-}
-static void verify(size_t page) {
-    for (size_t at = 0; at < WORDS; at += 8) {
-        uint64_t seen = ((volatile uint64_t *)memory)[page * WORDS + at];
-        if (seen != word(page, at)) {
-            if (wrong++ == 0) fprintf(stderr, "page %zu word %zu holds %llx\n", page, at, (unsigned long long)seen);
-            return;
-        }
-    }
-}
-int main(int argc, char **argv) {
-    (void)argc;
-    alarm(600); /* Whatever becomes of the test. */
-    struct sigaction action = {.sa_handler = on_bus, .sa_flags = SA_NODEFER};
-    sigaction(SIGBUS, &action, NULL);
-    memory = aligned_alloc(2 << 20, (size_t)PAGES * PAGE);
-    for (size_t page = 0; page < PAGES; page++) fill(page);
-    char ready[4096];
-    snprintf(ready, sizeof ready, "%s.ready", argv[1]);
-    FILE *file = fopen(ready, "w");
-    if (!file || fclose(file)) return 3;
-    volatile uint64_t random = 88172645463325252u, longest = 0, steps = 0;
-    while (steps % 256 || access(argv[1], F_OK)) {
-        random ^= random << 13; random ^= random >> 7; random ^= random << 17;
-        size_t page = random % PAGES;
-        uint64_t begun = now_ms();
-        if (sigsetjmp(again, 1)) lost++;
-        else {
-            verify(page);
-            if (random >> 40 & 1) { versions[page]++; fill(page); }
-        }
-        uint64_t took = now_ms() - begun;
-        if (took > longest) longest = took;
-        steps++;
-    }
-    static volatile size_t page;
-    for (page = 0; page < PAGES; page++) {
-        if (sigsetjmp(again, 1)) { lost++; continue; }
-        verify(page);
-    }
-    static char line[200];
-    int len = snprintf(line, sizeof line, "wrong %ld lost %ld longest %llu steps %llu\n", wrong, lost,
-        (unsigned long long)longest, (unsigned long long)steps);
-    return write(1, line, len) < 0;
-}
-"#;
 
 /// A donor in a process of its own, and a link to it that can be cut.
 struct Donor {
@@ -250,14 +179,6 @@ impl Game {
 /// One at a time: each takes as much of the machine as there is.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What the program said at its end: wrong, lost, longest.
-fn said(ended: &Ended) -> [u64; 3] {
-    ended.expect(0);
-    let words: Vec<&str> = ended.stdout.split_whitespace().collect();
-    let number = |at: usize| words.get(at).and_then(|word| word.parse().ok()).expect("it says its numbers");
-    [number(1), number(3), number(5)]
-}
-
 #[test]
 fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
     let _turn = TURN.lock();
@@ -309,18 +230,27 @@ fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
     }
     let rebuilt = game.figure("slabs_rebuilt");
     let ended = game.end();
-    let [wrong, lost, longest_ms] = said(&ended);
+    let Verified { wrong, lost, longest_ms } = verified(&ended);
     println!("{}", ended.stdout);
     assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
     assert!(rebuilt > 0, "slabs got new copies");
     assert!(longest_ms <= STALL_MS_MOST, "the program stood still for {longest_ms} ms");
 }
 
-/// Before any loss: each donor has the copies that are read first of a third of the slabs.
 #[test]
 fn what_is_not_what_was_stored_is_mended_from_the_other_copy() {
+    mends("donor-damage", ",mirror=2,size=96MiB");
+}
+
+#[test]
+fn what_is_sealed_and_was_changed_is_mended_from_the_other_copy() {
+    mends("donor-damage-sealed", ",mirror=2,size=96MiB,encrypt=ephemeral");
+}
+
+/// Before any loss: each donor has the copies that are read first of a third of the slabs.
+fn mends(name: &str, options: &str) {
     let _turn = TURN.lock();
-    let Some(game) = Game::start("donor-damage", ",mirror=2,size=96MiB") else { return };
+    let Some(game) = Game::start(name, options) else { return };
     let is_corrupt = game.donors[0].corrupt();
     if is_corrupt {
         eventually("what is not what had been stored is found elsewhere", || game.figure("mended_blocks") > 0);
@@ -328,7 +258,7 @@ fn what_is_not_what_was_stored_is_mended_from_the_other_copy() {
         println!("skipped, because other processes' memory cannot be written (ptrace_scope)");
     }
     let ended = game.end();
-    let [wrong, lost, _] = said(&ended);
+    let Verified { wrong, lost, .. } = verified(&ended);
     assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
 }
 
@@ -340,7 +270,7 @@ fn without_a_mirror_a_killed_donor_is_an_error_and_the_rest_goes_on() {
     game.donors[1].signal("-KILL");
     std::thread::sleep(Duration::from_secs(7));
     let ended = game.end();
-    let [wrong, lost, _] = said(&ended);
+    let Verified { wrong, lost, .. } = verified(&ended);
     assert_eq!(wrong, 0, "{}", ended.stderr);
     assert!(lost > 100, "a third of the memory is lost, and each access is told: {lost}");
     assert!(lost < 12288 + 100_000 && begun.elapsed() < LIMIT, "and nobody waits for each page anew");

@@ -27,6 +27,7 @@ pub mod rings;
 pub mod shared_segment;
 pub mod shown_calls;
 pub mod signals;
+pub mod spare_frames;
 pub mod thread_end;
 pub mod thread_slot;
 pub mod thread_state;

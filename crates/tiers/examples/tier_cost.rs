@@ -5,7 +5,10 @@
 //!
 //! ```text
 //! cargo run --release -p aquifer-tiers --example tier_cost -- flash:/mnt/nvme,size=2GiB
+//! cargo run --release -p aquifer-tiers --example tier_cost -- dram:size=2GiB encrypted
 //! ```
+//!
+//! The word `encrypted` has what any tier holds sealed: with local memory, the difference is what sealing costs.
 //!
 //! Compare with fio: `--direct=1 --ioengine=psync` for depth "sync", `--ioengine=io_uring --iodepth=N` for the
 //! queues, `--rw=randread` or `randwrite`. Exit codes: 0 done, 1 the tier failed, 2 a bad description.
@@ -15,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_core::units::ByteSize;
 use aquifer_sys::{FrameBuffer, direct_io};
-use aquifer_tiers::{Operation, PAGE, Request, Tier, TierFailure, TierSpec, Wait, open};
+use aquifer_tiers::{Encrypted, Operation, PAGE, Request, Tier, TierFailure, TierSpec, Wait, open};
 
 /// How much of the tier is used: enough that a disk cannot hold it in a small cache.
 const SPAN_BYTES: u64 = 1 << 30;
@@ -30,14 +33,19 @@ fn main() -> ExitCode {
         eprintln!("tier_cost: no tier is given; for example: tier_cost flash:/tmp,size=2GiB");
         return ExitCode::from(2);
     };
-    let tier =
-        match spec.parse::<TierSpec>().map_err(|e| e.to_string()).and_then(|s| open(&s).map_err(|e| e.to_string())) {
-            Ok(tier) => tier,
-            Err(message) => {
-                eprintln!("tier_cost: {message}");
-                return ExitCode::from(2);
-            }
-        };
+    let seal = std::env::args().nth(2).is_some_and(|word| word == "encrypted");
+    let sealed = |tier| if seal { Encrypted::new(tier).map(|tier| Box::new(tier) as Box<dyn Tier>) } else { Ok(tier) };
+    let tier = match spec
+        .parse::<TierSpec>()
+        .map_err(|e| e.to_string())
+        .and_then(|s| open(&s).and_then(sealed).map_err(|e| e.to_string()))
+    {
+        Ok(tier) => tier,
+        Err(message) => {
+            eprintln!("tier_cost: {message}");
+            return ExitCode::from(2);
+        }
+    };
     for notice in tier.notices() {
         eprintln!("note: {notice}");
     }

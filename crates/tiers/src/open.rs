@@ -10,6 +10,7 @@ use crate::chain::Chain;
 use crate::donor::Donor;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
+use crate::encrypted::Encrypted;
 use crate::failing::Failing;
 use crate::flash::Flash;
 use crate::open_failure::OpenFailure;
@@ -21,7 +22,7 @@ use crate::tier::Tier;
 pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
     match spec {
         TierSpec::Flash(spec) => Flash::check_place(spec),
-        TierSpec::Failing { inner, .. } => check_place(inner),
+        TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => check_place(inner),
         TierSpec::Emulated { profile, .. } => Profile::load(profile).map(|_| ()),
         TierSpec::Array(spec) => Array::check_place(spec),
         TierSpec::Donor(spec) => Donor::check_place(spec),
@@ -35,7 +36,7 @@ pub fn farewell(spec: &TierSpec) {
     match spec {
         TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::farewell(&member.donor)),
         TierSpec::Donor(spec) => Donor::farewell(spec),
-        TierSpec::Failing { inner, .. } => farewell(inner),
+        TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => farewell(inner),
         TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
     }
 }
@@ -47,6 +48,7 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
         TierSpec::Donor(spec) => Box::new(Donor::open(spec)?),
         TierSpec::Dram { size } => Box::new(Dram::open(*size)?),
         TierSpec::Emulated { profile, size } => Box::new(Emulated::open(Profile::load(profile)?, *size)?),
+        TierSpec::Encrypted { inner } => Box::new(Encrypted::new(open(inner)?)?),
         TierSpec::Failing { plan, inner } => Box::new(Failing::new(open(inner)?, plan.clone())),
         TierSpec::Flash(spec) => Box::new(Flash::open(spec)?),
     })

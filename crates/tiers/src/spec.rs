@@ -14,6 +14,7 @@
 //! donor:unix:PATH[,size=SIZE]
 //! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
+//! flash:..., donor:... [,encrypt=ephemeral]   sealed, with a key of this run that is kept nowhere
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
@@ -54,6 +55,11 @@ pub enum TierSpec {
         /// Capacity; by default half of the memory available.
         size: Option<ByteSize>,
     },
+    /// Another tier, with all that it holds sealed.
+    Encrypted {
+        /// The tier underneath.
+        inner: Box<TierSpec>,
+    },
     /// Another tier, with failures. A test aid.
     Failing {
         /// What fails when.
@@ -71,7 +77,7 @@ impl TierSpec {
         match self {
             TierSpec::Array(array) => array.members.iter_mut().for_each(|member| member.donor.tree = Some(tree)),
             TierSpec::Donor(donor) => donor.tree = Some(tree),
-            TierSpec::Failing { inner, .. } => inner.belong_to(tree),
+            TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. } => inner.belong_to(tree),
             TierSpec::Dram { .. } | TierSpec::Emulated { .. } | TierSpec::Flash(_) => {}
         }
     }
@@ -79,9 +85,8 @@ impl TierSpec {
     /// Whether bytes of both would be in the same place, as far as words tell.
     pub(crate) fn is_same_place(&self, other: &TierSpec) -> bool {
         match (self, other) {
-            (TierSpec::Failing { inner, .. }, other) | (other, TierSpec::Failing { inner, .. }) => {
-                inner.is_same_place(other)
-            }
+            (TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. }, other)
+            | (other, TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. }) => inner.is_same_place(other),
             (TierSpec::Array(array), TierSpec::Donor(donor)) | (TierSpec::Donor(donor), TierSpec::Array(array)) => {
                 array.members.iter().any(|member| member.donor.address == donor.address)
             }
@@ -159,8 +164,8 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
         return Err(format!("no kind of tier is named; write {KINDS}"));
     };
     match kind {
-        "flash" => flash(rest).map(TierSpec::Flash),
-        "donor" => donors::parse(rest),
+        "flash" => sealed(rest, |rest| flash(rest).map(TierSpec::Flash)),
+        "donor" => sealed(rest, donors::parse),
         "dram" => Ok(TierSpec::Dram { size: only_size(rest)? }),
         "emulated" => emulated(rest),
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
@@ -168,6 +173,25 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
         "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
         _ => Err(format!("'{kind}' is not a kind of tier; write {KINDS}")),
     }
+}
+
+/// What `parse` makes of the description without the option that has its contents sealed.
+fn sealed(rest: &str, parse: impl FnOnce(&str) -> Result<TierSpec, String>) -> Result<TierSpec, String> {
+    let (place, said) = rest.split_once(',').unwrap_or((rest, ""));
+    let (mut left, mut is_sealed) = (place.to_owned(), false);
+    for option in said.split(',').filter(|_| rest.contains(',')) {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("encrypt", "ephemeral") => is_sealed = true,
+            ("encrypt", _) => {
+                return Err("encrypt= takes no key: nothing of a tier outlives the program, and so does its key not, \
+                            which is kept nowhere; write encrypt=ephemeral"
+                    .into());
+            }
+            _ => left = left + "," + option,
+        }
+    }
+    let spec = parse(&left)?;
+    Ok(if is_sealed { TierSpec::Encrypted { inner: Box::new(spec) } } else { spec })
 }
 
 fn flash(rest: &str) -> Result<FlashSpec, String> {
@@ -182,7 +206,7 @@ fn flash(rest: &str) -> Result<FlashSpec, String> {
             ("overwrite", None) => spec.overwrite = true,
             ("buffered", None) => spec.buffered = true,
             ("plain-queue", None) => spec.plain_queue = true,
-            (name, _) => return Err(unknown(name, "size=SIZE, overwrite, buffered or plain-queue")),
+            (name, _) => return Err(unknown(name, "size=SIZE, overwrite, buffered, plain-queue or encrypt=ephemeral")),
         }
     }
     Ok(spec)
@@ -297,6 +321,28 @@ mod tests {
             let TierSpec::Donor(donor) = spec(text) else { panic!("not a donor") };
             let files = Files { cert: "/c".into(), key: "k".into(), ca: "./a".into() };
             assert_eq!(donor.security, DonorSecurity::Tls { files, name: name.into() }, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_machine_can_be_sealed() {
+        let sealed = |inner| TierSpec::Encrypted { inner: Box::new(inner) };
+        let size = Some(ByteSize(1 << 30));
+        let flash = TierSpec::Flash(FlashSpec { size, ..FlashSpec::at("/a") });
+        assert_eq!(spec("flash:/a,encrypt=ephemeral,size=1GiB"), sealed(flash));
+        assert_eq!(
+            spec("donor:a:1+b:1,mirror=2,encrypt=ephemeral,security=plain"),
+            sealed(spec("donor:a:1+b:1,mirror=2,security=plain"))
+        );
+        assert!(spec("flash:/a").is_same_place(&spec("failing::flash:/a,encrypt=ephemeral")));
+        for text in ["flash:/a,encrypt", "flash:/a,encrypt=/etc/key", "donor:a:1,security=plain,encrypt="] {
+            let message = text.parse::<TierSpec>().unwrap_err().to_string();
+            assert!(message.contains("takes no key") && message.ends_with("write encrypt=ephemeral"), "{message}");
+        }
+        // What does not leave the machine: the option is not known there.
+        for text in ["dram:encrypt=ephemeral", "emulated:cmm-h,encrypt=ephemeral"] {
+            let message = text.parse::<TierSpec>().unwrap_err().to_string();
+            assert!(message.contains("'encrypt' is not an option of this tier"), "{message}");
         }
     }
 

@@ -97,6 +97,7 @@ Tiers:
       overwrite           take a file or device that holds other data, which is lost
       buffered            go through the page cache also where direct I/O works, to compare
       plain-queue         do without io_uring also where it works, to compare
+      encrypt=ephemeral   seal what is stored, with keys of this run alone that are kept nowhere
   dram:[size=SIZE]        local memory, to measure the software alone [default: half of what is
                           available]
   donor:HOST:PORT,OPTION[,OPTION]...
@@ -107,6 +108,7 @@ Tiers:
       ca=FILE             the authorities whose donors we trust
       name=NAME           what the donor's certificate is for [default: HOST]
       security=plain      without TLS: whoever is on the way can read and change the memory
+      encrypt=ephemeral   as for flash: the donor cannot read the memory either
       size=SIZE           capacity [default: what the donor lends to one borrower]
   donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION[,OPTION]...
                           memory of several machines; the options are those of one, and

@@ -150,6 +150,7 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
         TierSpec::Emulated { profile, .. } if !aquifer_tiers::profile::names().any(|name| name == profile) => {
             Path::new(profile)
         }
+        TierSpec::Encrypted { inner } => return with_absolute_path(spec, inner),
         TierSpec::Failing { inner, .. } => {
             let (rules, spec) = rest.split_once(':').expect("it could be read, so it has a tier behind its rules");
             return Ok(format!("{kind}:{rules}:{}", with_absolute_path(spec, inner)?));

@@ -108,7 +108,8 @@ struct Said<'a> {
     mirror: Option<&'a str>,
 }
 
-const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, mirror=N or size=SIZE";
+const OPTIONS: &str =
+    "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, mirror=N, encrypt=ephemeral or size=SIZE";
 
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What leaves the machine is sealed: a donor's memory and a file on a disk, looked at while they hold a program's
+//! memory, and changed there.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::run::{LIMIT, Running, aquifer, eventually, managed, run, start};
+
+/// What each page of the program holds, many times.
+const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
+/// What the program prints when all of it is as it was.
+const ALL_WELL: &str = "lost 0 wrong 0\n";
+
+/// Fills memory with pages full of a mark, makes `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it, with a
+/// child doing the same before. Says how much was lost and how much was wrong.
+const PROGRAM: &str = r#"
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { LEN = 64 << 20, PAGE = 4096 };
+static const char mark[] = "aquifer-e2e: a borrower's " "secret!";
+static char page[PAGE];
+static unsigned char *start;
+static sigjmp_buf again;
+static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
+static void make(size_t at) {
+    for (size_t offset = 0; offset + sizeof mark + 8 < PAGE; offset += 64) memcpy(page + offset, mark, sizeof mark - 1);
+    memcpy(page + 48, &at, sizeof at);
+}
+static size_t look(void) {
+    static volatile size_t lost, wrong, at;
+    static char line[100];
+    for (lost = wrong = at = 0; at < LEN; at += PAGE) {
+        if (sigsetjmp(again, 1)) { lost++; continue; }
+        make(at);
+        if (memcmp(start + at, page, PAGE)) wrong++;
+    }
+    int len = snprintf(line, sizeof line, "lost %zu wrong %zu\n", (size_t)lost, (size_t)wrong);
+    if (write(1, line, len) < 0) _exit(4);
+    return lost;
+}
+int main(int argc, char **argv) {
+    (void)argc;
+    alarm(600); /* Whatever becomes of the test. */
+    struct sigaction action = {.sa_handler = on_bus, .sa_flags = SA_NODEFER};
+    sigaction(SIGBUS, &action, NULL);
+    start = malloc(LEN);
+    for (size_t at = 0; at < LEN; at += PAGE) {
+        make(at);
+        memcpy(start + at, page, PAGE);
+    }
+    static char ready[4096];
+    snprintf(ready, sizeof ready, "%s.ready", argv[1]);
+    int file = open(ready, O_WRONLY | O_CREAT, 0600);
+    if (file < 0 || close(file)) return 3;
+    while (access(argv[1], F_OK)) usleep(1000);
+    pid_t child = fork();
+    if (child == 0) {
+        if (look()) _exit(0);
+        /* What it changes is sealed by it, and its parent reads what it has itself. */
+        for (size_t at = 0; at < LEN; at += PAGE) memset(start + at + 64, 'x', 32);
+        for (size_t at = 0; at < LEN; at += PAGE) if (start[at + 70] != 'x' || start[at] != mark[0]) _exit(5);
+        _exit(0);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child || status) return 5;
+    look();
+    return 0;
+}
+"#;
+
+/// A program that has most of its memory elsewhere, and waits.
+struct Waiting {
+    running: Running,
+    go: PathBuf,
+}
+
+impl Waiting {
+    fn start(name: &str, tier: &str) -> Option<Waiting> {
+        let program = compile_text(name, PROGRAM)?;
+        let go = scratch(name).join("go");
+        let words = ["--dram", "16MiB", "--tier", tier];
+        let running = start(managed(&words, &program, &[go.to_str().expect("a path of ours")]));
+        let waiting = Waiting { running, go };
+        eventually("the program has filled its memory", || Path::new(&waiting.go).with_extension("ready").exists());
+        Some(waiting)
+    }
+
+    /// Lets it read all of its memory; what it said.
+    fn end(self) -> String {
+        std::fs::write(&self.go, "").expect("the scratch directory can be written");
+        self.running.wait(LIMIT).expect(0).stdout.clone()
+    }
+}
+
+struct Donor {
+    child: Child,
+    address: String,
+}
+
+impl Donor {
+    fn start() -> Donor {
+        let mut command = aquifer();
+        command.args(["donor", "--json", "--listen", "127.0.0.1:0", "--security", "plain", "--size", "128MiB"]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
+        let said: serde_json::Value = serde_json::from_str(&line).expect("one object");
+        Donor { child, address: said["address"].as_str().expect("an address").to_owned() }
+    }
+
+    fn tier(&self, options: &str) -> String {
+        format!("donor:{},security=plain,size=128MiB{options}", self.address)
+    }
+
+    /// What can be written of its memory. `None`, and says so, where others' memory cannot be reached.
+    fn memory(&self) -> Option<(File, Vec<(u64, u64)>)> {
+        let process = self.child.id();
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("our child");
+        let range = |line: &str| {
+            let mut words = line.split_whitespace();
+            let (start, end) = words.next()?.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            words.next()?.starts_with("rw").then_some((number(start)?, number(end)?))
+        };
+        let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"));
+        match memory {
+            Ok(memory) => Some((memory, maps.lines().filter_map(range).collect())),
+            Err(error) => {
+                println!("skipped, because other processes' memory cannot be reached ({error})");
+                None
+            }
+        }
+    }
+
+    /// Pages of its memory in which the mark is.
+    fn marked_pages(&self) -> Option<usize> {
+        let (memory, ranges) = self.memory()?;
+        let pages = ranges.into_iter().flat_map(|(start, end)| (start..end).step_by(4096));
+        let mut bytes = [0; 4096];
+        Some(pages.filter(|page| memory.read_exact_at(&mut bytes, *page).is_ok() && has_mark(&bytes)).count())
+    }
+
+    fn lent_bytes(&self) -> u64 {
+        let mut command = aquifer();
+        command.args(["donor", "status", &self.address, "--json", "--security", "plain"]);
+        let status: serde_json::Value = serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("an object");
+        status["lent_bytes"].as_u64().expect("a number")
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn has_mark(bytes: &[u8]) -> bool {
+    bytes.windows(MARK.len()).any(|window| window == MARK)
+}
+
+#[test]
+fn a_donor_has_nothing_of_what_it_holds_and_a_forked_child_reads_it() {
+    // Without encryption it is found, or the test would say nothing.
+    for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
+        let donor = Donor::start();
+        let Some(waiting) = Waiting::start(&format!("encryption-{name}"), &donor.tier(options)) else { return };
+        assert!(donor.lent_bytes() >= 32 << 20, "most of the memory is there");
+        let Some(marked) = donor.marked_pages() else { return };
+        assert!(if is_sealed { marked == 0 } else { marked > 1000 }, "{name}: {marked} pages of it have the mark");
+        assert_eq!(waiting.end(), [ALL_WELL; 2].concat(), "{name}");
+        assert_eq!(donor.marked_pages().filter(|_| is_sealed).unwrap_or_default(), 0, "{name}, after the child's");
+    }
+}
+
+#[test]
+fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
+    for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
+        let name = format!("encryption-file-{name}");
+        let path = scratch(&format!("{name}-tier")).join("blocks");
+        // A file that is there keeps its name.
+        std::fs::write(&path, vec![1; 1 << 20]).expect("the scratch directory can be written");
+        let donor = Donor::start();
+        let program = compile_text(&name, PROGRAM);
+        let Some(program) = program else { return };
+        let go = scratch(&name).join("go");
+        let donor_tier = format!("donor:{},security=plain,size=16MiB{options}", donor.address);
+        let file_tier = format!("flash:{},size=128MiB,overwrite{options}", path.display());
+        let words = ["--dram", "16MiB", "--tier", &donor_tier, "--tier", &file_tier];
+        let running = start(managed(&words, &program, &[go.to_str().expect("a path of ours")]));
+        let waiting = Waiting { running, go };
+        eventually("the program has filled its memory", || waiting.go.with_extension("ready").exists());
+        let marked = || {
+            let bytes = std::fs::read(&path).expect("the file is there");
+            assert!(bytes.len() > 1 << 20 && bytes.iter().any(|byte| *byte > 1), "something is stored in it");
+            bytes.chunks(4096).filter(|page| has_mark(page)).count()
+        };
+        let found = marked();
+        assert!(if is_sealed { found == 0 } else { found > 1000 }, "{name}: {found} pages of it have the mark");
+        assert_eq!(waiting.end(), [ALL_WELL; 2].concat(), "{name}");
+    }
+}
+
+/// One donor, and nobody else who has the bytes: each page that was changed is an error, and none is wrong.
+#[test]
+fn what_was_changed_at_the_donor_is_an_error() {
+    let donor = Donor::start();
+    let Some(waiting) = Waiting::start("encryption-changed", &donor.tier(",encrypt=ephemeral")) else { return };
+    let Some((memory, ranges)) = donor.memory() else { return };
+    let (start, end) = ranges.into_iter().max_by_key(|(start, end)| end - start).expect("it has memory");
+    for page in (start..end).step_by(4096) {
+        let mut byte = [0];
+        memory.read_exact_at(&mut byte, page + 100).expect("our child's");
+        memory.write_all_at(&[byte[0] ^ 0x10], page + 100).expect("our child's");
+    }
+    let said = waiting.end();
+    for line in said.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let lost: u64 = words[1].parse().expect("a number");
+        assert!(lost > 1000 && words[3] == "0", "{said}");
+    }
+    assert_eq!(said.lines().count(), 2, "{said}");
+}

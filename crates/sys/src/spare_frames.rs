@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Frames that anybody may have for a moment: for who needs a second copy of a block and may not allocate.
+//!
+//! Threads: any, also in a signal handler. Nothing waits here: where all are in use, the caller decides. A forked child
+//! has frames of its own, none of them in use, whatever the parent's threads were doing: the word that says so is zeros
+//! there. So nobody forks with a frame in hand.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use crate::FrameBuffer;
+use crate::memory::{OwnWord, advise, map_anonymous};
+use crate::raw::Errno;
+
+/// As many as one word has bits.
+pub const SPARE_FRAMES_MOST: u32 = 32;
+
+/// See the module.
+#[derive(Debug)]
+pub struct SpareFrames {
+    start: NonNull<u8>,
+    frame_bytes: usize,
+    count: u32,
+    /// One bit for each frame: 1 where it is in use.
+    used: OwnWord,
+}
+
+// SAFETY: only a range of addresses; its bytes are reached through `FrameBuffer`s, one per frame at a time.
+unsafe impl Send for SpareFrames {}
+// SAFETY: as above; the bits that see to it are atomic.
+unsafe impl Sync for SpareFrames {}
+
+impl SpareFrames {
+    /// Maps `count` frames, at most [`SPARE_FRAMES_MOST`], of `frame_bytes` each: whole pages. Pages come on touch, and
+    /// stay for as long as the process lives.
+    pub fn new(count: u32, frame_bytes: usize) -> Result<SpareFrames, Errno> {
+        const PAGE: usize = 4096;
+        assert!((1..=SPARE_FRAMES_MOST).contains(&count) && frame_bytes > 0 && frame_bytes.is_multiple_of(PAGE));
+        let len = count as usize * frame_bytes;
+        let start = map_anonymous(len)?;
+        // A frame of which one page is used shall not become a huge page. Where the kernel has none, that is as good.
+        let _ = advise(start, len, libc::MADV_NOHUGEPAGE);
+        let start = NonNull::new(start as *mut u8).expect("mmap does not return null");
+        Ok(SpareFrames { start, frame_bytes, count, used: OwnWord::new()? })
+    }
+
+    /// How many bytes one has.
+    pub fn frame_bytes(&self) -> usize {
+        self.frame_bytes
+    }
+
+    /// The first `len` bytes of one of the frames with these numbers, until it is given back. `None` where all of them
+    /// are in use.
+    pub fn claim(&self, among: Range<u32>, len: usize) -> Option<FrameBuffer> {
+        assert!(among.end <= self.count && len <= self.frame_bytes, "there are so many, and they are so long");
+        let used = self.used.word();
+        for index in among {
+            // Acquire: what the one before did with it comes before what we do. Pairs with the Release below.
+            if used.fetch_or(1 << index, Ordering::Acquire) & 1 << index == 0 {
+                let offset = index as usize * self.frame_bytes;
+                // SAFETY: the frame lies within the mapping of `new`.
+                let start = unsafe { self.start.add(offset) };
+                // SAFETY: the mapping is never unmapped, and whoever sets a frame's bit, which was not set, has it
+                // alone until it is given back by value. A forked child has its own pages and no buffer of them.
+                return Some(unsafe { FrameBuffer::new(start, len) });
+            }
+        }
+        None
+    }
+
+    /// The number of a frame of ours.
+    pub fn index(&self, frame: &FrameBuffer) -> u32 {
+        let offset = frame.address().wrapping_sub(self.start.as_ptr() as usize);
+        let index = offset / self.frame_bytes;
+        assert!(index < self.count as usize && offset.is_multiple_of(self.frame_bytes), "the frame is one of these");
+        index as u32
+    }
+
+    /// The frame is anybody's again.
+    pub fn give_back(&self, frame: FrameBuffer) {
+        // Taken by value: from here on, nobody has the buffer.
+        let index = self.index(&frame);
+        let before = self.used.word().fetch_and(!(1 << index), Ordering::Release);
+        debug_assert!(before & 1 << index != 0, "who gives a frame back has claimed it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::direct_io::lasting_buffer;
+
+    #[test]
+    fn a_frame_is_one_holders_at_a_time() {
+        let frames = SpareFrames::new(3, 8192).unwrap();
+        let mut first = frames.claim(0..3, 8192).unwrap();
+        let second = frames.claim(0..2, 4096).unwrap();
+        assert_eq!((frames.index(&first), frames.index(&second), second.len()), (0, 1, 4096));
+        assert!(frames.claim(0..2, 4096).is_none(), "the third is not among those");
+        first.bytes_mut().fill(7);
+        assert!(second.bytes().iter().all(|byte| *byte == 0));
+        frames.give_back(first);
+        assert_eq!(frames.claim(0..2, 4096).unwrap().bytes()[4095], 7, "nobody wipes it");
+    }
+
+    #[test]
+    #[should_panic(expected = "one of these")]
+    fn a_frame_of_somebody_else_is_not_taken() {
+        SpareFrames::new(1, 4096).unwrap().give_back(lasting_buffer(1));
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Any tier, with what it holds sealed: a donor, or whoever reads a disk, has neither the bytes nor the key.
+//!
+//! Outside of the tier that it protects and inside of a chain: an array copies, mends and moves what is sealed without
+//! opening it, and a chain that moves a slab to another level opens it here and has it sealed anew there. Keys, nonces
+//! and tags are of this run, in this machine's memory (`encrypted/seals.rs`). Why so:
+//! `docs/decisions/0021-what-leaves-the-machine-is-sealed.md`.
+//!
+//! What cannot be opened reads as zeros, which no guard of the pager's fits: so it asks for the bytes by another way,
+//! and mends what was damaged, or poisons the block, as it does without encryption.
+//!
+//! Threads: any, also in a signal handler. What is sealed is a copy, in a frame that is claimed for as long as it is
+//! written; allocates nothing and locks nothing.
+
+mod queue;
+mod seals;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::spare_frames::SpareFrames;
+use aquifer_sys::{FrameBuffer, signals};
+
+use self::queue::EncryptedQueue;
+use self::seals::{RECORD_WORDS, Seals};
+use crate::failure::{Activity, Cause, TierFailure};
+use crate::figures::TierFigures;
+use crate::open_failure::OpenFailure;
+use crate::tier::{Leaving, LevelFigures, Mover, PAGE, Tier, TierQueue};
+use crate::transfer::check_buffer;
+
+/// What is written at once: a longer request is written in pieces.
+const FRAME_BYTES: usize = 1 << 20;
+const FRAME_PAGES: usize = FRAME_BYTES / PAGE;
+/// Frames for queues: as many as keep a disk or a link at work (`pager/src/worker.rs`).
+const QUEUE_FRAMES: Range<u32> = 0..16;
+/// Frames for threads that write by themselves, more than usually do at once.
+const OTHER_FRAMES: Range<u32> = 16..24;
+/// How long a frame is waited for, and the pause between two looks: whoever has one is in a request to the tier, which
+/// has a bound of its own, some seconds with a donor.
+const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+const FRAME_PAUSE: Duration = Duration::from_micros(200);
+
+/// See the module.
+pub struct Encrypted {
+    parts: Arc<Parts>,
+}
+
+/// What the tier and its queues share.
+struct Parts {
+    inner: Box<dyn Tier>,
+    seals: Seals,
+    frames: SpareFrames,
+    /// For each frame, what has to be recorded when it has been written.
+    kept: Box<[AtomicU64]>,
+}
+
+impl Encrypted {
+    /// `inner`, with keys of its own.
+    pub fn new(inner: Box<dyn Tier>) -> Result<Encrypted, OpenFailure> {
+        let failure = |what| {
+            let tier = inner.name();
+            move |Errno(errno)| OpenFailure::System { tier, what, source: std::io::Error::from_raw_os_error(errno) }
+        };
+        let seals = Seals::new(inner.capacity_bytes()).map_err(failure("making keys and room for nonces"))?;
+        let frames = SpareFrames::new(OTHER_FRAMES.end, FRAME_BYTES).map_err(failure("mapping frames"))?;
+        let kept = (0..OTHER_FRAMES.end as usize * FRAME_PAGES * RECORD_WORDS).map(|_| AtomicU64::new(0)).collect();
+        Ok(Encrypted { parts: Arc::new(Parts { inner, seals, frames, kept }) })
+    }
+}
+
+impl Parts {
+    fn failure(&self, activity: Activity, offset: u64, errno: i32) -> TierFailure {
+        TierFailure { tier: self.inner.name(), activity, offset, cause: Cause::Errno(errno) }
+    }
+
+    fn check_write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(self.inner.name(), Activity::Write, offset, buffer, self.inner.capacity_bytes())
+    }
+
+    /// For who has checked it.
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        for start in (0..buffer.len()).step_by(FRAME_BYTES) {
+            let len = (buffer.len() - start).min(FRAME_BYTES);
+            self.write_part(offset + start as u64, &buffer.bytes()[start..start + len])?;
+        }
+        Ok(())
+    }
+
+    fn write_part(&self, offset: u64, plain: &[u8]) -> Result<(), TierFailure> {
+        let busy = || self.failure(Activity::Write, offset, libc::EAGAIN);
+        let mut frame = self.wait_for_frame(plain.len()).ok_or_else(busy)?;
+        let sealed = self.seal(offset, plain, &mut frame);
+        let outcome = sealed.and_then(|()| self.inner.write(offset, &frame)).map(|()| self.stored(offset, &frame));
+        self.frames.give_back(frame);
+        outcome
+    }
+
+    fn wait_for_frame(&self, len: usize) -> Option<FrameBuffer> {
+        let begun = now_ns();
+        loop {
+            let frame = self.frames.claim(OTHER_FRAMES, len);
+            if frame.is_some() || now_ns().saturating_sub(begun) > FRAME_PATIENCE.as_nanos() as u64 {
+                return frame;
+            }
+            signals::sleep(FRAME_PAUSE);
+        }
+    }
+
+    /// Fills a frame with what `plain` becomes at `offset`.
+    fn seal(&self, offset: u64, plain: &[u8], frame: &mut FrameBuffer) -> Result<(), TierFailure> {
+        let kept = self.kept(frame);
+        let sealed = self.seals.seal(page(offset), plain, frame.bytes_mut(), kept);
+        sealed.map_err(|errno| self.failure(Activity::Write, offset, errno))
+    }
+
+    /// A frame has been written: what it holds is what is stored from now on. Until then, the record is of what was
+    /// there before, which a write that fails may have left.
+    fn stored(&self, offset: u64, frame: &FrameBuffer) {
+        self.seals.stored(page(offset), frame.len() / PAGE, self.kept(frame));
+    }
+
+    fn kept(&self, frame: &FrameBuffer) -> &[AtomicU64] {
+        let words = FRAME_PAGES * RECORD_WORDS;
+        &self.kept[self.frames.index(frame) as usize * words..][..words]
+    }
+
+    /// What was read from `offset` is opened where it is.
+    fn open(&self, offset: u64, buffer: &mut FrameBuffer) {
+        self.seals.open(page(offset), buffer.bytes_mut());
+    }
+}
+
+fn page(offset: u64) -> usize {
+    usize::try_from(offset / PAGE as u64).expect("within the tier")
+}
+
+impl Tier for Encrypted {
+    fn name(&self) -> &'static str {
+        self.parts.inner.name()
+    }
+
+    fn notices(&self) -> &[String] {
+        self.parts.inner.notices()
+    }
+
+    fn remedy(&self) -> &'static str {
+        self.parts.inner.remedy()
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.parts.inner.capacity_bytes()
+    }
+
+    fn waits_for_medium(&self) -> bool {
+        self.parts.inner.waits_for_medium()
+    }
+
+    fn overlaps(&self) -> bool {
+        self.parts.inner.overlaps()
+    }
+
+    fn request_bytes_most(&self) -> usize {
+        self.parts.inner.request_bytes_most()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        self.parts.inner.read(offset, buffer)?;
+        self.parts.open(offset, buffer);
+        Ok(())
+    }
+
+    fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
+        let is_one = self.parts.inner.read_other(offset, buffer, way)?;
+        if is_one {
+            self.parts.open(offset, buffer);
+            self.parts.seals.may_be_mended(page(offset), buffer.len() / PAGE);
+        }
+        Ok(is_one)
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.parts.check_write(offset, buffer)?;
+        self.parts.write(offset, buffer)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
+        let end = offset.saturating_add(len).min(self.capacity_bytes());
+        // Before they are gone: nobody shall miss them.
+        self.parts.seals.forget(page(offset), page(end).saturating_sub(page(offset)));
+        self.parts.inner.discard(offset, len)
+    }
+
+    fn flush(&self) -> Result<(), TierFailure> {
+        self.parts.inner.flush()
+    }
+
+    fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        Ok(Box::new(EncryptedQueue::open(Arc::clone(&self.parts), depth)?))
+    }
+
+    fn renew(&self) -> Result<(), Errno> {
+        self.parts.inner.renew()
+    }
+
+    fn needs_tending(&self) -> bool {
+        self.parts.inner.needs_tending()
+    }
+
+    fn tend(&self) -> Option<Duration> {
+        self.parts.inner.tend()
+    }
+
+    fn take_figures(&self) -> TierFigures {
+        self.parts.inner.take_figures()
+    }
+
+    fn leaving(&self, from: u64) -> Option<Leaving> {
+        self.parts.inner.leaving(from)
+    }
+
+    fn mover(&self) -> Option<Box<dyn Mover>> {
+        self.parts.inner.mover()
+    }
+
+    fn level(&self, index: usize) -> Option<LevelFigures> {
+        self.parts.inner.level(index)
+    }
+}

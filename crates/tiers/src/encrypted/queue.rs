@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The background's transfers to a tier whose contents are sealed: through a queue of that tier.
+//!
+//! A read is opened where it has arrived. A write is sealed into a frame of our own, which goes instead of the
+//! caller's; where all frames are under way, it waits for one.
+//!
+//! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::{FrameBuffer, signals};
+
+use super::{FRAME_BYTES, FRAME_PATIENCE, FRAME_PAUSE, Parts, QUEUE_FRAMES};
+use crate::failure::{Activity, TierFailure};
+use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
+
+/// A request that the tier underneath carries out.
+struct Flight {
+    offset: u64,
+    tag: u64,
+    /// The caller's frame, while ours is written instead of it.
+    plain: Option<FrameBuffer>,
+}
+
+/// See the module.
+pub(super) struct EncryptedQueue {
+    parts: Arc<Parts>,
+    inner: Box<dyn TierQueue>,
+    submitted: VecDeque<Request>,
+    /// Something was to be started, and waits for a frame.
+    is_held_up: bool,
+    /// By the tag that the queue underneath knows.
+    flights: Box<[Option<Flight>]>,
+    free: Vec<usize>,
+    /// What has come back from there, to be looked at.
+    landed: Vec<Completion>,
+    finished: VecDeque<Completion>,
+    depth: usize,
+}
+
+impl EncryptedQueue {
+    pub(super) fn open(parts: Arc<Parts>, depth: u32) -> Result<EncryptedQueue, TierFailure> {
+        let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+        let inner = parts.inner.open_queue(depth)?;
+        let depth = depth as usize;
+        Ok(EncryptedQueue {
+            parts,
+            inner,
+            submitted: VecDeque::with_capacity(depth),
+            is_held_up: false,
+            flights: (0..depth).map(|_| None).collect(),
+            free: (0..depth).collect(),
+            landed: Vec::with_capacity(depth),
+            finished: VecDeque::with_capacity(depth),
+            depth,
+        })
+    }
+
+    /// Puts what was submitted on its way, until one has to wait for a frame.
+    fn start(&mut self) {
+        self.is_held_up = false;
+        while let Some(request) = self.submitted.pop_front() {
+            let started = match request.operation {
+                Operation::Read => {
+                    let Request { operation, offset, buffer, tag } = request;
+                    self.send(operation, Flight { offset, tag, plain: None }, buffer);
+                    Ok(())
+                }
+                Operation::Write => self.start_write(request),
+            };
+            if let Err(back) = started {
+                self.submitted.push_front(back);
+                self.is_held_up = true;
+                return;
+            }
+        }
+    }
+
+    /// Gives the request back where there is no frame for it.
+    fn start_write(&mut self, request: Request) -> Result<(), Request> {
+        let Request { operation, offset, buffer, tag } = request;
+        let mut outcome = self.parts.check_write(offset, &buffer);
+        if outcome.is_ok() && buffer.len() > FRAME_BYTES {
+            outcome = self.parts.write(offset, &buffer);
+        } else if outcome.is_ok() {
+            let Some(mut frame) = self.parts.frames.claim(QUEUE_FRAMES, buffer.len()) else {
+                return Err(Request { operation, offset, buffer, tag });
+            };
+            outcome = self.parts.seal(offset, buffer.bytes(), &mut frame);
+            if outcome.is_ok() {
+                self.send(operation, Flight { offset, tag, plain: Some(buffer) }, frame);
+                return Ok(());
+            }
+            self.parts.frames.give_back(frame);
+        }
+        self.finished.push_back(Completion { tag, buffer, outcome });
+        Ok(())
+    }
+
+    fn send(&mut self, operation: Operation, flight: Flight, buffer: FrameBuffer) {
+        let index = self.free.pop().expect("as many flights as the queue is deep");
+        let offset = flight.offset;
+        self.flights[index] = Some(flight);
+        let sent = self.inner.submit(Request { operation, offset, buffer, tag: index as u64 });
+        assert!(sent.is_ok(), "the queue underneath is as deep as ours");
+    }
+
+    /// Takes what the queue underneath has finished.
+    fn reap(&mut self, wait: Wait) {
+        let landed = &mut self.landed;
+        self.inner.complete(wait, usize::MAX, &mut |completion| landed.push(completion));
+        while let Some(completion) = self.landed.pop() {
+            self.land(completion);
+        }
+        if self.is_held_up {
+            self.start();
+            // Cannot fail for a transfer's sake: each one's outcome is its own.
+            let _ = self.inner.kick();
+        }
+    }
+
+    fn land(&mut self, Completion { tag: index, mut buffer, outcome }: Completion) {
+        let flight = self.flights[index as usize].take().expect("what lands has flown");
+        self.free.push(index as usize);
+        let Flight { offset, tag, plain } = flight;
+        let buffer = match plain {
+            Some(plain) => {
+                if outcome.is_ok() {
+                    self.parts.stored(offset, &buffer);
+                }
+                self.parts.frames.give_back(buffer);
+                plain
+            }
+            None => {
+                if outcome.is_ok() {
+                    self.parts.open(offset, &mut buffer);
+                }
+                buffer
+            }
+        };
+        self.finished.push_back(Completion { tag, buffer, outcome });
+    }
+
+    fn flying(&self) -> usize {
+        self.depth - self.free.len()
+    }
+
+    /// Waits until something has finished, while anything is under way.
+    fn wait(&mut self) {
+        let begun = now_ns();
+        while self.finished.is_empty() && self.flying() + self.submitted.len() > 0 {
+            if self.flying() > 0 {
+                // Ends: the queue underneath gives up what does not come.
+                self.reap(Wait::ForOne);
+                continue;
+            }
+            // Others have all the frames.
+            if now_ns().saturating_sub(begun) > FRAME_PATIENCE.as_nanos() as u64 {
+                let Request { offset, buffer, tag, .. } = self.submitted.pop_front().expect("there is one");
+                let outcome = Err(self.parts.failure(Activity::Write, offset, libc::EAGAIN));
+                self.finished.push_back(Completion { tag, buffer, outcome });
+                return;
+            }
+            signals::sleep(FRAME_PAUSE);
+            self.reap(Wait::No);
+        }
+    }
+}
+
+impl TierQueue for EncryptedQueue {
+    fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.in_flight() == self.depth {
+            return Err(request);
+        }
+        self.submitted.push_back(request);
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), TierFailure> {
+        self.start();
+        self.inner.kick()
+    }
+
+    fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        if most == 0 {
+            return 0;
+        }
+        self.reap(Wait::No);
+        if wait == Wait::ForOne && self.finished.is_empty() {
+            // Cannot fail: each transfer's outcome is its own.
+            let _ = self.kick();
+            self.wait();
+        }
+        let count = most.min(self.finished.len());
+        for completion in self.finished.drain(..count) {
+            sink(completion);
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.len() + self.flying() + self.finished.len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        if !self.finished.is_empty() || self.flying() == 0 {
+            return None;
+        }
+        self.inner.descriptor()
+    }
+}
+
+impl Drop for EncryptedQueue {
+    fn drop(&mut self) {
+        // What has not been started never will be; what is under way has frames of ours.
+        self.submitted.clear();
+        while self.flying() > 0 {
+            self.reap(Wait::ForOne);
+        }
+    }
+}
