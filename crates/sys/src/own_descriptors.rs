@@ -18,13 +18,15 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
 
-/// Descriptors of ours at most: a pager has twelve, and a tier one or two, or eight for each donor. That is an array of
-/// 63 donors on each of four levels.
-const NUMBERS_MOST: usize = 2048;
+/// Numbers for which there is a bit: far more than ours are, since a pager has twelve, and a tier a dozen connections to
+/// each of up to 63 donors, times four levels; and more than most programs may open.
+const NUMBERS_MOST: usize = 1 << 16;
+/// Descriptors of ours behind those at most: where a program has as many open before we begin.
+const HIGH_MOST: usize = 48;
 /// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
 /// usual (256). Where the limit is lower still, they stay where they are.
 const FIRST: usize = 160;
@@ -33,7 +35,9 @@ const NONE: i32 = -1;
 /// The last descriptor that a pager's thread keeps of the program's: messages go there.
 const STANDARD_ERROR: i32 = 2;
 
-static NUMBERS: [AtomicI32; NUMBERS_MOST] = [const { AtomicI32::new(NONE) }; NUMBERS_MOST];
+/// A bit for each number below [`NUMBERS_MOST`]: 1 for ours.
+static OURS: [AtomicU64; NUMBERS_MOST / 64] = [const { AtomicU64::new(0) }; NUMBERS_MOST / 64];
+static HIGH: [AtomicI32; HIGH_MOST] = [const { AtomicI32::new(NONE) }; HIGH_MOST];
 /// One of ours that the program's table has, and the pager's threads do not take along: `lifeline.rs`.
 static LEFT_BEHIND: AtomicI32 = AtomicI32::new(NONE);
 
@@ -71,8 +75,15 @@ pub fn replace(new: OwnedFd, old: BorrowedFd<'_>) -> Result<(), Errno> {
 
 /// Keeps the program from closing a descriptor that has its number already.
 pub fn protect(number: RawFd) {
-    let free = |place: &AtomicI32| place.compare_exchange(NONE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    let _ = is_ours(number) || NUMBERS.iter().any(free);
+    match usize::try_from(number) {
+        Ok(low) if low < NUMBERS_MOST => drop(OURS[low / 64].fetch_or(1 << (low % 64), Ordering::AcqRel)),
+        Ok(_) => {
+            let free =
+                |place: &AtomicI32| place.compare_exchange(NONE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            let _ = is_ours(number) || HIGH.iter().any(free);
+        }
+        Err(_) => {}
+    }
 }
 
 /// The pager's threads that start from now on do not take this one of ours along.
@@ -85,22 +96,30 @@ pub(crate) fn left_behind() -> RawFd {
     LEFT_BEHIND.load(Ordering::Acquire)
 }
 
-/// The numbers of ours, the first one first: nothing is ever taken out, so there is none behind the first free place.
-fn ours() -> impl Iterator<Item = RawFd> {
-    NUMBERS.iter().map(|place| place.load(Ordering::Acquire)).take_while(|number| *number != NONE)
-}
-
 /// Whether a number is one of ours.
 pub fn is_ours(number: RawFd) -> bool {
-    number >= 0 && ours().any(|own| own == number)
+    u32::try_from(number).is_ok_and(|number| next_of_ours(number) == Some(number))
+}
+
+/// The first of ours at or behind `from`.
+fn next_of_ours(from: u32) -> Option<u32> {
+    let at = from as usize;
+    let low = (at / 64..OURS.len()).find_map(|word| {
+        let skipped = if word == at / 64 { at % 64 } else { 0 };
+        let bits = OURS[word].load(Ordering::Acquire) >> skipped << skipped;
+        (bits != 0).then(|| (word * 64) as u32 + bits.trailing_zeros())
+    });
+    low.or_else(|| {
+        let numbers = HIGH.iter().map(|place| place.load(Ordering::Acquire));
+        numbers.filter_map(|number| u32::try_from(number).ok()).filter(|number| *number >= from).min()
+    })
 }
 
 /// Calls `each` with the parts of `first..=last` that are not ours, in order, until one fails.
 pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> Result<(), E>) -> Result<(), E> {
     let mut from = u64::from(first);
     while from <= u64::from(last) {
-        // The next of ours at or behind `from`.
-        let next = ours().filter_map(|number| u64::try_from(number).ok()).filter(|number| *number >= from).min();
+        let next = next_of_ours(from as u32).map(u64::from);
         let end = next.map_or(u64::from(last), |next| (next.saturating_sub(1)).min(u64::from(last)));
         let begins_with_ours = next == Some(from);
         if !begins_with_ours {
@@ -135,16 +154,25 @@ pub fn leave_the_programs() {
 mod tests {
     use super::*;
 
-    /// An array of eight donors has 64 connections. There was room for 48 descriptors, and a pager's threads closed the
-    /// rest, the userfaultfd among them.
+    /// As many as a tier of many donors has. Those that were one too many for a table were closed in the pager's threads,
+    /// the userfaultfd among them.
     #[test]
-    fn there_is_room_for_the_connections_to_many_donors() {
-        // Numbers that nobody has.
-        let many = 1_000_000..1_000_600;
-        many.clone().for_each(protect);
-        assert!(many.clone().all(is_ours));
-        let closed = around_ours(1_000_000, 1_000_600, |first, last| Err((first, last)));
-        assert_eq!(closed, Err((1_000_600, 1_000_600)), "what is behind them is not ours");
+    fn as_many_as_many_donors_need_are_ours() {
+        let files: Vec<File> = (0..400).map(|_| keep_file(File::open("/proc/self/exe").unwrap())).collect();
+        assert!(files.iter().all(|file| is_ours(file.as_raw_fd())));
+        let seen = |number: u32| {
+            let mut is_seen = false;
+            let look = |first, last| {
+                is_seen |= (first..=last).contains(&number);
+                Ok::<(), ()>(())
+            };
+            around_ours(0, u32::MAX, look).unwrap();
+            is_seen
+        };
+        assert!(files.iter().all(|file| !seen(file.as_raw_fd() as u32)));
+        assert!(!is_ours(-1) && seen(2) && seen(NUMBERS_MOST as u32 + 5));
+        protect(NUMBERS_MOST as i32 + 5);
+        assert!(is_ours(NUMBERS_MOST as i32 + 5) && !seen(NUMBERS_MOST as u32 + 5) && seen(NUMBERS_MOST as u32 + 4));
     }
 
     #[test]
