@@ -204,16 +204,20 @@ impl Parts {
     /// Copies a slab to a member that has it not. `kept` is the part of its place that keeps it.
     fn copy_to_another(&self, slab: usize, place: Place, kept: Place, buffer: &mut Vec<u8>) -> Copied {
         let free = self.takers() & !place.mask();
-        let Some(target) = self.rotation.choose(slab, free).next() else { return Copied::NotNow };
+        if free == 0 {
+            return Copied::NotNow;
+        }
         let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
         if going.from() != place.0 {
             return Copied::NotNow;
         }
         buffer.resize(PIECE_BYTES as usize, 0);
-        let taken = self.members[target].store.take(slab);
-        if taken.inspect_err(|errno| _ = self.note(target, *errno)).is_err() {
-            return Copied::NotNow;
-        }
+        // All that may: of many small members, those whose turn it is may be full, again and again.
+        let takes = |target: &usize| {
+            let taken = self.members[*target].store.take(slab);
+            taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
+        };
+        let Some(target) = self.rotation.choose(slab, free).find(takes) else { return Copied::NotNow };
         let start = slab as u64 * SLAB_BYTES;
         for offset in (start..start + SLAB_BYTES).step_by(PIECE_BYTES as usize) {
             let copied = going.is_undisturbed() && self.copy_piece(place, target, offset, buffer);

@@ -338,6 +338,22 @@ fn without_a_mirror_what_is_lost_is_an_error_and_the_rest_goes_on() {
     }
 }
 
+/// With many small members, those whose turn it is were asked again and again, and the one with room never.
+#[test]
+fn a_copy_goes_to_whoever_has_room_however_many_are_full() {
+    let members = members(6);
+    let array = array_of(&members, 2);
+    (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 1).unwrap());
+    assert_eq!((members[0].held(), members[5].held()), (1, 0));
+    members[..5].iter().for_each(|member| member.room.store(member.held(), Ordering::SeqCst));
+    members[0].go_away(true);
+    array.parts.look(0);
+    array.parts.give_up(0, false);
+    while array.parts.settle() {}
+    assert_eq!(members[5].held(), 1, "in the first round");
+    assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2));
+}
+
 #[test]
 fn a_member_without_room_gets_nothing_and_an_array_without_any_is_full() {
     let members = members(2);
