@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, started
-//! anew, and with bytes that are not what was stored.
+//! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, with leases
+//! that they revoke, started anew, and with bytes that are not what was stored.
 //!
 //! With a mirror, none of that may be a wrong byte, an error, or a stand of more than two seconds. Without one, what
 //! was with the donor is an error, and the rest goes on.
 //!
-//! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others; a failure prints both.
+//! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others, `AQUIFER_LOSS_OPTIONS` for more options
+//! behind the tier, such as `,encrypt=ephemeral`; a failure prints them. `docs/testing.md` has the commands.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -32,13 +33,18 @@ struct Donor {
     child: Child,
     address: String,
     link: Link,
+    control: PathBuf,
 }
 
 impl Donor {
     fn start() -> Donor {
-        let (child, address) = launch("127.0.0.1:0");
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        // Short, since the names of sockets are.
+        let name = format!("aq-loss-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let control = std::env::temp_dir().join(name);
+        let (child, address) = launch("127.0.0.1:0", &control);
         let link = Link::to(address.parse().expect("an address in numbers"));
-        Donor { child, address, link }
+        Donor { child, address, link, control }
     }
 
     fn signal(&self, signal: &str) {
@@ -49,7 +55,14 @@ impl Donor {
     /// Another run of it, with nothing of what the one before had.
     fn restart(&mut self) {
         let _ = self.child.wait();
-        (self.child, self.address) = launch(&self.address);
+        (self.child, self.address) = launch(&self.address, &self.control);
+    }
+
+    /// Takes back all that it lends, and does not wait for it: what its leases were for is gone.
+    fn revoke(&self) {
+        let mut command = aquifer();
+        command.args(["donor", "reclaim"]).arg(&self.control).args(["--all", "--within", "1ms"]);
+        run(command, LIMIT).expect(0);
     }
 
     /// Changes a byte here and there in what it lends. False where that is not allowed.
@@ -78,12 +91,14 @@ impl Drop for Donor {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.control);
     }
 }
 
-fn launch(listen: &str) -> (Child, String) {
+fn launch(listen: &str, control: &Path) -> (Child, String) {
     let mut command = aquifer();
     command.args(["donor", "--json", "--security", "plain", "--size", "128MiB", "--grace", "1s", "--listen", listen]);
+    command.arg("--control").arg(control);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
@@ -183,10 +198,11 @@ static TURN: Mutex<()> = Mutex::new(());
 fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
     let _turn = TURN.lock();
     let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let rounds = setting("AQUIFER_LOSS_ROUNDS").unwrap_or(5);
+    let rounds = setting("AQUIFER_LOSS_ROUNDS").unwrap_or(6);
     let seed: u64 = setting("AQUIFER_LOSS_SEED").unwrap_or(1);
-    println!("to repeat: AQUIFER_LOSS_ROUNDS={rounds} AQUIFER_LOSS_SEED={seed}");
-    let Some(mut game) = Game::start("donor-loss", ",mirror=2,size=96MiB") else { return };
+    let options = std::env::var("AQUIFER_LOSS_OPTIONS").unwrap_or_default();
+    println!("to repeat: AQUIFER_LOSS_ROUNDS={rounds} AQUIFER_LOSS_SEED={seed} AQUIFER_LOSS_OPTIONS={options}");
+    let Some(mut game) = Game::start("donor-loss", &format!(",mirror=2,size=96MiB{options}")) else { return };
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for round in 0..rounds {
         random ^= random << 13;
@@ -195,7 +211,7 @@ fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
         let donor = &mut game.donors[(random >> 20) as usize % DONORS];
         let pause = Duration::from_millis(500 + (random >> 30) % 3000);
         // Each in its turn, so that few rounds have all of them.
-        match round % 5 {
+        match round % 6 {
             0 => {
                 println!("round {round}: killed, and started anew after {pause:?}");
                 donor.signal("-KILL");
@@ -218,6 +234,13 @@ fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
                 println!("round {round}: reclaims its memory, and lends it again after {pause:?}");
                 donor.signal("-TERM");
                 std::thread::sleep(pause);
+                donor.restart();
+            }
+            4 => {
+                println!("round {round}: revokes its leases, and is started anew after {pause:?}");
+                donor.revoke();
+                std::thread::sleep(pause);
+                donor.signal("-KILL");
                 donor.restart();
             }
             _ => {
