@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, with leases
-//! that they revoke, started anew, and with bytes that are not what was stored.
+//! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, with
+//! leases that they revoke, started anew, and with bytes that are not what was stored.
 //!
 //! With a mirror, none of that may be a wrong byte, an error, or a stand of more than two seconds. Without one, what
 //! was with the donor is an error, and the rest goes on.

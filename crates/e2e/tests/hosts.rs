@@ -4,8 +4,8 @@
 //! Donors and a borrower as hosts of their own: network namespaces with an address each, joined by virtual cables that
 //! are pulled and plugged in again. And as many donors as a program can have.
 //!
-//! A cable is not a socket that is closed: nobody is told, the kernel answers for an address that cannot be reached, and
-//! connections that were there before go on when it is back. Needs root; elsewhere it is skipped.
+//! A cable is not a socket that is closed: nobody is told, the kernel answers for an address that cannot be reached,
+//! and connections that were there before go on when it is back. Needs root; elsewhere it is skipped.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
 
-/// Numbers for which there is a bit: far more than ours are, since a pager has twelve, and a tier a dozen connections to
-/// each of up to 63 donors, times four levels; and more than most programs may open.
+/// Numbers for which there is a bit: far more than ours are, since a pager has twelve, and a tier a dozen connections
+/// to each of up to 63 donors, times four levels; and more than most programs may open.
 const NUMBERS_MOST: usize = 1 << 16;
 /// Descriptors of ours behind those at most: where a program has as many open before we begin.
 const HIGH_MOST: usize = 48;
@@ -154,8 +154,8 @@ pub fn leave_the_programs() {
 mod tests {
     use super::*;
 
-    /// As many as a tier of many donors has. Those that were one too many for a table were closed in the pager's threads,
-    /// the userfaultfd among them.
+    /// As many as a tier of many donors has. Those that were one too many for a table were closed in the pager's
+    /// threads, the userfaultfd among them.
     #[test]
     fn as_many_as_many_donors_need_are_ours() {
         let files: Vec<File> = (0..400).map(|_| keep_file(File::open("/proc/self/exe").unwrap())).collect();
