@@ -23,10 +23,9 @@ use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::memory::advise;
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::{self, Inside, Trapping};
+use aquifer_sys::thread_slot::{self, Trapping};
 use aquifer_sys::uffd::mode;
-use aquifer_sys::{descriptors, rings};
+use aquifer_sys::{descriptors, own_stack, rings};
 
 use crate::abort::{Number, abort, say};
 use crate::advice::Said;
@@ -155,28 +154,28 @@ impl Adopter {
     }
 
     /// Takes a private anonymous range into our care. Rounds inwards to whole pages.
-    pub fn adopt(&self, start: usize, len: usize, delivery: Delivery) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let page = PAGE_BYTES as usize;
-        let range = Range { start: start.next_multiple_of(page), end: (start + len) & !(page - 1), delivery };
-        if range.start >= range.end {
-            return;
-        }
-        let mut state = self.state();
-        state.said.forget(range.start, range.end);
-        state.managed_bytes += (range.end - range.start) as u64;
-        self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
-        match self.pager() {
-            Some(pager) => {
-                self.tell_need(&state);
-                self.register(pager, &[range]);
+    pub fn adopt(&'static self, start: usize, len: usize, delivery: Delivery) {
+        own_stack::call(move || {
+            let page = PAGE_BYTES as usize;
+            let range = Range { start: start.next_multiple_of(page), end: (start + len) & !(page - 1), delivery };
+            if range.start >= range.end {
+                return;
             }
-            None => {
-                state.waiting.push(range);
-                self.start_if_due(&mut state);
+            let mut state = self.state();
+            state.said.forget(range.start, range.end);
+            state.managed_bytes += (range.end - range.start) as u64;
+            self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+            match self.pager() {
+                Some(pager) => {
+                    self.tell_need(&state);
+                    self.register(pager, &[range]);
+                }
+                None => {
+                    state.waiting.push(range);
+                    self.start_if_due(&mut state);
+                }
             }
-        }
+        })
     }
 
     pub(crate) fn start_if_due(&self, state: &mut State) {
@@ -203,41 +202,41 @@ impl Adopter {
     }
 
     /// Before the C library's fork(3), whose handlers take the locks of the program's heap.
-    pub fn fork_begins(&self) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        self.state().forks += 1;
+    pub fn fork_begins(&'static self) {
+        own_stack::call(move || {
+            self.state().forks += 1;
+        })
     }
 
     /// Behind it, in either process.
-    pub fn fork_ended(&self, in_child: bool) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        // No other thread is in fork(3) there.
-        state.forks = if in_child { 0 } else { state.forks - 1 };
-        self.start_if_due(&mut state);
+    pub fn fork_ended(&'static self, in_child: bool) {
+        own_stack::call(move || {
+            let mut state = self.state();
+            // No other thread is in fork(3) there.
+            state.forks = if in_child { 0 } else { state.forks - 1 };
+            self.start_if_due(&mut state);
+        })
     }
 
     /// Counts a mapping that is the kernel's.
-    pub fn leave_alone(&self, start: usize, len: usize) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        state.left_alone.add(start, start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize));
-        self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+    pub fn leave_alone(&'static self, start: usize, len: usize) {
+        own_stack::call(move || {
+            let mut state = self.state();
+            state.left_alone.add(start, start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize));
+            self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+        })
     }
 
     /// A mapping that is not managed has moved, by mremap(2).
-    pub fn has_moved(&self, start: usize, len: usize, new: usize, new_len: usize) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        let page = PAGE_BYTES as usize;
-        if state.left_alone.cut(start, start.saturating_add(len).next_multiple_of(page)) {
-            state.left_alone.add(new, new.saturating_add(new_len).next_multiple_of(page));
-            self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
-        }
+    pub fn has_moved(&'static self, start: usize, len: usize, new: usize, new_len: usize) {
+        own_stack::call(move || {
+            let mut state = self.state();
+            let page = PAGE_BYTES as usize;
+            if state.left_alone.cut(start, start.saturating_add(len).next_multiple_of(page)) {
+                state.left_alone.add(new, new.saturating_add(new_len).next_multiple_of(page));
+                self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+            }
+        })
     }
 
     /// The budget has come near: from now on faults are ours.
@@ -310,7 +309,7 @@ impl Adopter {
     /// The C library is asked for something that it does on threads of its own. Whether it may: there is no memory with
     /// signal delivery then, and if this is early enough there will be none; nor, for `transfers`, any that calls must
     /// hold.
-    pub fn may_have_inner_threads(&self, transfers: bool) -> bool {
+    pub fn may_have_inner_threads(&'static self, transfers: bool) -> bool {
         // SeqCst pairs with `start`, which says that it starts before it looks at this.
         self.inner_threads.store(true, Ordering::SeqCst);
         if self.is_starting() {
@@ -332,25 +331,25 @@ impl Adopter {
     }
 
     /// Waits for whoever starts the pager: as long as the kernel takes to register what was adopted.
-    pub fn wait_until_started(&self) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        drop(self.state());
+    pub fn wait_until_started(&'static self) {
+        own_stack::call(move || {
+            drop(self.state());
+        })
     }
 
     /// The calls of `thread` that were under way when the pager started are over.
-    pub fn calls_are_over(&self, thread: u32) {
+    pub fn calls_are_over(&'static self, thread: u32) {
         if !self.has_postponed.load(Ordering::Relaxed) {
             return;
         }
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        let over = state.postponed.end(thread);
-        self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
-        if let Some(pager) = self.pager() {
-            self.register(pager, &over);
-        }
+        own_stack::call(move || {
+            let mut state = self.state();
+            let over = state.postponed.end(thread);
+            self.has_postponed.store(!state.postponed.ranges.is_empty(), Ordering::Release);
+            if let Some(pager) = self.pager() {
+                self.register(pager, &over);
+            }
+        })
     }
 
     /// Registers ranges and tells the engine what they hold. Faults on them wait for the engine's lock.
@@ -405,24 +404,29 @@ impl Adopter {
     }
 
     /// Does the program's munmap(2) of `start..start + len`, by calling `unmap`.
-    pub fn release<T>(&self, start: usize, len: usize, unmap: impl FnOnce() -> T) -> T {
+    pub fn release<T: 'static>(&'static self, start: usize, len: usize, unmap: impl FnOnce() -> T + 'static) -> T {
         self.take_out(start, len, Way::Remove, unmap)
     }
 
     /// Does something of the program's that empties `start..start + len`, such as MADV_DONTNEED.
-    pub fn discard<T>(&self, start: usize, len: usize, empty: impl FnOnce() -> T) -> T {
+    pub fn discard<T: 'static>(&'static self, start: usize, len: usize, empty: impl FnOnce() -> T + 'static) -> T {
         self.take_out(start, len, Way::Empty, empty)
     }
 
     /// As [`discard`](Self::discard), locked memory included: MADV_DONTNEED_LOCKED.
-    pub fn discard_locked<T>(&self, start: usize, len: usize, empty: impl FnOnce() -> T) -> T {
+    pub fn discard_locked<T: 'static>(
+        &'static self,
+        start: usize,
+        len: usize,
+        empty: impl FnOnce() -> T + 'static,
+    ) -> T {
         self.take_out(start, len, Way::EmptyLocked, empty)
     }
 
     /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be
     /// managed.
-    pub fn surrender<T>(&self, start: usize, len: usize, change: impl FnOnce() -> T) -> T {
-        self.take_out(start, len, Way::Remove, || {
+    pub fn surrender<T: 'static>(&'static self, start: usize, len: usize, change: impl FnOnce() -> T + 'static) -> T {
+        self.take_out(start, len, Way::Remove, move || {
             let result = change();
             if let Some(pager) = self.pager() {
                 // Of the two only one has it; there may be parts that neither has.
@@ -433,83 +437,83 @@ impl Adopter {
         })
     }
 
-    fn take_out<T>(&self, start: usize, len: usize, way: Way, act: impl FnOnce() -> T) -> T {
+    fn take_out<T: 'static>(&'static self, start: usize, len: usize, way: Way, act: impl FnOnce() -> T + 'static) -> T {
         let remove = way == Way::Remove;
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
-        let mut state = self.state();
-        if remove && state.left_alone.cut(start, end) {
-            self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
-        }
-        let Some(pager) = self.pager() else {
+        own_stack::call(move || {
+            let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
+            let mut state = self.state();
+            if remove && state.left_alone.cut(start, end) {
+                self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+            }
+            let Some(pager) = self.pager() else {
+                if remove {
+                    state.said.forget(start, end);
+                    cut(&mut state.locked, start, end);
+                    let cut = cut(&mut state.waiting, start, end);
+                    state.managed_bytes -= cut;
+                    self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+                    self.tell_need(&state);
+                }
+                return act();
+            };
             if remove {
                 state.said.forget(start, end);
-                cut(&mut state.locked, start, end);
-                let cut = cut(&mut state.waiting, start, end);
-                state.managed_bytes -= cut;
-                self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
-                self.tell_need(&state);
+                state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
+                pager.unlock(start, len);
+            } else if way == Way::Empty && pager.is_locked(start, len) {
+                return act(); // The kernel refuses to empty it.
             }
-            return act();
-        };
-        if remove {
-            state.said.forget(start, end);
-            state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
-            pager.unlock(start, len);
-        } else if way == Way::Empty && pager.is_locked(start, len) {
-            return act(); // The kernel refuses to empty it.
-        }
-        let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
-        let mut started = now_ns();
-        let mut fetches = 0;
-        loop {
-            let ticket = pager.progress.ticket();
-            let mut engine = pager.engine();
-            let managed: u64 = engine
-                .map()
-                .overlapping(first, last)
-                .map(|mapping| mapping.end.min(last) - mapping.start.max(first))
-                .sum();
-            if managed == 0 {
-                drop(engine);
-                return act();
-            }
-            let mut freed = |slab: u64, _| pager.trims.push(slab);
-            match engine.discard(first, last, remove, &mut freed) {
-                DiscardStep::Done => {
-                    let result = act();
-                    if !remove {
-                        forget_emptied(&mut engine, first, last, &mut freed);
-                    }
-                    pager.publish(&engine);
-                    pager.publish_heat(&engine);
+            let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+            let mut started = now_ns();
+            let mut fetches = 0;
+            loop {
+                let ticket = pager.progress.ticket();
+                let mut engine = pager.engine();
+                let managed: u64 = engine
+                    .map()
+                    .overlapping(first, last)
+                    .map(|mapping| mapping.end.min(last) - mapping.start.max(first))
+                    .sum();
+                if managed == 0 {
                     drop(engine);
-                    if remove {
-                        state.managed_bytes -= managed * PAGE_BYTES;
-                        self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
-                        self.tell_need(&state);
-                    }
-                    pager.progress.signal();
-                    return result;
+                    return act();
                 }
-                DiscardStep::MakeResident { page } => {
-                    drop(engine);
-                    let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0), true);
-                    (fetches, started) = (fetches + 1, now_ns());
-                    if !matches!(outcome, Outcome::Resolved) || fetches > DISCARD_FETCHES_MOST {
-                        abort(&[
-                            "a block that the program partly gives back cannot be fetched; its other part would be lost",
-                        ]);
+                let mut freed = |slab: u64, _| pager.trims.push(slab);
+                match engine.discard(first, last, remove, &mut freed) {
+                    DiscardStep::Done => {
+                        let result = act();
+                        if !remove {
+                            forget_emptied(&mut engine, first, last, &mut freed);
+                        }
+                        pager.publish(&engine);
+                        pager.publish_heat(&engine);
+                        drop(engine);
+                        if remove {
+                            state.managed_bytes -= managed * PAGE_BYTES;
+                            self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+                            self.tell_need(&state);
+                        }
+                        pager.progress.signal();
+                        return result;
+                    }
+                    DiscardStep::MakeResident { page } => {
+                        drop(engine);
+                        let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0), true);
+                        (fetches, started) = (fetches + 1, now_ns());
+                        if !matches!(outcome, Outcome::Resolved) || fetches > DISCARD_FETCHES_MOST {
+                            abort(&[
+                                "a block that the program partly gives back cannot be fetched; its other part would be lost",
+                            ]);
+                        }
+                    }
+                    DiscardStep::Wait => {
+                        drop(engine);
+                        pager.check_patience(started);
+                        pager.progress.sleep(ticket, DISCARD_WAIT_ONCE);
                     }
                 }
-                DiscardStep::Wait => {
-                    drop(engine);
-                    pager.check_patience(started);
-                    pager.progress.sleep(ticket, DISCARD_WAIT_ONCE);
-                }
             }
-        }
+        })
     }
 
     /// Whether `start..start + len` may have pages that a call must hold. Quick, and right when false.
@@ -536,26 +540,26 @@ impl Adopter {
 
     /// Before mlock(2): keeps what is managed of `start..start + len` resident. False when that would be more than
     /// may be locked.
-    pub fn lock(&self, start: usize, len: usize) -> bool {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        let end = start.saturating_add(len);
-        if let Some(pager) = self.pager() {
-            // What is postponed stays with the kernel, which locks it.
-            state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
-            return pager.lock(start, len);
-        }
-        let overlap = |range: &Range| range.end.min(end).saturating_sub(range.start.max(start));
-        let wanted: usize = state.waiting.iter().map(overlap).sum();
-        let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
-        if wanted > 0 {
-            if (before + wanted) as u64 > self.budget_bytes / LOCKED_PART {
-                return false;
+    pub fn lock(&'static self, start: usize, len: usize) -> bool {
+        own_stack::call(move || {
+            let mut state = self.state();
+            let end = start.saturating_add(len);
+            if let Some(pager) = self.pager() {
+                // What is postponed stays with the kernel, which locks it.
+                state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
+                return pager.lock(start, len);
             }
-            state.locked.push(Range { start, end, delivery: Delivery::Signal });
-        }
-        true
+            let overlap = |range: &Range| range.end.min(end).saturating_sub(range.start.max(start));
+            let wanted: usize = state.waiting.iter().map(overlap).sum();
+            let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
+            if wanted > 0 {
+                if (before + wanted) as u64 > self.budget_bytes / LOCKED_PART {
+                    return false;
+                }
+                state.locked.push(Range { start, end, delivery: Delivery::Signal });
+            }
+            true
+        })
     }
 
     /// Whether any of `start..start + len` is locked, since the pager has started.
@@ -564,48 +568,48 @@ impl Adopter {
     }
 
     /// Before mlockall(2) of what there is. False when that would be more than may be locked.
-    pub fn lock_all(&self) -> bool {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        if self.is_active() || state.managed_bytes > self.budget_bytes / LOCKED_PART {
-            return false;
-        }
-        state.locked = state.waiting.clone();
-        true
+    pub fn lock_all(&'static self) -> bool {
+        own_stack::call(move || {
+            let mut state = self.state();
+            if self.is_active() || state.managed_bytes > self.budget_bytes / LOCKED_PART {
+                return false;
+            }
+            state.locked = state.waiting.clone();
+            true
+        })
     }
 
     /// Before sigaltstack(2) of the calling thread. False when the stack cannot be kept resident.
-    pub fn keep_signal_stack(&self, start: usize, len: usize) -> bool {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        match self.pager() {
-            Some(pager) => pager.keep_signal_stack(start, len),
-            None => {
-                // Whose it is will not be known when the pager starts: it stays until it is unmapped.
-                state.locked.push(Range { start, end: start.saturating_add(len), delivery: Delivery::Signal });
-                true
+    pub fn keep_signal_stack(&'static self, start: usize, len: usize) -> bool {
+        own_stack::call(move || {
+            let mut state = self.state();
+            match self.pager() {
+                Some(pager) => pager.keep_signal_stack(start, len),
+                None => {
+                    // Whose it is will not be known when the pager starts: it stays until it is unmapped.
+                    state.locked.push(Range { start, end: start.saturating_add(len), delivery: Delivery::Signal });
+                    true
+                }
             }
-        }
+        })
     }
 
     /// Keeps `start..start + len` resident for as long as the calling thread lives. A number for
     /// [`release_hold`](Self::release_hold), where there is anything to release; EAGAIN when it cannot be kept.
-    pub fn hold_for_thread(&self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        let Some(pager) = self.pager() else {
-            // As a signal stack: it stays until it is unmapped.
-            let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
-            if state.waiting.iter().any(|range| range.start < end && start < range.end) {
-                state.locked.push(Range { start, end, delivery });
-            }
-            return Ok(None);
-        };
-        drop(state);
-        pager.hold_for_thread(start, len)
+    pub fn hold_for_thread(&'static self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
+        own_stack::call(move || {
+            let mut state = self.state();
+            let Some(pager) = self.pager() else {
+                // As a signal stack: it stays until it is unmapped.
+                let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
+                if state.waiting.iter().any(|range| range.start < end && start < range.end) {
+                    state.locked.push(Range { start, end, delivery });
+                }
+                return Ok(None);
+            };
+            drop(state);
+            pager.hold_for_thread(start, len)
+        })
     }
 
     /// Ends what [`hold_for_thread`](Self::hold_for_thread) began.
@@ -614,29 +618,29 @@ impl Adopter {
     }
 
     /// Before munlock(2).
-    pub fn unlock(&self, start: usize, len: usize) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        match self.pager() {
-            Some(pager) => pager.unlock(start, len),
-            None => {
-                cut(&mut state.locked, start, start.saturating_add(len));
+    pub fn unlock(&'static self, start: usize, len: usize) {
+        own_stack::call(move || {
+            let mut state = self.state();
+            match self.pager() {
+                Some(pager) => pager.unlock(start, len),
+                None => {
+                    cut(&mut state.locked, start, start.saturating_add(len));
+                }
             }
-        }
+        })
     }
 
     /// Whether the kernel's own accesses to `start..start + len` may fail: some of it has signal delivery.
-    pub fn fails_the_kernel(&self, start: usize, len: usize) -> bool {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let state = self.state();
-        let Some(pager) = self.pager() else { return false };
-        let end = start.saturating_add(len);
-        let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
-        // What is postponed is what calls must hold.
-        state.postponed.meets(start, end)
-            || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
+    pub fn fails_the_kernel(&'static self, start: usize, len: usize) -> bool {
+        own_stack::call(move || {
+            let state = self.state();
+            let Some(pager) = self.pager() else { return false };
+            let end = start.saturating_add(len);
+            let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
+            // What is postponed is what calls must hold.
+            state.postponed.meets(start, end)
+                || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
+        })
     }
 
     /// What one system call may hold at once, in bytes.
@@ -645,19 +649,19 @@ impl Adopter {
     }
 
     /// Whether any part of `start..start + len` is in our care.
-    pub fn manages(&self, start: usize, len: usize) -> bool {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        // A program may name any range in a call that the kernel then refuses.
-        let end = start.saturating_add(len);
-        let state = self.state();
-        match self.pager() {
-            None => state.waiting.iter().any(|range| range.start < end && start < range.end),
-            Some(pager) => {
-                let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
-                state.postponed.meets(start, end) || pager.engine().map().overlapping(first, last).next().is_some()
+    pub fn manages(&'static self, start: usize, len: usize) -> bool {
+        own_stack::call(move || {
+            // A program may name any range in a call that the kernel then refuses.
+            let end = start.saturating_add(len);
+            let state = self.state();
+            match self.pager() {
+                None => state.waiting.iter().any(|range| range.start < end && start < range.end),
+                Some(pager) => {
+                    let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
+                    state.postponed.meets(start, end) || pager.engine().map().overlapping(first, last).next().is_some()
+                }
             }
-        }
+        })
     }
 
     /// Whether any managed memory may be absent from its address now.

@@ -11,8 +11,7 @@
 use aquifer_core::engine::Advice;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::PAGE_BYTES;
-use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::own_stack;
 
 use crate::adopt::{Adopter, Range, State, cut};
 use crate::pager::Pager;
@@ -68,20 +67,20 @@ impl Said {
 
 impl Adopter {
     /// The program foretells how `start..start + len` will be used.
-    pub fn foretell(&self, start: usize, len: usize, advice: Advice) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        let range = Range { start, end: start.saturating_add(len), delivery: Delivery::Signal };
-        match self.pager() {
-            Some(pager) => tell(pager, range, advice),
-            None => {
-                let lasts = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential);
-                if lasts && state.said.foretold.len() < FORETOLD_MOST {
-                    state.said.foretold.push((range, advice));
+    pub fn foretell(&'static self, start: usize, len: usize, advice: Advice) {
+        own_stack::call(move || {
+            let mut state = self.state();
+            let range = Range { start, end: start.saturating_add(len), delivery: Delivery::Signal };
+            match self.pager() {
+                Some(pager) => tell(pager, range, advice),
+                None => {
+                    let lasts = matches!(advice, Advice::Normal | Advice::Random | Advice::Sequential);
+                    if lasts && state.said.foretold.len() < FORETOLD_MOST {
+                        state.said.foretold.push((range, advice));
+                    }
                 }
             }
-        }
+        })
     }
 
     /// The pager has started: tells the engine what was foretold before.
@@ -90,45 +89,47 @@ impl Adopter {
     }
 
     /// Whether children that are forked from now on do without this of `start..start + len`.
-    pub fn withhold(&self, start: usize, len: usize, what: Withheld, withheld: bool) {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let mut state = self.state();
-        if state.said.process != std::process::id() {
-            let State { waiting, said, .. } = &mut *state;
-            for range in said.lacking() {
-                cut(waiting, range.start, range.end);
+    pub fn withhold(&'static self, start: usize, len: usize, what: Withheld, withheld: bool) {
+        own_stack::call(move || {
+            let mut state = self.state();
+            if state.said.process != std::process::id() {
+                let State { waiting, said, .. } = &mut *state;
+                for range in said.lacking() {
+                    cut(waiting, range.start, range.end);
+                }
+                said.process = std::process::id();
             }
-            said.process = std::process::id();
-        }
-        let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
-        let ranges = match what {
-            Withheld::Contents => &mut state.said.wiped,
-            Withheld::Range => &mut state.said.not_copied,
-        };
-        cut(ranges, start, end);
-        if withheld {
-            ranges.push(Range { start, end, delivery: Delivery::Signal });
-        }
+            let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
+            let ranges = match what {
+                Withheld::Contents => &mut state.said.wiped,
+                Withheld::Range => &mut state.said.not_copied,
+            };
+            cut(ranges, start, end);
+            if withheld {
+                ranges.push(Range { start, end, delivery: Delivery::Signal });
+            }
+        })
     }
 
     /// Whether all of `start..start + len` is in our care.
-    pub fn manages_all(&self, start: usize, len: usize) -> bool {
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let state = self.state();
-        let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
-        let managed: usize = match self.pager() {
-            None => state.waiting.iter().map(|range| range.end.min(end).saturating_sub(range.start.max(start))).sum(),
-            Some(pager) => {
-                let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
-                let engine = pager.engine();
-                let within = engine.map().overlapping(first, last);
-                let pages: u64 = within.map(|mapping| mapping.end.min(last) - mapping.start.max(first)).sum();
-                (pages * PAGE_BYTES) as usize
-            }
-        };
-        managed == end - start
+    pub fn manages_all(&'static self, start: usize, len: usize) -> bool {
+        own_stack::call(move || {
+            let state = self.state();
+            let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
+            let managed: usize = match self.pager() {
+                None => {
+                    state.waiting.iter().map(|range| range.end.min(end).saturating_sub(range.start.max(start))).sum()
+                }
+                Some(pager) => {
+                    let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+                    let engine = pager.engine();
+                    let within = engine.map().overlapping(first, last);
+                    let pages: u64 = within.map(|mapping| mapping.end.min(last) - mapping.start.max(first)).sum();
+                    (pages * PAGE_BYTES) as usize
+                }
+            };
+            managed == end - start
+        })
     }
 }
 

@@ -21,6 +21,7 @@ use aquifer_core::engine::{DiscardStep, Engine, ForkObstacle};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::advise;
+use aquifer_sys::own_stack;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
@@ -149,7 +150,7 @@ impl Adopter {
     }
 
     /// In a child, where something of the program's is changed anyway: gives it a worker once it has had faults enough.
-    pub fn tend(&self) {
+    pub fn tend(&'static self) {
         let Some(pager) = self.pager() else { return self.tend_below() };
         if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
@@ -157,11 +158,7 @@ impl Adopter {
         let _inside = Inside::enter();
         // The C library's fork(3) has not come to its end: the locks of the program's heap are still held, and a thread
         // that is started takes memory from there. Nor may signals be blocked then: it may touch what is managed.
-        let is_forking = {
-            let _blocked = Blocked::all();
-            self.state().forks > 0
-        };
-        if is_forking {
+        if own_stack::call(move || self.state().forks > 0) {
             return;
         }
         if pager.lacks_threads.swap(false, Ordering::AcqRel) {
@@ -184,17 +181,17 @@ impl Adopter {
 
     /// Below the budget: such a child's claim; and where others have too little, a look at whether this process has
     /// more than its share.
-    fn tend_below(&self) {
+    fn tend_below(&'static self) {
         let Some(ledger) = self.ledger else { return };
         let look_at = self.look_at_ns.load(Ordering::Relaxed);
         if look_at == 0 && !ledger.is_short() || look_at != 0 && now_ns() < look_at {
             return;
         }
-        let _inside = Inside::enter();
-        let _blocked = Blocked::all();
-        let again = if ledger.is_short() { now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64 } else { 0 };
-        self.look_at_ns.store(again, Ordering::Relaxed);
-        self.start_if_due(&mut self.state());
+        own_stack::call(move || {
+            let again = if ledger.is_short() { now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64 } else { 0 };
+            self.look_at_ns.store(again, Ordering::Relaxed);
+            self.start_if_due(&mut self.state());
+        });
     }
 }
 

@@ -24,6 +24,7 @@ use aquifer_core::block::State;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::{MADV_POPULATE_READ, advise};
+use aquifer_sys::own_stack;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
@@ -100,38 +101,25 @@ impl Holding {
 
     /// A small range is granted in any case, and not counted: so signals may come meanwhile, see [`Holds::claim`].
     fn claim_known(&self, start: u64, end: u64) -> Option<usize> {
-        let claim = |weight| self.pager.holds.claim(thread_slot::token(), self.frame, start, end, weight);
+        let (pager, frame) = (self.pager, self.frame);
+        let claim = move |weight| pager.holds.claim(thread_slot::token(), frame, start, end, weight);
         if is_small(start, end) {
             return claim(0);
         }
-        let _blocked = Blocked::all();
-        let weight = self.pager.weight(start, end);
-        self.pager.grants(weight).then(|| claim(weight)).flatten()
+        own_stack::call(move || {
+            let weight = pager.weight(start, end);
+            pager.grants(weight).then(|| claim(weight)).flatten()
+        })
     }
 
     fn add_unknown(&mut self, first: u64, last: u64) {
-        let _blocked = Blocked::all();
-        let found = &self.pager.holds.found;
-        // Before the look: whatever changes since makes what is remembered that of no range.
-        let stamp = found.stamp(first, last);
-        let remember = || _ = stamp.inspect(|stamp| found.remember(first, last, *stamp));
-        let Some((start, end)) = self.pager.needs_hold(first, last) else { return remember() };
-        let weight = self.pager.weight(start, end);
-        let granted = self.count < HOLDS_OF_CALL_MOST && (is_small(start, end) || self.pager.grants(weight));
-        let claimed =
-            granted.then(|| self.pager.holds.claim(thread_slot::token(), self.frame, start, end, weight)).flatten();
-        match claimed {
-            Some(index) => {
-                self.slots[self.count] = index as u16;
-                self.count += 1;
-            }
-            None => self.complete = false,
+        let (pager, frame, has_room) = (self.pager, self.frame, self.count < HOLDS_OF_CALL_MOST);
+        let added = own_stack::call(move || pager.add_unknown(frame, has_room, first, last));
+        if let Some(index) = added.slot {
+            self.slots[self.count] = index;
+            self.count += 1;
         }
-        match self.pager.bring(start, end) {
-            Ok(true) => remember(),
-            Ok(false) => {}
-            Err(NotBrought) => self.complete = false,
-        }
+        self.complete &= added.complete;
     }
 
     /// Whether everything that was added is there and held. Else it may be away when the kernel touches it.
@@ -148,7 +136,34 @@ impl Drop for Holding {
     }
 }
 
+/// What has come of a range that a call asked for.
+struct Added {
+    slot: Option<u16>,
+    complete: bool,
+}
+
 impl Pager {
+    /// Brings the pages `first..last`, and holds them for the call of the calling thread's at `frame`. With signals
+    /// blocked.
+    fn add_unknown(&self, frame: usize, has_room: bool, first: u64, last: u64) -> Added {
+        let found = &self.holds.found;
+        // Before the look: whatever changes since makes what is remembered that of no range.
+        let stamp = found.stamp(first, last);
+        let remember = || _ = stamp.inspect(|stamp| found.remember(first, last, *stamp));
+        let Some((start, end)) = self.needs_hold(first, last) else {
+            remember();
+            return Added { slot: None, complete: true };
+        };
+        let weight = self.weight(start, end);
+        let granted = has_room && (is_small(start, end) || self.grants(weight));
+        let slot = granted.then(|| self.holds.claim(thread_slot::token(), frame, start, end, weight)).flatten();
+        let brought = self.bring(start, end);
+        if brought == Ok(true) {
+            remember();
+        }
+        Added { slot: slot.map(|index| index as u16), complete: slot.is_some() && brought.is_ok() }
+    }
+
     /// What one call may hold at once, in bytes.
     pub fn hold_bytes_most(&self) -> usize {
         // Half of what all may hold, so that two calls do not refuse each other.

@@ -146,7 +146,7 @@ impl Drop for Early {
 }
 
 /// The pager has started, and if this thread is in no call of before, then the memory of such can be managed now.
-fn settle(adopter: &Adopter) {
+fn settle(adopter: &'static Adopter) {
     if !shown_calls::is_in_call() {
         adopter.calls_are_over(shown_calls::this_thread());
         shown_calls::settle();
@@ -288,7 +288,7 @@ impl Caller {
 
     /// Calls without windows: everything is held, or at least brought, and a call that fails all the same is
     /// repeated.
-    unsafe fn plain(&self, adopter: &Adopter, number: i64, args: [usize; 6]) -> isize {
+    unsafe fn plain(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for turn in 0..TRIES {
             let Some(mut holding) = adopter.holding() else { break };
@@ -320,7 +320,7 @@ impl Caller {
     }
 
     /// futex(2) and its like: the words are brought, and not held while the thread waits.
-    unsafe fn word(&self, adopter: &Adopter, number: i64, args: [usize; 6]) -> isize {
+    unsafe fn word(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {
             if let Some(mut holding) = adopter.holding() {
@@ -344,7 +344,7 @@ impl Caller {
         result
     }
 
-    unsafe fn bytes(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
+    unsafe fn bytes(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let entries = [libc::iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(args[1]),
             iov_len: args[2].min(TRANSFER_BYTES_MOST),
@@ -365,7 +365,7 @@ impl Caller {
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    unsafe fn vector(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
+    unsafe fn vector(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         // SAFETY: the caller's promise.
         let entries = unsafe { Entries::read(args[1], args[2]) };
         // The newer calls take -1 for "where the file is".
@@ -398,7 +398,7 @@ impl Caller {
         unsafe { self.raw(number, [args[0], start, count, fourth, args[4], args[5]]) }
     }
 
-    unsafe fn message(&self, adopter: &Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
+    unsafe fn message(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let header = std::ptr::with_exposed_provenance_mut::<libc::msghdr>(args[1]);
         let Some(given) = load::<libc::msghdr>(args[1]) else {
             // SAFETY: the caller's promise.
@@ -434,7 +434,7 @@ impl Caller {
     /// A transfer: the program's call, or `part` of it for other memory, so many bytes further on.
     unsafe fn transfer(
         &self,
-        adopter: &Adopter,
+        adopter: &'static Adopter,
         number: i64,
         args: [usize; 6],
         memory: &Memory<'_>,

@@ -35,7 +35,7 @@ pub fn takes_memory(request: usize) -> bool {
 ///
 /// # Safety
 /// `region` is the argument of such a request.
-pub unsafe fn would_fail(adopter: &Adopter, region: usize) -> bool {
+pub unsafe fn would_fail(adopter: &'static Adopter, region: usize) -> bool {
     let Some(MemoryRegion { len, address, .. }) = load(region) else { return false };
     len > 0 && adopter.fails_the_kernel(address as usize, len as usize)
 }

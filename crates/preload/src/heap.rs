@@ -175,7 +175,7 @@ extern "C" fn purge(
 ) -> bool {
     let start = start as usize + offset;
     // SAFETY: jemalloc says that nothing of value is in the range.
-    let empty = || unsafe { drop_pages(start, len) }.is_err();
+    let empty = move || unsafe { drop_pages(start, len) }.is_err();
     match instance_inside() {
         Some(instance) => {
             crate::locks::forget(&instance.adopter, start, len);

@@ -44,7 +44,7 @@ pub fn unlock(args: [usize; 6]) -> isize {
 }
 
 /// Unlocks what the program has freed without unlocking it: the C library would have unmapped it.
-pub fn forget(adopter: &Adopter, start: usize, len: usize) {
+pub fn forget(adopter: &'static Adopter, start: usize, len: usize) {
     if adopter.is_locked(start, len) {
         kernel(libc::SYS_munlock, [start, len, 0, 0, 0, 0]);
         adopter.unlock(start, len);

@@ -75,7 +75,7 @@ unsafe fn map(
 ) -> *mut c_void {
     let args = [address as usize, len, protection as usize, flags as usize, descriptor as usize, offset as usize];
     // SAFETY: as mmap(2).
-    let map = || unsafe { call(libc::SYS_mmap, args) };
+    let map = move || unsafe { call(libc::SYS_mmap, args) };
     let Some(instance) = instance() else { return std::ptr::with_exposed_provenance_mut(map() as usize) };
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     let replaces = replaces && can_be_mapped(address as usize, len);
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
 /// As munmap(2).
 pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
-    let unmap = || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
+    let unmap = move || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
     match instance() {
         Some(instance) if can_be_mapped(address as usize, len) => {
             instance.adopter.release(address as usize, len, unmap)
@@ -147,7 +147,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
 pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
     let advise =
-        |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) } as c_int;
+        move |advice: c_int| unsafe { call(libc::SYS_madvise, [address as usize, len, advice as usize, 0, 0, 0]) }
+            as c_int;
     let Some(instance) = instance() else { return advise(advice) };
     let (adopter, start) = (&instance.adopter, address as usize);
     if end(start, len).is_none() || !adopter.manages(start, len) {
@@ -156,9 +157,9 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     let active = adopter.is_active();
     match advice {
         // The kernel frees lazily; we must not bring back what it has freed, so we free at once.
-        libc::MADV_FREE if active => adopter.discard(start, len, || advise(libc::MADV_DONTNEED)),
-        libc::MADV_DONTNEED if active => adopter.discard(start, len, || advise(advice)),
-        MADV_DONTNEED_LOCKED if active => adopter.discard_locked(start, len, || advise(advice)),
+        libc::MADV_FREE if active => adopter.discard(start, len, move || advise(libc::MADV_DONTNEED)),
+        libc::MADV_DONTNEED if active => adopter.discard(start, len, move || advise(advice)),
+        MADV_DONTNEED_LOCKED if active => adopter.discard_locked(start, len, move || advise(advice)),
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
             populate(adopter, start, len, advice)
         }
@@ -213,7 +214,7 @@ fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
 /// Advice that is ours to follow. The kernel is only asked whether the range is good: it would swap out what we move,
 /// and cut its mappings in pieces for flags that mean nothing to memory without a file.
 fn foretell(
-    adopter: &Adopter,
+    adopter: &'static Adopter,
     start: usize,
     len: usize,
     (given, what): (c_int, Advice),
@@ -233,18 +234,18 @@ fn foretell(
 
 /// Guard pages: they have no contents, and a block that is installed around one would overwrite it. So they, and what
 /// they may become again, are the kernel's from now on.
-fn guard(adopter: &Adopter, start: usize, len: usize, advise: impl Fn(c_int) -> c_int) -> c_int {
+fn guard(adopter: &'static Adopter, start: usize, len: usize, advise: impl Fn(c_int) -> c_int + 'static) -> c_int {
     // SAFETY: advice about nothing. It tells whether the kernel knows guard pages.
     let known = unsafe { syscall(libc::SYS_madvise, [start, 0, MADV_GUARD_INSTALL as usize, 0, 0, 0]) }.is_ok();
     if !known || !start.is_multiple_of(4096) || len == 0 || adopter.is_locked(start, len) {
         return advise(MADV_GUARD_INSTALL);
     }
-    adopter.surrender(start, len.next_multiple_of(4096), || advise(MADV_GUARD_INSTALL))
+    adopter.surrender(start, len.next_multiple_of(4096), move || advise(MADV_GUARD_INSTALL))
 }
 
 /// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are brought and held: under signal delivery the kernel
 /// can not bring them itself. Of more than the budget, the first pieces leave again.
-fn populate(adopter: &Adopter, start: usize, len: usize, advice: c_int) -> c_int {
+fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) -> c_int {
     let piece = (adopter.hold_bytes_most() & !4095).max(4096);
     for done in (0..len).step_by(piece) {
         let (start, len) = (start + done, piece.min(len - done));
@@ -262,7 +263,7 @@ fn populate(adopter: &Adopter, start: usize, len: usize, advice: c_int) -> c_int
 /// The program's mmap(2) over managed memory, trapped: nothing is adopted.
 pub fn replace(args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
-    let map = || unsafe { syscall(libc::SYS_mmap, args) };
+    let map = move || unsafe { syscall(libc::SYS_mmap, args) };
     let instance = instance().filter(|_| can_be_mapped(args[0], args[1]));
     let mapped = instance.map_or_else(map, |instance| instance.adopter.release(args[0], args[1], map));
     mapped.map_or_else(|errno| -(errno.0 as isize), |start| start as isize)
@@ -291,7 +292,7 @@ pub unsafe extern "C" fn mremap(
 pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: usize) -> isize {
     let args = [address as usize, old_len, new_len, flags as usize, target, 0];
     // SAFETY: as mremap(2).
-    let remap = || unsafe { syscall(libc::SYS_mremap, args) };
+    let remap = move || unsafe { syscall(libc::SYS_mremap, args) };
     let result = match instance() {
         Some(instance) if instance.adopter.manages(address as usize, old_len.max(1)) => {
             remap_managed(address as usize, old_len, new_len, flags, target)

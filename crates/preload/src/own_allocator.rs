@@ -13,8 +13,8 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::{Mutex, PoisonError};
 
+use aquifer_sys::own_stack;
 use aquifer_sys::raw::syscall;
-use aquifer_sys::signals::Blocked;
 use dlmalloc::{Allocator, Dlmalloc};
 
 /// Where dlmalloc gets its ranges: straight from the kernel.
@@ -61,25 +61,24 @@ struct OwnHeap(Mutex<Dlmalloc<Ranges>>);
 // SAFETY: dlmalloc keeps the contract of `GlobalAlloc`; the lock serialises its callers.
 unsafe impl GlobalAlloc for OwnHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _blocked = Blocked::all();
-        let mut heap = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: size and alignment come from a valid layout.
-        unsafe { heap.malloc(layout.size(), layout.align()) }
+        with_heap(move |heap| unsafe { heap.malloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        let _blocked = Blocked::all();
-        let mut heap = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller gives back what `alloc` returned for this layout.
-        unsafe { heap.free(start, layout.size(), layout.align()) }
+        with_heap(move |heap| unsafe { heap.free(start, layout.size(), layout.align()) });
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let _blocked = Blocked::all();
-        let mut heap = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as in `dealloc`.
-        unsafe { heap.realloc(start, layout.size(), layout.align(), size) }
+        with_heap(move |heap| unsafe { heap.realloc(start, layout.size(), layout.align(), size) })
     }
+}
+
+/// Whoever has the lock is not interrupted, and does not fault: what it calls from may be managed.
+fn with_heap<T: 'static>(act: impl FnOnce(&mut Dlmalloc<Ranges>) -> T + 'static) -> T {
+    own_stack::call(move || act(&mut HEAP.0.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
 /// Calls `act` while no other thread is in this heap: a child that is forked by it finds the heap usable. `act` must

@@ -110,7 +110,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     // An earlier program may have left them blocked.
     aquifer_sys::signals::unblock_ours();
     crate::trap::prepare();
-    crate::threads::give_stack();
+    crate::threads::give_stacks();
     heap::manage();
     adopt_static_arrays();
 }

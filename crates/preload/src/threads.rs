@@ -13,16 +13,18 @@ use std::ffi::{c_int, c_void};
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
-use aquifer_sys::{deep_stack, dispatch, shown_calls};
+use aquifer_sys::{dispatch, own_stack, shown_calls};
 
 use crate::next::{self, StartRoutine};
 use crate::start::Instance;
 
 /// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
 /// and both handlers (about 20 KiB each), and for the program's own handlers, which may interrupt the call.
-const STACK_BYTES: usize = 256 << 10;
-/// At the stack's low end, so that running over it is a crash and not somebody else's bytes.
+const SIGNAL_STACK_BYTES: usize = 256 << 10;
+/// At a stack's low end, so that running over it is a crash and not somebody else's bytes.
 const GUARD_BYTES: usize = 4096;
+/// Both stacks of a thread: that for signals, and `aquifer_sys::own_stack` above it.
+const STACKS_BYTES: usize = SIGNAL_STACK_BYTES + own_stack::STACK_BYTES;
 
 /// What a new thread is to run.
 struct Job {
@@ -43,13 +45,13 @@ const ABOVE_BYTES: usize = 4 << 10;
 /// Holds what the calling thread's stack has been and will be used for next, where it is managed: in a child of
 /// clone(2), and on the stack of a coroutine. A fault there could not be signalled while the C library, or the pager,
 /// blocks all signals. Below the budget nothing leaves.
-pub fn hold_stack(instance: &Instance) -> Option<usize> {
+pub fn hold_stack(instance: &'static Instance) -> Option<usize> {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let start = frame.saturating_sub(THREAD_BYTES - ABOVE_BYTES);
-    // Not on this very stack: all signals are blocked meanwhile. Where it cannot be held, it is brought at least.
+    // Not on this very stack: `own_stack`. Where it cannot be held, it is brought at least.
     let hold = || instance.adopter.hold_for_thread(start, THREAD_BYTES).ok().flatten();
-    instance.adopter.is_active().then(|| deep_stack::call(hold).ok().flatten()).flatten()
+    instance.adopter.is_active().then(hold).flatten()
 }
 
 /// Entries that the kernel follows of a list of robust mutexes: its ROBUST_LIST_LIMIT.
@@ -108,32 +110,37 @@ pub fn hold_robust_mutexes() {
     }
 }
 
-/// Makes `start..start + STACK_BYTES` this thread's alternate stack, or takes it away again.
+/// Makes `start..start + SIGNAL_STACK_BYTES` this thread's alternate stack, or takes it away again.
 fn use_stack(start: usize, enable: bool) {
     let stack = libc::stack_t {
         ss_sp: std::ptr::with_exposed_provenance_mut(start + GUARD_BYTES),
         ss_flags: if enable { 0 } else { libc::SS_DISABLE },
-        ss_size: STACK_BYTES - GUARD_BYTES,
+        ss_size: SIGNAL_STACK_BYTES - GUARD_BYTES,
     };
     // SAFETY: sigaltstack(2) reads one `stack_t`; the range is mapped for as long as it is in use.
     let _ = unsafe { syscall(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Gives the calling thread an alternate stack for the rest of its life. From now on its calls may trap.
-pub fn give_stack() -> Option<usize> {
-    let start = map_anonymous(STACK_BYTES).ok()?;
-    // SAFETY: the mapping was made above.
-    let _ = unsafe { syscall(libc::SYS_mprotect, [start, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
+/// Gives the calling thread an alternate stack, and one for the pager's work, for the rest of its life. From now on its
+/// calls may trap.
+pub fn give_stacks() -> Option<usize> {
+    let start = map_anonymous(STACKS_BYTES).ok()?;
+    for low in [start, start + SIGNAL_STACK_BYTES] {
+        // SAFETY: a part of the mapping that was made above.
+        let _ = unsafe { syscall(libc::SYS_mprotect, [low, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
+    }
     use_stack(start, true);
+    // SAFETY: as above; it stays mapped until the thread's end has taken it away.
+    unsafe { own_stack::give(start + SIGNAL_STACK_BYTES) };
     thread_slot::set_trapping(Trapping::Ready);
     shown_calls::join();
     Some(start)
 }
 
-/// Takes a thread's alternate stack away when the thread ends, by whatever way.
-struct StackOfThread(usize);
+/// Takes a thread's stacks away when the thread ends, by whatever way.
+struct StacksOfThread(usize);
 
-impl Drop for StackOfThread {
+impl Drop for StacksOfThread {
     fn drop(&mut self) {
         hold_robust_mutexes();
         // What the C library does to a thread's stack at its end must not meet a handler on it.
@@ -142,8 +149,9 @@ impl Drop for StackOfThread {
         crate::calls::thread_ends();
         keep_signal_stack(0, 0);
         use_stack(self.0, false);
-        // SAFETY: the stack was mapped by `give_stack` and is not in use any more.
-        let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACK_BYTES, 0, 0, 0, 0]) };
+        own_stack::take_away();
+        // SAFETY: they were mapped by `give_stacks` and are not in use any more.
+        let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACKS_BYTES, 0, 0, 0, 0]) };
     }
 }
 
@@ -218,7 +226,7 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
         let _ = instance.adopter.hold_for_thread(job.area.0, job.area.1);
         job.held.inspect(|held| instance.adopter.release_hold(*held));
     }
-    let _stack = give_stack().map(StackOfThread);
+    let _stack = give_stacks().map(StacksOfThread);
     // Not left to the first fault: under listener delivery there is none on this thread.
     dispatch::arm_if_due();
     // SAFETY: the program asked for this function to be run with this argument.

@@ -17,6 +17,7 @@ pub mod lent_memory;
 pub mod lifeline;
 pub mod memory;
 pub mod own_descriptors;
+pub mod own_stack;
 pub mod pagemap;
 pub mod pagemap_scan;
 pub mod presence;

@@ -17,8 +17,8 @@ global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 24",
-    "aquifer_thread_words: .zero 24",
+    ".size aquifer_thread_words, 32",
+    "aquifer_thread_words: .zero 32",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -46,9 +46,11 @@ struct Words {
     record: u16,
     /// The signals that were open in the program's code where it was left for the pager's; none at first.
     open: u64,
+    /// The head of the stack that `own_stack.rs` keeps for this thread; zero at first.
+    own_stack: usize,
 }
 
-const _: () = assert!(size_of::<Words>() == 24);
+const _: () = assert!(size_of::<Words>() == 32);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -143,6 +145,18 @@ pub fn open_signals() -> u64 {
 pub fn set_open_signals(open: u64) -> u64 {
     // SAFETY: as in `index`.
     unsafe { std::mem::replace(&mut (*words()).open, open) }
+}
+
+/// The address that [`set_own_stack`] left for this thread; zero at first.
+pub(crate) fn own_stack() -> usize {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).own_stack }
+}
+
+/// Keeps an address for this thread.
+pub(crate) fn set_own_stack(head: usize) {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).own_stack = head }
 }
 
 /// Where the kernel reads this thread's selector.

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A stack of the pager's own for each thread of the program, on which the thread does the pager's work.
+//!
+//! The stack that the program calls from may be managed itself: a coroutine's, or one that a child of clone(2) was
+//! given. A page of it that leaves meanwhile would be missed while every signal is blocked, and the kernel ends a
+//! program for that. And it may be small: where a thread has 16 KiB, starting the pager ran over the end.
+//!
+//! Nothing on the program's stack is touched from the first signal that is blocked to the last that is opened again: the
+//! work comes over as values, and its outcome goes back in registers. Handlers of the program's, which come behind, find
+//! themselves on its own stack, where those that look through it (collectors of garbage) begin.
+//!
+//! Threads: any that was [given](give) a stack. Others, and work within work, go on with the stack they are on.
+
+use std::arch::asm;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::signals::{Blocked, Interrupted};
+use crate::thread_slot::{self, Inside};
+
+/// Starting the pager is the deepest, with some 130 KiB in a build without optimisation. Pages that are not touched cost
+/// nothing.
+pub const STACK_BYTES: usize = 256 << 10;
+/// What comes over: more than the largest work takes.
+const WORK_WORDS: usize = 32;
+/// What goes back: two registers.
+const OUTCOME_WORDS: usize = 2;
+
+/// At the high end of the stack.
+#[repr(C, align(16))]
+struct Head {
+    /// Whether the stack is in use: 0 or 1. The threads of clone(2) may share thread-local memory, and so this stack.
+    busy: AtomicU32,
+    /// The program's signal mask.
+    mask: u64,
+    outcome: [u64; OUTCOME_WORDS],
+    work: [u64; WORK_WORDS],
+}
+
+/// Makes `start..start + STACK_BYTES` the calling thread's, until [`take_away`].
+///
+/// # Safety
+/// The range is mapped, all zeros, aligned to a page, and nobody else's until then.
+pub unsafe fn give(start: usize) {
+    thread_slot::set_own_stack((start + STACK_BYTES - size_of::<Head>()) & !63);
+}
+
+/// Before the stack is unmapped.
+pub fn take_away() {
+    thread_slot::set_own_stack(0);
+}
+
+/// Does `act` on the thread's own stack, inside the pager and with every signal blocked. That it is `'static` keeps it
+/// from what is on the caller's stack.
+pub fn call<T: 'static, F: FnOnce() -> T + 'static>(act: F) -> T {
+    const { assert!(size_of::<F>() <= WORK_WORDS * 8 && align_of::<F>() <= 8) };
+    const { assert!(size_of::<T>() <= OUTCOME_WORDS * 8 && align_of::<T>() <= 8) };
+    let head: *mut Head = std::ptr::with_exposed_provenance_mut(thread_slot::own_stack());
+    // SAFETY: where there is a stack it is mapped, and its head is zeros or what was left there. Only the one that finds
+    // it free goes on.
+    if head.is_null() || unsafe { (*head).busy.swap(1, Ordering::Acquire) } != 0 {
+        let _blocked = Blocked::all();
+        return act();
+    }
+    // SAFETY: the head is ours, with room for the work, as was checked above. It is done exactly once.
+    let outcome = unsafe {
+        (&raw mut (*head).work).cast::<F>().write(act);
+        switch(head, enter::<T, F>)
+    };
+    // SAFETY: these are the bytes of the `T` that `enter` has left.
+    unsafe { std::mem::transmute_copy(&outcome) }
+}
+
+/// # Safety
+/// The head holds an `F`, which nobody else takes.
+unsafe extern "C" fn enter<T, F: FnOnce() -> T>(head: *mut Head) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let interrupted = Interrupted::new((*head).mask);
+        let inside = Inside::enter();
+        let outcome = (&raw const (*head).work).cast::<F>().read()();
+        (&raw mut (*head).outcome).cast::<T>().write(outcome);
+        drop(inside);
+        interrupted.end();
+    }
+}
+
+/// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again.
+///
+/// # Safety
+/// The stack is the caller's, and `enter` may be called with its head.
+unsafe fn switch(head: *mut Head, enter: unsafe extern "C" fn(*mut Head)) -> [u64; OUTCOME_WORDS] {
+    static ALL: u64 = u64::MAX;
+    let (first, second);
+    // SAFETY: rt_sigprocmask(2) reads and writes the masks named here. The call finds the stack as the ABI has it, aligned
+    // to 16 bytes before the return address; it keeps r12 to r15, and what else it does not keep is given up. Between the
+    // two system calls memory is reached by r15 only, which is not on the program's stack.
+    unsafe {
+        asm!(
+            "mov r12, rsp",
+            "mov edi, {block}",
+            "mov rsi, r13",
+            "lea rdx, [r15 + {mask}]",
+            "mov r10d, 8",
+            "mov eax, {sigprocmask}",
+            "syscall",
+            "mov rsp, r15",
+            "mov rdi, r15",
+            "call r14",
+            "mov r13, [r15 + {outcome}]",
+            "mov r14, [r15 + {outcome} + 8]",
+            // The next may come as soon as the kernel has read the mask.
+            "mov dword ptr [r15 + {busy}], 0",
+            "mov rsp, r12",
+            "mov edi, {set}",
+            "lea rsi, [r15 + {mask}]",
+            "xor edx, edx",
+            "mov r10d, 8",
+            "mov eax, {sigprocmask}",
+            "syscall",
+            block = const libc::SIG_BLOCK,
+            set = const libc::SIG_SETMASK,
+            sigprocmask = const libc::SYS_rt_sigprocmask,
+            busy = const offset_of!(Head, busy),
+            mask = const offset_of!(Head, mask),
+            outcome = const offset_of!(Head, outcome),
+            in("r15") head,
+            inout("r13") &raw const ALL => first,
+            inout("r14") enter => second,
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+    [first, second]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+
+    use super::*;
+    use crate::memory::map_anonymous;
+    use crate::raw::syscall;
+
+    fn here() -> usize {
+        let here = 0u8;
+        black_box(&raw const here) as usize
+    }
+
+    /// The signals that this thread blocks.
+    fn mask() -> u64 {
+        let mut mask = 0u64;
+        // SAFETY: rt_sigprocmask(2) writes one mask.
+        unsafe { syscall(libc::SYS_rt_sigprocmask, [0, 0, &raw mut mask as usize, 8, 0, 0]) }.unwrap();
+        mask
+    }
+
+    fn on_a_thread_with_a_stack(test: impl FnOnce(usize) + Send + 'static) {
+        let run = || {
+            let start = map_anonymous(STACK_BYTES).unwrap();
+            // SAFETY: the mapping was made above, and stays.
+            unsafe { give(start) };
+            test(start);
+            take_away();
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
+
+    #[test]
+    fn work_is_done_there_with_signals_blocked_and_its_outcome_comes_back() {
+        on_a_thread_with_a_stack(|start| {
+            let before = mask();
+            for turn in 0..1000 {
+                let words = [turn; WORK_WORDS - 2];
+                let (at, inside) = call(move || (here() - words[7] as usize, mask() != 0 && thread_slot::inside()));
+                assert!((start..start + STACK_BYTES).contains(&(at + turn as usize)) && inside);
+                assert_eq!(call(move || Err::<u64, u32>(words[3] as u32)), Err(turn as u32));
+            }
+            assert_eq!((mask(), thread_slot::inside()), (before, false));
+            assert!(!(start..start + STACK_BYTES).contains(&here()));
+        });
+    }
+
+    #[test]
+    fn work_within_work_stays_where_it_is() {
+        on_a_thread_with_a_stack(|start| {
+            let inner = call(|| call(here));
+            assert!((start..start + STACK_BYTES).contains(&inner));
+            // And the next finds the stack free.
+            assert!((start..start + STACK_BYTES).contains(&call(here)));
+        });
+    }
+
+    #[test]
+    fn a_thread_without_one_does_its_work_with_signals_blocked() {
+        let blocked = std::thread::spawn(|| call(mask)).join().unwrap();
+        assert_eq!(blocked | 1 << 8 | 1 << 18, u64::MAX, "SIGKILL and SIGSTOP alone stay open");
+    }
+
+    /// A handler that is due when the work ends runs on the program's stack, and may work itself.
+    #[test]
+    fn signals_come_behind_on_the_callers_stack() {
+        static CAME_AT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        static WORKED_AT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        extern "C" fn on_signal(_: libc::c_int) {
+            CAME_AT.store(here(), Ordering::SeqCst);
+            WORKED_AT.store(call(here), Ordering::SeqCst);
+        }
+        on_a_thread_with_a_stack(|start| {
+            // SAFETY: the handler stores numbers.
+            unsafe { libc::signal(libc::SIGUSR1, on_signal as *const () as usize) };
+            let early = call(|| {
+                // SAFETY: a signal that is handled.
+                unsafe { libc::raise(libc::SIGUSR1) };
+                CAME_AT.load(Ordering::SeqCst)
+            });
+            let stack = start..start + STACK_BYTES;
+            assert_eq!(early, 0);
+            assert!(CAME_AT.load(Ordering::SeqCst).abs_diff(here()) < 64 << 10);
+            assert!(stack.contains(&WORKED_AT.load(Ordering::SeqCst)));
+        });
+    }
+}
