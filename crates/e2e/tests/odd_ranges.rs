@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Calls with ranges that no memory can have: the kernel refuses them, and nothing of the program's is lost by it.
+//! Calls with ranges that no memory can have, and others that the kernel refuses: nothing of the program's is lost by
+//! them.
 //!
 //! stress-ng's mremap stressor makes such calls, and the pager ended it: the end of the range had wrapped around.
 
@@ -32,4 +33,47 @@ static void refused(long result, const char *what) { must(result < 0, what); }
     all(start, LEN, 7, "after calls that were refused");
 "#;
     works("odd-ranges", functions, body);
+}
+
+/// The pager forgot the contents before it asked the kernel, and a thread that touched them faulted for ever.
+#[test]
+fn what_the_kernel_refuses_to_replace_or_unmap_keeps_its_contents() {
+    works(
+        "refused",
+        r#"enum { LEN = 64 << 20, MSEAL = 462 };
+        static unsigned char *start;
+        static void kept(long result, const char *what) {
+            must(result == -1, what);
+            for (size_t at = 0; at < LEN; at += PAGE)
+                if (start[at] != (at / PAGE) % 251) {
+                    fprintf(stderr, "%s: page %zu has %d\n", what, at / PAGE, start[at]);
+                    exit(1);
+                }
+        }
+        static long mapped(int protection, int flags, int file, long offset) {
+            return (long)mmap(start + (3 << 20) + PAGE, LEN / 2, protection, flags | MAP_FIXED, file, offset);
+        }"#,
+        r#"
+        enum { READ_WRITE = PROT_READ | PROT_WRITE };
+        start = mmap(NULL, LEN, READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (size_t at = 0; at < LEN; at += PAGE) start[at] = (at / PAGE) % 251;
+        int readable = open("/etc/passwd", O_RDONLY), writable = open("/dev/null", O_WRONLY);
+        kept(mapped(READ_WRITE, MAP_PRIVATE, 999, 0), "no such descriptor");
+        kept(mapped(READ_WRITE, MAP_SHARED, readable, 0), "a file to read only");
+        kept(mapped(PROT_READ, MAP_PRIVATE, writable, 0), "a file to write only");
+        kept(mapped(READ_WRITE, MAP_PRIVATE, readable, 123), "an odd offset");
+        kept(mapped(READ_WRITE, 0, readable, 0), "neither private nor shared");
+        long middle = (long)start + (5 << 20);
+        long args[] = {PROT_READ, MAP_PRIVATE | MAP_FIXED, 999, 0};
+        must(direct(SYS_mmap, middle, LEN / 4, args[0], args[1], args[2], args[3]) == -EBADF, "mmap by itself");
+        kept(-1, "mmap by itself");
+        /* Since Linux 6.10. */
+        if (direct(MSEAL, middle, LEN / 4, 0, 0, 0, 0) == 0) {
+            kept(munmap(start, LEN), "munmap of sealed memory");
+            kept((long)mremap(start, LEN, LEN / 16, 0), "mremap of sealed memory");
+            kept(mapped(READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), "mmap over sealed memory");
+            must(direct(SYS_munmap, middle, PAGE, 0, 0, 0, 0) == -EPERM, "munmap by itself");
+            kept(-1, "munmap by itself");
+        }"#,
+    );
 }

@@ -4,9 +4,9 @@
 //! The stacks that the program calls from: small ones, and ones that are in managed memory.
 //!
 //! The pager was started, and did its work, on the stack of whoever asked for memory. A thread with 16 KiB ended by
-//! SIGSEGV when its memory outgrew the budget; a coroutine, whose stack is on the heap with nothing beneath it, wrote over
-//! its neighbours. And while the pager worked for a coroutine with every signal blocked, a page of that very stack could
-//! leave: SIGBUS, which nobody could be told of.
+//! SIGSEGV when its memory outgrew the budget; a coroutine, whose stack is on the heap with nothing beneath it, wrote
+//! over its neighbours. And while the pager worked for a coroutine with every signal blocked, a page of that very
+//! stack could leave: SIGBUS, which nobody could be told of.
 
 use aquifer_e2e::away::works;
 
@@ -47,7 +47,7 @@ fn coroutines_on_the_heap_take_memory_and_read_files() {
     let functions = format!(
         r#"#include <ucontext.h>
         {TAKE}
-        static ucontext_t home, coroutine;
+        static ucontext_t home, *coroutine;
         static void run(void) {{
             for (int turn = 0; turn < 2; turn++) {{
                 take();
@@ -57,7 +57,7 @@ fn coroutines_on_the_heap_take_memory_and_read_files() {
                 all(into, PAGE, 0, "what was read");
                 close(file);
                 free(into);
-                swapcontext(&coroutine, &home);
+                swapcontext(coroutine, &home);
             }}
         }}"#
     );
@@ -79,9 +79,8 @@ fn coroutines_on_the_heap_take_memory_and_read_files() {
         }
         for (int turn = 0; turn < 2; turn++)
             for (int number = 0; number < COUNT; number++) {
-                coroutine = all_of_them[number];
-                swapcontext(&home, &all_of_them[number]);
-                all_of_them[number] = coroutine;
+                coroutine = &all_of_them[number];
+                swapcontext(&home, coroutine);
                 press();
             }
         for (int number = 0; number < COUNT; number++)

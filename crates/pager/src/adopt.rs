@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where mappings come into our care, and leave it.
+//! Where mappings come into our care. How they leave it is in `take_out.rs`.
 //!
 //! Nothing is registered while everything that was adopted fits the budget: the program runs as if we were
 //! not there. The mapping that does not fit any more starts the pager, and all are registered then; what
@@ -13,37 +13,25 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use aquifer_core::block::State as BlockState;
-use aquifer_core::engine::DiscardStep;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
+use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::memory::advise;
 use aquifer_sys::pagemap;
-use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Trapping};
 use aquifer_sys::uffd::mode;
 use aquifer_sys::{descriptors, own_stack, rings};
 
 use crate::abort::{Number, abort, say};
 use crate::advice::Said;
-use crate::doors::EngineGuard;
 use crate::early::{Postponed, Reach};
 use crate::holds::{Holding, LOCKED_PART};
 use crate::ledger::Ledger;
 use crate::left_alone::LeftAlone;
 use crate::pager::{Pager, Settings};
-use crate::resolve::Outcome;
 use crate::signal;
-
-/// One sleep of a discard that waits for whoever works on a block in its range.
-const DISCARD_WAIT_ONCE: Duration = Duration::from_millis(1);
-
-/// Blocks that one discard has made resident at most: a hole in a region needs all of the region's, and they may
-/// leave again before the last has come. A choice: eight times as many.
-const DISCARD_FETCHES_MOST: u32 = 8 * REGION_PAGES;
 
 /// An adopted range, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +45,7 @@ pub(crate) struct Range {
 pub struct Adopter {
     state: Mutex<State>,
     pager: AtomicPtr<Pager>,
-    counters: &'static Counters,
+    pub(crate) counters: &'static Counters,
     budget_bytes: u64,
     /// The account of the budget, where other processes have parts of it.
     pub(crate) ledger: Option<&'static Ledger>,
@@ -82,24 +70,13 @@ pub struct Adopter {
     has_postponed: AtomicBool,
 }
 
-/// How memory is given back.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// It stays mapped. What is locked is not emptied.
-    Empty,
-    /// It stays mapped.
-    EmptyLocked,
-    /// It is unmapped.
-    Remove,
-}
-
 pub(crate) struct State {
     /// Adopted before the pager started.
     pub(crate) waiting: Vec<Range>,
     pub(crate) managed_bytes: u64,
     settings: Option<Settings>,
     /// Locked before the pager started. The deliveries mean nothing here.
-    locked: Vec<Range>,
+    pub(crate) locked: Vec<Range>,
     /// Memory of calls that were under way when the pager started.
     pub(crate) postponed: Postponed,
     /// Threads that are in fork(3). They have the locks of the program's heap, without which no thread of the pager
@@ -108,7 +85,7 @@ pub(crate) struct State {
     /// What the program says of its memory.
     pub(crate) said: Said,
     /// What is the kernel's.
-    left_alone: LeftAlone,
+    pub(crate) left_alone: LeftAlone,
 }
 
 impl Adopter {
@@ -403,119 +380,6 @@ impl Adopter {
         pager.worker_bell.ring();
     }
 
-    /// Does the program's munmap(2) of `start..start + len`, by calling `unmap`.
-    pub fn release<T: 'static>(&'static self, start: usize, len: usize, unmap: impl FnOnce() -> T + 'static) -> T {
-        self.take_out(start, len, Way::Remove, unmap)
-    }
-
-    /// Does something of the program's that empties `start..start + len`, such as MADV_DONTNEED.
-    pub fn discard<T: 'static>(&'static self, start: usize, len: usize, empty: impl FnOnce() -> T + 'static) -> T {
-        self.take_out(start, len, Way::Empty, empty)
-    }
-
-    /// As [`discard`](Self::discard), locked memory included: MADV_DONTNEED_LOCKED.
-    pub fn discard_locked<T: 'static>(
-        &'static self,
-        start: usize,
-        len: usize,
-        empty: impl FnOnce() -> T + 'static,
-    ) -> T {
-        self.take_out(start, len, Way::EmptyLocked, empty)
-    }
-
-    /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be
-    /// managed.
-    pub fn surrender<T: 'static>(&'static self, start: usize, len: usize, change: impl FnOnce() -> T + 'static) -> T {
-        self.take_out(start, len, Way::Remove, move || {
-            let result = change();
-            if let Some(pager) = self.pager() {
-                // Of the two only one has it; there may be parts that neither has.
-                let _ = pager.uffd(Delivery::Signal).unregister(start, len);
-                let _ = pager.uffd(Delivery::Listener).unregister(start, len);
-            }
-            result
-        })
-    }
-
-    fn take_out<T: 'static>(&'static self, start: usize, len: usize, way: Way, act: impl FnOnce() -> T + 'static) -> T {
-        let remove = way == Way::Remove;
-        own_stack::call(move || {
-            let end = (start + len).next_multiple_of(PAGE_BYTES as usize);
-            let mut state = self.state();
-            if remove && state.left_alone.cut(start, end) {
-                self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
-            }
-            let Some(pager) = self.pager() else {
-                if remove {
-                    state.said.forget(start, end);
-                    cut(&mut state.locked, start, end);
-                    let cut = cut(&mut state.waiting, start, end);
-                    state.managed_bytes -= cut;
-                    self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
-                    self.tell_need(&state);
-                }
-                return act();
-            };
-            if remove {
-                state.said.forget(start, end);
-                state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
-                pager.unlock(start, len);
-            } else if way == Way::Empty && pager.is_locked(start, len) {
-                return act(); // The kernel refuses to empty it.
-            }
-            let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
-            let mut started = now_ns();
-            let mut fetches = 0;
-            loop {
-                let ticket = pager.progress.ticket();
-                let mut engine = pager.engine();
-                let managed: u64 = engine
-                    .map()
-                    .overlapping(first, last)
-                    .map(|mapping| mapping.end.min(last) - mapping.start.max(first))
-                    .sum();
-                if managed == 0 {
-                    drop(engine);
-                    return act();
-                }
-                let mut freed = |slab: u64, _| pager.trims.push(slab);
-                match engine.discard(first, last, remove, &mut freed) {
-                    DiscardStep::Done => {
-                        let result = act();
-                        if !remove {
-                            forget_emptied(&mut engine, first, last, &mut freed);
-                        }
-                        pager.publish(&engine);
-                        pager.publish_heat(&engine);
-                        drop(engine);
-                        if remove {
-                            state.managed_bytes -= managed * PAGE_BYTES;
-                            self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
-                            self.tell_need(&state);
-                        }
-                        pager.progress.signal();
-                        return result;
-                    }
-                    DiscardStep::MakeResident { page } => {
-                        drop(engine);
-                        let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0), true);
-                        (fetches, started) = (fetches + 1, now_ns());
-                        if !matches!(outcome, Outcome::Resolved) || fetches > DISCARD_FETCHES_MOST {
-                            abort(&[
-                                "a block that the program partly gives back cannot be fetched; its other part would be lost",
-                            ]);
-                        }
-                    }
-                    DiscardStep::Wait => {
-                        drop(engine);
-                        pager.check_patience(started);
-                        pager.progress.sleep(ticket, DISCARD_WAIT_ONCE);
-                    }
-                }
-            }
-        })
-    }
-
     /// Whether `start..start + len` may have pages that a call must hold. Quick, and right when false.
     pub fn may_need_hold(&self, start: usize, len: usize) -> bool {
         start < self.held_high.load(Ordering::Acquire)
@@ -677,33 +541,10 @@ fn registered(delivery: Delivery) -> Gauge {
     }
 }
 
-fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
+pub(crate) fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
     let mut present = vec![false; len / PAGE_BYTES as usize];
     pagemap::populated(start, present.len(), &mut |page| present[page] = true)?;
     Ok(present)
-}
-
-/// What is given back page by page, as balloons do, cuts through blocks. The first and the last block of `first..last`
-/// are forgotten when none of their pages is left: a resident block's missing pages read as zeros, and nothing can fill
-/// one while the engine is ours.
-fn forget_emptied(engine: &mut EngineGuard<'_>, first: u64, last: u64, freed: &mut dyn FnMut(u64, u64)) {
-    for page in [first, last - 1] {
-        let Some(block) = engine.map().blocks_in(page, page + 1).next() else { continue };
-        let pages = engine.map().pages(block);
-        let end = pages.start + u64::from(pages.count);
-        let is_cut = pages.start < first || end > last;
-        if !is_cut || engine.map().block(block).state != BlockState::Resident {
-            continue;
-        }
-        let (start, len) = (pages.start * PAGE_BYTES, u64::from(pages.count) * PAGE_BYTES);
-        match populated(start as usize, len as usize) {
-            Ok(present) if !present.contains(&true) => {
-                // Done, as the block is resident. Were it not, it would stay, and read as zeros all the same.
-                let _ = engine.discard(pages.start, end, false, freed);
-            }
-            _ => {}
-        }
-    }
 }
 
 /// Cuts `start..end` out of `ranges`; returns how many bytes that were.

@@ -39,6 +39,7 @@ pub mod resolve;
 mod ring;
 mod share;
 pub mod signal;
+mod take_out;
 mod together;
 mod transfers;
 mod trims;

@@ -323,8 +323,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
     }
     if new_len <= old_len && !fixed {
         if new_len < old_len {
-            // SAFETY: the program gives its own tail back.
-            unsafe { unmap(std::ptr::with_exposed_provenance_mut(old + new_len), old_len - new_len) };
+            give_back(old + new_len, old_len - new_len)?;
         }
         return Ok(old);
     }
@@ -350,7 +349,14 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
     // access of the program.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(old), new.cast(), old_len.min(new_len));
-        unmap(std::ptr::with_exposed_provenance_mut(old), old_len);
     }
+    give_back(old, old_len).inspect_err(|_| _ = give_back(new as usize, new_len))?;
     Ok(new as usize)
+}
+
+/// Unmaps what the program has moved away from. Sealed memory stays where it is.
+fn give_back(start: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: the program gives back what is its own.
+    let result = unsafe { unmap(std::ptr::with_exposed_provenance_mut(start), len) };
+    if result == 0 { Ok(()) } else { Err(Errno(signals::errno())) }
 }

@@ -7,9 +7,9 @@
 //! given. A page of it that leaves meanwhile would be missed while every signal is blocked, and the kernel ends a
 //! program for that. And it may be small: where a thread has 16 KiB, starting the pager ran over the end.
 //!
-//! Nothing on the program's stack is touched from the first signal that is blocked to the last that is opened again: the
-//! work comes over as values, and its outcome goes back in registers. Handlers of the program's, which come behind, find
-//! themselves on its own stack, where those that look through it (collectors of garbage) begin.
+//! Nothing on the program's stack is touched from the first signal that is blocked to the last that is opened again:
+//! the work comes over as values, and its outcome goes back in registers. Handlers of the program's, which come
+//! behind, find themselves on its own stack, where those that look through it (collectors of garbage) begin.
 //!
 //! Threads: any that was [given](give) a stack. Others, and work within work, go on with the stack they are on.
 
@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::signals::{Blocked, Interrupted};
 use crate::thread_slot::{self, Inside};
 
-/// Starting the pager is the deepest, with some 130 KiB in a build without optimisation. Pages that are not touched cost
-/// nothing.
+/// Starting the pager is the deepest, with some 130 KiB in a build without optimisation. Pages that are not touched
+/// cost nothing.
 pub const STACK_BYTES: usize = 256 << 10;
 /// What comes over: more than the largest work takes.
 const WORK_WORDS: usize = 32;
@@ -58,8 +58,8 @@ pub fn call<T: 'static, F: FnOnce() -> T + 'static>(act: F) -> T {
     const { assert!(size_of::<F>() <= WORK_WORDS * 8 && align_of::<F>() <= 8) };
     const { assert!(size_of::<T>() <= OUTCOME_WORDS * 8 && align_of::<T>() <= 8) };
     let head: *mut Head = std::ptr::with_exposed_provenance_mut(thread_slot::own_stack());
-    // SAFETY: where there is a stack it is mapped, and its head is zeros or what was left there. Only the one that finds
-    // it free goes on.
+    // SAFETY: where there is a stack it is mapped, and its head is zeros or what was left there. Only the one that
+    // finds it free goes on.
     if head.is_null() || unsafe { (*head).busy.swap(1, Ordering::Acquire) } != 0 {
         let _blocked = Blocked::all();
         return act();
@@ -94,9 +94,9 @@ unsafe extern "C" fn enter<T, F: FnOnce() -> T>(head: *mut Head) {
 unsafe fn switch(head: *mut Head, enter: unsafe extern "C" fn(*mut Head)) -> [u64; OUTCOME_WORDS] {
     static ALL: u64 = u64::MAX;
     let (first, second);
-    // SAFETY: rt_sigprocmask(2) reads and writes the masks named here. The call finds the stack as the ABI has it, aligned
-    // to 16 bytes before the return address; it keeps r12 to r15, and what else it does not keep is given up. Between the
-    // two system calls memory is reached by r15 only, which is not on the program's stack.
+    // SAFETY: rt_sigprocmask(2) reads and writes the masks named here. The call finds the stack as the ABI has it,
+    // aligned to 16 bytes before the return address; it keeps r12 to r15, and what else it does not keep is given up.
+    // Between the two system calls memory is reached by r15 only, which is not on the program's stack.
     unsafe {
         asm!(
             "mov r12, rsp",

@@ -60,12 +60,11 @@ impl Engine {
     /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` is told each
     /// slab, as a range of bytes in the tier, that nobody needs any more; another region may have it next.
     pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
-        let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
-        for block in &blocks {
-            if let Some(step) = self.obstacle(*block, start, end) {
-                return step;
-            }
+        match self.discard_step(start, end, false) {
+            DiscardStep::Done => {}
+            step => return step,
         }
+        let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         let mut regions: Vec<u32> = Vec::new();
         for block in blocks {
             let pages = self.map.pages(block);
@@ -83,6 +82,13 @@ impl Engine {
             freed(u64::from(slab) * REGION_BYTES, REGION_BYTES);
         }
         DiscardStep::Done
+    }
+
+    /// What [`discard`](Self::discard) or, with `remove`, [`remove`](Self::remove) would answer. Changes nothing.
+    pub fn discard_step(&self, start: u64, end: u64, remove: bool) -> DiscardStep {
+        let beyond = if remove { self.beyond_cut(start, end) } else { Vec::new() };
+        let mut blocks = beyond.into_iter().chain(self.map.blocks_in(start, end));
+        blocks.find_map(|block| self.obstacle(block, start, end)).unwrap_or(DiscardStep::Done)
     }
 
     /// What stands in the way of discarding `start..end` at this block.
@@ -142,20 +148,12 @@ impl Engine {
 
     /// Takes the pages `start..end` out of our care, contents and all. The caller unmaps them.
     pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
-        let beyond = self.beyond_cut(start, end);
-        for block in &beyond {
-            let state = self.map.block(*block).state;
-            if state.is_busy() {
-                return DiscardStep::Wait;
-            }
-            if !matches!(state, State::Empty | State::Poisoned | State::Resident) {
-                return DiscardStep::MakeResident { page: self.map.pages(*block).start };
-            }
-        }
-        match self.discard(start, end, freed) {
+        match self.discard_step(start, end, true) {
             DiscardStep::Done => {}
             step => return step,
         }
+        let beyond = self.beyond_cut(start, end);
+        self.discard(start, end, freed);
         // Behind the cut, blocks get new numbers, and lose what is known of them but their state and their protection.
         let carried: Vec<(u64, u64, State, bool)> = beyond
             .iter()
