@@ -369,17 +369,16 @@ fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
 }
 
-/// What a fault has brought for a load is sealed, and shared with the child from the fork on: such a page does not move.
-/// Each was refused once, and a process with enough of them found no room for its next fault.
+/// What a fault has brought for a load is sealed, and shared with the child from the fork on: such a page does not
+/// move. Each was refused once, and a process with enough of them found no room for its next fault.
 #[test]
 fn what_is_shared_with_a_child_leaves_at_once() {
-    let body = "char *start = touch(80); size_t mib = 1 << 20, wrong = 0;\
-        for (size_t turn = 0, page = 1; turn < 40000; turn++, page = page * 6364136223846793005ul + 1442695040888963407ul)\
+    let body = "char *start = touch(80); size_t mib = 1 << 20, wrong = 0, page = 1; pid_t child = -1;\
+        for (size_t turn = 0; turn < 60000; turn++) {\
+            page = page * 6364136223846793005ul + 1442695040888963407ul;\
             wrong += start[(page >> 20) % (80 * mib)] == 0;\
-        pid_t child = fork();\
-        if (!child) { pause(); _exit(0); }\
-        for (size_t turn = 0, page = 1; turn < 40000; turn++, page = page * 6364136223846793005ul + 1442695040888963407ul)\
-            wrong += start[(page >> 21) % (80 * mib)] == 0;\
+            if (turn == 30000 && !(child = fork())) { pause(); _exit(0); }\
+        }\
         int status; kill(child, SIGKILL); waitpid(child, &status, 0);\
         return child < 0 || wrong;";
     let Some(program) = compile_small("shared-pages", body) else { return };
