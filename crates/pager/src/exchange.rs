@@ -28,7 +28,7 @@ use aquifer_sys::memory::{MADV_POPULATE_WRITE, advise, drop_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
 
-use self::repeat::{move_all, retry};
+use self::repeat::{EBUSY_AWAY_MOST, EBUSY_MOST, EBUSY_SEALED_MOST, move_all, retry};
 use crate::frame_area::FrameArea;
 use crate::own_memory::{AT_ONCE, OwnMemory, PageTable};
 
@@ -81,7 +81,7 @@ pub fn install(
         return Ok(Installed::Copied);
     }
     if way == Way::Move {
-        match move_all(target, source, len, &mut done, |done| {
+        match move_all(target, source, len, &mut done, EBUSY_MOST, |done| {
             // SAFETY: the frame is ours (the engine named it to this thread) and the block is Installing, so
             // nobody else works on its pages.
             unsafe { uffd.move_pages(target + done, source + done, len - done, true) }
@@ -111,7 +111,7 @@ pub fn install(
 fn copy_in(uffd: &Uffd, target: usize, source: usize, len: usize, done: usize, seal: bool) -> Result<(), Partial> {
     let mut done = done;
     let copy = |done: &mut usize, end: usize| {
-        retry(end, done, |done| {
+        retry(end, done, EBUSY_MOST, |done| {
             // SAFETY: the frame is ours, so its bytes do not change, and the block is Installing, so nobody else
             // works on its pages.
             unsafe { uffd.copy(target + done, source + done, end - done, seal) }
@@ -200,9 +200,10 @@ fn move_away(
     done: &mut usize,
     sealed: bool,
 ) -> Result<(), Errno> {
+    let busy_most = if sealed { EBUSY_SEALED_MOST } else { EBUSY_AWAY_MOST };
     let mut unshared = None;
     loop {
-        let moved = move_all(target, source, len, done, |done| {
+        let moved = move_all(target, source, len, done, busy_most, |done| {
             // SAFETY: the block is Leaving and the frame is hollow and ours.
             unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
         });
@@ -325,7 +326,7 @@ const LOST: &str = "a block could be neither evicted nor put back; its contents 
 /// Returns the part of a block that had been moved before the kernel refused the rest.
 fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
     let mut back = 0;
-    let moved = move_all(source, target, done, &mut back, |back| {
+    let moved = move_all(source, target, done, &mut back, EBUSY_MOST, |back| {
         // SAFETY: these pages were taken from there a moment ago, and the block is still Leaving.
         unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
     });

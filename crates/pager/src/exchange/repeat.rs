@@ -22,12 +22,18 @@ pub const EAGAIN_MOST: u32 = 10_000;
 
 /// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
 /// moment longer than the read itself.
-const EBUSY_MOST: u32 = 64;
+pub(super) const EBUSY_MOST: u32 = 64;
 
-/// Repeats a transfer that may end early. `done` says how far it came.
+/// The same for a block that is to leave: its pages are shared, or pinned for as long as a request takes. A sealed one
+/// was copied in, so nobody holds its pages for a moment.
+pub(super) const EBUSY_AWAY_MOST: u32 = 4;
+pub(super) const EBUSY_SEALED_MOST: u32 = 0;
+
+/// Repeats a transfer that may end early. `done` says how far it came; EBUSY is tried again `busy_most` times.
 pub(super) fn retry(
     len: usize,
     done: &mut usize,
+    busy_most: u32,
     mut step: impl FnMut(usize) -> Result<(), Partial>,
 ) -> Result<(), Errno> {
     let (mut again, mut busy) = (0, 0);
@@ -39,7 +45,7 @@ pub(super) fn retry(
                 match partial.errno {
                     _ if partial.done > 0 => {}
                     Errno(libc::EAGAIN) if again < EAGAIN_MOST => again += 1,
-                    Errno(libc::EBUSY) if busy < EBUSY_MOST => busy += 1,
+                    Errno(libc::EBUSY) if busy < busy_most => busy += 1,
                     errno => return Err(errno),
                 }
                 std::hint::spin_loop();
@@ -55,10 +61,11 @@ pub(super) fn move_all(
     source: usize,
     len: usize,
     done: &mut usize,
+    busy_most: u32,
     mut step: impl FnMut(usize) -> Result<(), Partial>,
 ) -> Result<(), Errno> {
     loop {
-        match retry(len, done, &mut step) {
+        match retry(len, done, busy_most, &mut step) {
             Err(Errno(libc::EEXIST)) => match moved_already(target + *done, source + *done, len - *done) {
                 0 => return Err(Errno(libc::EEXIST)),
                 moved => *done += moved,
