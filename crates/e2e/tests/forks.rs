@@ -369,26 +369,56 @@ fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
 }
 
+/// Eight threads load at random, with a child that waits beside them.
+const READERS: &str = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { BYTES = 80 << 20, READERS = 8, LOADS = 40000 };
+static char *start;
+static void *load(void *seed) {
+    uint64_t state = (uintptr_t)seed;
+    uintptr_t wrong = 0;
+    for (size_t turn = 0; turn < LOADS; turn++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        wrong += start[(state >> 20) % BYTES & ~63ul] != 1;
+    }
+    return (void *)wrong;
+}
+int main(void) {
+    start = malloc(BYTES);
+    for (size_t at = 0; at < BYTES; at += 64) start[at] = 1;
+    uintptr_t wrong = (uintptr_t)load((void *)1);
+    pid_t child = fork();
+    if (!child) { pause(); _exit(0); }
+    pthread_t readers[READERS];
+    for (uintptr_t at = 0; at < READERS; at++) wrong += pthread_create(&readers[at], NULL, load, (void *)(at * 77 + 5));
+    for (size_t at = 0; at < READERS; at++) {
+        void *result;
+        pthread_join(readers[at], &result);
+        wrong += (uintptr_t)result;
+    }
+    kill(child, SIGKILL);
+    return child < 0 || waitpid(child, NULL, 0) != child || wrong != 0;
+}
+"#;
+
 /// What a fault has brought for a load is sealed, and shared with the child from the fork on: such a page does not
 /// move. Each was refused once, and a process with enough of them found no room for its next fault.
 #[test]
 fn what_is_shared_with_a_child_leaves_at_once() {
-    let body = "char *start = touch(80); size_t mib = 1 << 20, wrong = 0, page = 1; pid_t child = -1;\
-        for (size_t turn = 0; turn < 60000; turn++) {\
-            page = page * 6364136223846793005ul + 1442695040888963407ul;\
-            wrong += start[(page >> 20) % (80 * mib)] == 0;\
-            if (turn == 30000 && !(child = fork())) { pause(); _exit(0); }\
-        }\
-        int status; kill(child, SIGKILL); waitpid(child, &status, 0);\
-        return child < 0 || wrong;";
-    let Some(program) = compile_small("shared-pages", body) else { return };
+    let Some(program) = compile_text("readers", READERS) else { return };
     let file = scratch("forks-shared").join("stats.json");
     let words = ["--dram", "24MiB", "--budget", "process", "--tier", "dram:", "--block", "4KiB", "--stats-json"];
     run(managed(&[&words[..], &[file.to_str().expect("a path of ours")]].concat(), &program, &[]), LIMIT).expect(0);
     let stats = stats(&file);
     let count = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"));
     assert!(count("evicted_blocks") > 20_000, "{stats}");
-    assert!(count("exchange_fallbacks") < 1000, "{} of {}", count("exchange_fallbacks"), count("evicted_blocks"));
+    // Some pages are held by whoever looks at them.
+    assert!(count("exchange_fallbacks") < 300, "{} of {}", count("exchange_fallbacks"), count("evicted_blocks"));
 }
 
 /// Parent and child find what the other has moved, and neither takes the other's place.
