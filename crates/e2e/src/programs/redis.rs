@@ -156,7 +156,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
         (Ok(program), Ok(benchmark)) => (program, benchmark),
         (Err(skipped), _) | (_, Err(skipped)) => return Ok(skipped),
     };
-    let keys = trial.size(50_000, 3_000_000) as usize;
+    let keys = trial.size(50_000, 1_000_000) as usize;
     let peak = native_peak(trial, &program, keys)?;
     let place = Place::new(trial, &program, "managed")?;
     let server = Server::start(trial.managed(peak, &program, &place.arguments("no")));
