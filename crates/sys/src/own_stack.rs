@@ -13,7 +13,7 @@
 //!
 //! Threads: any that was [given](give) a stack. Others, and work within work, go on with the stack they are on.
 
-use std::arch::asm;
+use std::arch::global_asm;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -67,7 +67,7 @@ pub fn call<T: 'static, F: FnOnce() -> T + 'static>(act: F) -> T {
     // SAFETY: the head is ours, with room for the work, as was checked above. It is done exactly once.
     let outcome = unsafe {
         (&raw mut (*head).work).cast::<F>().write(act);
-        switch(head, enter::<T, F>)
+        aquifer_own_stack_switch(head, enter::<T, F>, &raw const ALL).0
     };
     // SAFETY: these are the bytes of the `T` that `enter` has left.
     unsafe { std::mem::transmute_copy(&outcome) }
@@ -87,54 +87,86 @@ unsafe extern "C" fn enter<T, F: FnOnce() -> T>(head: *mut Head) {
     }
 }
 
-/// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again.
-///
-/// # Safety
-/// The stack is the caller's, and `enter` may be called with its head.
-unsafe fn switch(head: *mut Head, enter: unsafe extern "C" fn(*mut Head)) -> [u64; OUTCOME_WORDS] {
-    static ALL: u64 = u64::MAX;
-    let (first, second);
-    // SAFETY: rt_sigprocmask(2) reads and writes the masks named here. The call finds the stack as the ABI has it,
-    // aligned to 16 bytes before the return address; it keeps r12 to r15, and what else it does not keep is given up.
-    // Between the two system calls memory is reached by r15 only, which is not on the program's stack.
-    unsafe {
-        asm!(
-            "mov r12, rsp",
-            "mov edi, {block}",
-            "mov rsi, r13",
-            "lea rdx, [r15 + {mask}]",
-            "mov r10d, 8",
-            "mov eax, {sigprocmask}",
-            "syscall",
-            "mov rsp, r15",
-            "mov rdi, r15",
-            "call r14",
-            "mov r13, [r15 + {outcome}]",
-            "mov r14, [r15 + {outcome} + 8]",
-            // The next may come as soon as the kernel has read the mask.
-            "mov dword ptr [r15 + {busy}], 0",
-            "mov rsp, r12",
-            "mov edi, {set}",
-            "lea rsi, [r15 + {mask}]",
-            "xor edx, edx",
-            "mov r10d, 8",
-            "mov eax, {sigprocmask}",
-            "syscall",
-            block = const libc::SIG_BLOCK,
-            set = const libc::SIG_SETMASK,
-            sigprocmask = const libc::SYS_rt_sigprocmask,
-            busy = const offset_of!(Head, busy),
-            mask = const offset_of!(Head, mask),
-            outcome = const offset_of!(Head, outcome),
-            in("r15") head,
-            inout("r13") &raw const ALL => first,
-            inout("r14") enter => second,
-            out("r12") _,
-            clobber_abi("C"),
-        );
-    }
-    [first, second]
+/// Two registers.
+#[repr(C)]
+struct Outcome([u64; OUTCOME_WORDS]);
+
+global_asm!(
+    ".text",
+    ".hidden aquifer_own_stack_switch",
+    ".globl aquifer_own_stack_switch",
+    ".type aquifer_own_stack_switch,@function",
+    "aquifer_own_stack_switch:",
+    ".cfi_startproc",
+    "push r12",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r12, -16",
+    "push r13",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r13, -24",
+    "push r14",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r14, -32",
+    "push r15",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r15, -40",
+    "mov r12, rsp",
+    ".cfi_def_cfa_register r12",
+    "mov r15, rdi",
+    "mov r14, rsi",
+    "mov rsi, rdx",
+    "mov edi, {block}",
+    "lea rdx, [r15 + {mask}]",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "syscall",
+    "mov rsp, r15",
+    "mov rdi, r15",
+    "call r14",
+    "mov r13, [r15 + {outcome}]",
+    "mov r14, [r15 + {outcome} + 8]",
+    // The next may come as soon as the kernel has read the mask.
+    "mov dword ptr [r15 + {busy}], 0",
+    "mov rsp, r12",
+    "mov edi, {set}",
+    "lea rsi, [r15 + {mask}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "syscall",
+    "mov rax, r13",
+    "mov rdx, r14",
+    ".cfi_def_cfa_register rsp",
+    "pop r15",
+    ".cfi_adjust_cfa_offset -8",
+    "pop r14",
+    ".cfi_adjust_cfa_offset -8",
+    "pop r13",
+    ".cfi_adjust_cfa_offset -8",
+    "pop r12",
+    ".cfi_adjust_cfa_offset -8",
+    "ret",
+    ".cfi_endproc",
+    ".size aquifer_own_stack_switch, . - aquifer_own_stack_switch",
+    block = const libc::SIG_BLOCK,
+    set = const libc::SIG_SETMASK,
+    sigprocmask = const libc::SYS_rt_sigprocmask,
+    busy = const offset_of!(Head, busy),
+    mask = const offset_of!(Head, mask),
+    outcome = const offset_of!(Head, outcome),
+);
+
+unsafe extern "C-unwind" {
+    /// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again. Between the
+    /// two system calls memory is reached by r15 only, which is not on the program's stack. A thread may be cancelled
+    /// at the last of them: it is unwound from there, so this is a function that the compiler knows to unwind.
+    ///
+    /// # Safety
+    /// The stack is the caller's, and `enter` may be called with its head. `all` is a mask of all signals.
+    fn aquifer_own_stack_switch(head: *mut Head, enter: unsafe extern "C" fn(*mut Head), all: *const u64) -> Outcome;
 }
+
+static ALL: u64 = u64::MAX;
 
 #[cfg(test)]
 mod tests {
