@@ -157,9 +157,9 @@ global_asm!(
 );
 
 unsafe extern "C-unwind" {
-    /// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again. Between the
-    /// two system calls memory is reached by r15 only, which is not on the program's stack. A thread may be cancelled
-    /// at the last of them: it is unwound from there, so this is a function that the compiler knows to unwind.
+    /// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again. Between
+    /// the two system calls memory is reached by r15 only, which is not on the program's stack. A thread may be
+    /// cancelled at the last of them: it is unwound from there, so the compiler must know that this may unwind.
     ///
     /// # Safety
     /// The stack is the caller's, and `enter` may be called with its head. `all` is a mask of all signals.
