@@ -329,13 +329,14 @@ impl Pager {
             if slot.owner.load(Ordering::SeqCst) != LOCKED || from >= end || to <= start {
                 continue;
             }
-            // First what stays locked: it is held without a gap.
-            for (from, to) in [(from, start), (end, to)] {
-                if from < to {
-                    self.holds.claim(LOCKED, 0, from, to, self.weight(from, to));
-                }
-            }
+            let claim = |(from, to)| self.holds.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
+            let stays = [(from, start), (end, to)].map(|(from, to)| (from < to).then_some((from, to)));
+            // Before the whole is let go: what stays locked is held without a gap, unless there is no place for it.
+            let held = stays.map(|part| part.is_none_or(claim));
             self.holds.release(index);
+            for part in stays.into_iter().zip(held).filter_map(|(part, held)| part.filter(|_| !held)) {
+                claim(part);
+            }
         }
     }
 

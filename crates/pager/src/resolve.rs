@@ -235,7 +235,8 @@ impl Pager {
     pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) -> bool {
         let sealed = self.engine().map().block(block).sealed;
         if let Err(refused) = self.take_away(delivery, pages, frame, sealed) {
-            if sealed && refused.is_untouched && self.drop_sealed(block, pages) {
+            let is_shared = refused == Refused { errno: Errno(libc::EBUSY), is_untouched: true };
+            if sealed && is_shared && self.drop_sealed(block, pages) {
                 return true;
             }
             self.stays(block, pages);
