@@ -38,6 +38,8 @@ static double elapsed(void) {
 }
 
 /* One write(2), so that lines of two threads do not mix, from a stack that is not managed. */
+__thread char done_last[80];
+
 void wrong(const char *what, ...) {
     char line[1024];
     va_list rest;

@@ -104,15 +104,19 @@ void mappings(struct luck *luck) {
         munmap(start, from);
         munmap(start + to, len - to);
         return;
-    case 2: /* Protected, left alone for a while, and read again. */
-        if (mprotect(start + from, to - from, below(luck, 2) ? PROT_NONE : PROT_READ) != 0)
+    case 2: { /* Protected, left alone for a while, and read again. */
+        int rights = below(luck, 2) ? PROT_NONE : PROT_READ;
+        if (mprotect(start + from, to - from, rights) != 0)
             broken("mprotect");
+        snprintf(done_last, sizeof done_last, ", of which bytes %zu to %zu had rights %d", from, to, rights);
         for (int turn = 0; turn < 3; turn++)
             allocations(luck, (size_t)8 << 20);
         if (mprotect(start + from, to - from, PROT_READ | PROT_WRITE) != 0)
             broken("mprotect back");
         check_area(&mapped, "after mprotect");
+        done_last[0] = 0;
         break;
+    }
     case 3: { /* Grown by moving. */
         size_t longer = len + (1 + below(luck, 200)) * page;
         unsigned char *moved = mremap(start, len, longer, MREMAP_MAYMOVE);

@@ -96,6 +96,17 @@ void write_lines(struct area *area, size_t from, size_t count, struct luck *luck
     }
 }
 
+/* How many of `count` lines are not what they must be. */
+static size_t wrong_lines(const struct area *area, size_t from, size_t count) {
+    unsigned char bytes[LINE];
+    size_t found = 0;
+    for (size_t line = from; line < from + count; line++) {
+        line_bytes(area, line, bytes);
+        found += memcmp(area->start + line * LINE, bytes, LINE) != 0;
+    }
+    return found;
+}
+
 void check_lines(const struct area *area, size_t from, size_t count, const char *what) {
     unsigned char bytes[LINE];
     for (size_t line = from; line < from + count; line++) {
@@ -109,8 +120,10 @@ void check_lines(const struct area *area, size_t from, size_t count, const char 
             int zeros = 1;
             for (int byte = 0; byte < LINE; byte++)
                 zeros &= seen[byte] == 0;
-            wrong("%s: %p + %zu holds 0x%02x, must be 0x%02x%s", what, (void *)area->start, line * LINE + (size_t)at,
-                  seen[at], bytes[at], zeros ? " (the line reads as zeros)" : "");
+            wrong("%s: %p + %zu holds 0x%02x, must be 0x%02x%s; %zu of %zu lines of %d bytes are wrong%s", what,
+                  (void *)area->start, line * LINE + (size_t)at, seen[at], bytes[at],
+                  zeros ? " (the line reads as zeros)" : "", wrong_lines(area, from, count), count,
+                  LINE, done_last);
         }
     }
 }

@@ -18,6 +18,7 @@ use aquifer_stats::Counter;
 use aquifer_tiers::{Completion, Operation, Request, TierQueue, Wait};
 
 use crate::ending;
+use crate::exchange::Refused;
 use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
 use crate::pager::{Pager, StartFailure, start_thread};
 use crate::together::{self, Sealed};
@@ -241,22 +242,33 @@ impl Worker {
     }
 
     fn evict_run(&self, pages: Pages, members: &[Move]) -> bool {
-        let first = members[0];
-        // Some may be sealed; alone they are asked.
-        if members.len() > 1 && self.pager.take_away(first.delivery, pages, first.frame, true).is_ok() {
-            self.pager.counters.add(Counter::EvictedBlocks, members.len() as u64);
-            let mut engine = self.pager.engine();
-            let mut wanted = false;
-            for member in members {
-                wanted |= engine.evicted(member.block);
+        let mut was_touched = false;
+        if members.len() > 1 {
+            match self.evict_at_once(pages, members) {
+                Ok(()) => return true,
+                Err(refused) => was_touched = !refused.is_untouched,
             }
-            drop(engine);
-            self.pager.report(wanted);
-            return true;
         }
         members.iter().fold(false, |progress, member| {
+            // What was put back is not protected any more, and may have been written to since.
+            if was_touched && self.pager.engine().map().block(member.block).sealed {
+                self.pager.stays(member.block, member.pages);
+                return progress;
+            }
             self.pager.evict(member.block, member.pages, member.frame, member.delivery) | progress
         })
+    }
+
+    /// Takes a whole run away by one exchange. Some may be sealed; what is shared leaves when it is asked alone.
+    fn evict_at_once(&self, pages: Pages, members: &[Move]) -> Result<(), Refused> {
+        let first = members[0];
+        self.pager.take_away(first.delivery, pages, first.frame, true)?;
+        self.pager.counters.add(Counter::EvictedBlocks, members.len() as u64);
+        let mut engine = self.pager.engine();
+        let wanted = members.iter().fold(false, |wanted, member| engine.evicted(member.block) | wanted);
+        drop(engine);
+        self.pager.report(wanted);
+        Ok(())
     }
 
     /// Compares a standby block with the tier's copy; writes what differs.
