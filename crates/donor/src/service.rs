@@ -271,9 +271,10 @@ impl Service {
         let taken = self.table().reclaim(self.now_ms(), slabs, within_ms);
         // Release pairs with `order`: who sees the order finds the leases.
         self.orders.fetch_add(1, Ordering::Release);
-        self.keeper.notify_all();
         taken.into_iter().for_each(|slab| self.slabs.give_back(slab));
         self.wipe_all();
+        // Not before: a slab that the keeper is wiping would count as one that a borrower still has.
+        self.keeper.notify_all();
         self.draining_bytes()
     }
 

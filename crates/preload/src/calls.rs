@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::Adopter;
 use aquifer_pager::holds::Holding;
-use aquifer_sys::raw::{Errno, syscall, syscall_cancellable};
+use aquifer_sys::raw::{Errno, syscall, syscall_cancellable, syscall_cancellation_point};
 use aquifer_sys::shown_calls::{self, Shown};
 use aquifer_sys::{signals, thread_slot};
 
@@ -187,16 +187,9 @@ impl Caller {
             // SAFETY: the caller's promise.
             return unsafe { syscall_cancellable(number, args) };
         }
-        const ASYNCHRONOUS: c_int = 1;
-        let mut kind = 0;
         // SAFETY: as libc's own wrappers do it: the thread may end here and nowhere else. Values of the frames
         // above are dropped then.
-        unsafe {
-            pthread_setcanceltype(ASYNCHRONOUS, &mut kind);
-            let result = syscall_cancellable(number, args);
-            pthread_setcanceltype(kind, std::ptr::null_mut());
-            result
-        }
+        unsafe { syscall_cancellation_point(number, args, pthread_setcanceltype) }
     }
 
     /// Whether a call would meet memory that it must hold.

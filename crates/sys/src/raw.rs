@@ -114,6 +114,78 @@ pub unsafe fn syscall_cancellable(number: i64, args: [usize; 6]) -> isize {
     unsafe { aquifer_cancellable_syscall(number, args.as_ptr()) }
 }
 
+global_asm!(
+    ".text",
+    ".hidden aquifer_cancellation_point",
+    ".globl aquifer_cancellation_point",
+    ".type aquifer_cancellation_point,@function",
+    "aquifer_cancellation_point:",
+    ".cfi_startproc",
+    "push rbx",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset rbx, -16",
+    "push r12",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r12, -24",
+    "push r13",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_offset r13, -32",
+    "sub rsp, 16",
+    ".cfi_adjust_cfa_offset 16",
+    "mov rbx, rdi",
+    "mov r12, rsi",
+    "mov r13, rdx",
+    "mov edi, {asynchronous}",
+    "lea rsi, [rsp + 8]",
+    "call r13",
+    "mov rax, rbx",
+    "mov rdi, qword ptr [r12]",
+    "mov rsi, qword ptr [r12 + 8]",
+    "mov rdx, qword ptr [r12 + 16]",
+    "mov r10, qword ptr [r12 + 24]",
+    "mov r8, qword ptr [r12 + 32]",
+    "mov r9, qword ptr [r12 + 40]",
+    "syscall",
+    "mov rbx, rax",
+    "mov edi, dword ptr [rsp + 8]",
+    "xor esi, esi",
+    "call r13",
+    "mov rax, rbx",
+    "add rsp, 16",
+    ".cfi_adjust_cfa_offset -16",
+    "pop r13",
+    ".cfi_adjust_cfa_offset -8",
+    "pop r12",
+    ".cfi_adjust_cfa_offset -8",
+    "pop rbx",
+    ".cfi_adjust_cfa_offset -8",
+    "ret",
+    ".cfi_endproc",
+    ".size aquifer_cancellation_point, . - aquifer_cancellation_point",
+    asynchronous = const CANCEL_ASYNCHRONOUS,
+);
+
+/// `PTHREAD_CANCEL_ASYNCHRONOUS`: see pthread_setcanceltype(3).
+const CANCEL_ASYNCHRONOUS: i32 = 1;
+
+/// pthread_setcanceltype(3).
+pub type SetCancelType = unsafe extern "C-unwind" fn(kind: i32, old: *mut i32) -> i32;
+
+unsafe extern "C-unwind" {
+    fn aquifer_cancellation_point(number: i64, args: *const usize, set_type: SetCancelType) -> isize;
+}
+
+/// As [`syscall_cancellable`], and opens the thread for cancellation by `set_type` for as long as the kernel has the
+/// call. All of that is in a function that is not the compiler's: what may be cancelled at any instruction must not
+/// have values to drop, whose frames can be left at calls alone.
+///
+/// # Safety
+/// As for [`syscall`]; `set_type` is what it says.
+pub unsafe fn syscall_cancellation_point(number: i64, args: [usize; 6], set_type: SetCancelType) -> isize {
+    // SAFETY: the function reads six words and does the calls, for which the caller has vouched.
+    unsafe { aquifer_cancellation_point(number, args.as_ptr(), set_type) }
+}
+
 /// Makes the number `old` stand for what `new` stands for, and closes `new`.
 pub(crate) fn replace_descriptor(new: i32, old: i32) -> Result<(), Errno> {
     // SAFETY: dup3(2) takes numbers; `old` was made by the caller, who wants it replaced.
