@@ -37,9 +37,9 @@ static double elapsed(void) {
     return (double)(now.tv_sec - began.tv_sec) + (double)(now.tv_nsec - began.tv_nsec) / 1e9;
 }
 
-/* One write(2), so that lines of two threads do not mix, from a stack that is not managed. */
 __thread char done_last[80];
 
+/* One write(2), so that lines of two threads do not mix, from a stack that is not managed. */
 void wrong(const char *what, ...) {
     char line[1024];
     va_list rest;

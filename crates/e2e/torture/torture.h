@@ -28,10 +28,10 @@ struct area {
 uint64_t next(struct luck *luck);
 uint64_t below(struct luck *luck, uint64_t most);
 
-/* Ends the program with status 1 and the one line that reproduces it. */
 /* What this thread did to its memory last, for the message of `wrong`. */
 extern __thread char done_last[80];
 
+/* Ends the program with status 1 and the one line that reproduces it. */
 _Noreturn void wrong(const char *what, ...) __attribute__((format(printf, 1, 2)));
 /* Ends the program with status 3: a call failed that must not. */
 _Noreturn void broken(const char *call);
