@@ -19,11 +19,13 @@ mod instances;
 mod output;
 mod packaging;
 mod run;
+mod stack_limit;
 mod stat;
 mod table;
 mod top;
 mod vm;
 
 fn main() -> std::process::ExitCode {
+    stack_limit::widen();
     exit::conclude(args::parse().and_then(args::Command::carry_out))
 }

@@ -7,7 +7,9 @@
 mod support;
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 use support::{aquifer, compile, scratch, stand_in, stderr};
 
@@ -318,7 +320,7 @@ fn limits_that_leave_no_room() {
     ] {
         // What cargo and its callers have left open would count, too.
         let script = format!("exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; ulimit {limit}; exec \"$0\" \"$@\"");
-        let output = std::process::Command::new("sh")
+        let output = Command::new("sh")
             .args(["-c", &script, env!("CARGO_BIN_EXE_aquifer")])
             .args(["run", "--dram", "16MiB", "--tier", "dram:", "--", "true"])
             .env("AQUIFER_PRELOAD", preload)
@@ -349,6 +351,51 @@ fn a_static_program_is_refused() {
             ),
         );
     }
+}
+
+/// Their loader would ignore the library: they would run without their budget.
+#[test]
+fn programs_with_rights_of_their_own_are_refused() {
+    const NOBODY: u32 = 65534;
+    let Some(preload) = stand_in() else { return };
+    // Not below the target directory, which another user may not get to.
+    let directory = std::env::temp_dir().join(format!("aquifer-rights-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let place = |name: &str, from: &Path| {
+        let to = directory.join(name);
+        std::fs::copy(from, &to).unwrap();
+        std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)).unwrap();
+        to
+    };
+    let program = place("program", Path::new("/bin/true"));
+    let shown = program.display().to_string();
+    let refused = |command: &mut Command, line: &str| {
+        let command = command.env_clear().env("AQUIFER_PRELOAD", place("preload.so", preload));
+        let output = command.args(["run", "--dram", "16MiB", "--tier", "dram:", "--", &shown]).output().unwrap();
+        assert_eq!(stderr(&output), format!("aquifer: '{shown}' {line}\n"));
+        assert_eq!(output.status.code(), Some(126));
+    };
+    let ignored = "and then the loader ignores preloaded libraries";
+    if std::os::unix::fs::chown(&program, None, Some(NOBODY)).is_ok() {
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o2755)).unwrap();
+        let line = format!("runs with the rights of another group, {ignored}; run aquifer with that group, by sg(1)");
+        refused(&mut aquifer(), &line);
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    } else {
+        println!("skipped in part: only root can give a file to another group");
+    }
+    let marked = Command::new("setcap").args(["cap_net_raw+ep", &shown]).status();
+    if marked.is_ok_and(|status| status.success()) {
+        let command = place("aquifer", Path::new(env!("CARGO_BIN_EXE_aquifer")));
+        let line = format!(
+            "runs with capabilities of its own, {ignored}; run aquifer as root, or give it a copy of the program \
+             without them (setcap -r)"
+        );
+        refused(Command::new(command).uid(NOBODY), &line);
+    } else {
+        println!("skipped in part: setcap(8) is not there, or this user may not use it");
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
 }
 
 #[test]

@@ -192,6 +192,19 @@ fn the_program_keeps_the_signal_mask_and_ignored_signals_of_the_caller() {
 }
 
 /// A parent that ignores SIGCHLD makes the kernel throw exit statuses away, unless that is undone.
+/// A command line did not fit, and the command aborted; a program needs much less.
+#[test]
+fn a_limit_on_stacks_is_the_programs() {
+    let Some(preload) = stand_in() else { return };
+    let script = "ulimit -S -s 64 && exec \"$0\" run --dram 16MiB --tier dram: -- sh -c 'ulimit -S -s'";
+    let output = std::process::Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_aquifer")])
+        .env("AQUIFER_PRELOAD", preload)
+        .output()
+        .unwrap();
+    assert_eq!((stdout(&output).as_str(), output.status.code()), ("64\n", Some(0)), "{}", stderr(&output));
+}
+
 #[test]
 fn an_inherited_ignore_of_sigchld_does_no_harm() {
     let Some(preload) = stand_in() else { return };

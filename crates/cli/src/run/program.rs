@@ -7,15 +7,16 @@
 //! without its budget.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::unistd::{AccessFlags, access, geteuid};
+use nix::unistd::{AccessFlags, access, getegid, geteuid, getuid};
 
 use super::elf::{self, Elf};
+use super::unsafe_edge;
 use crate::exit::{ExitCode, Failure};
 
 /// The kernel follows this many `#!` lines (`BINPRM` in exec, "at most 5 interpreters").
@@ -105,13 +106,7 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Failure> {
     let mut start = Vec::with_capacity(START_BYTES);
     file.by_ref().take(START_BYTES as u64).read_to_end(&mut start).map_err(unreadable)?;
     if elf::is_elf(&start) {
-        let set_id = metadata.permissions().mode() & 0o4000 != 0 && metadata.uid() != geteuid().as_raw();
-        if set_id {
-            return Err(cannot_run(
-                format!("'{shown}' runs as another user, and then the loader ignores preloaded libraries"),
-                "run aquifer as that user",
-            ));
-        }
+        check_rights(path, &metadata)?;
         return check_elf(path, &mut file);
     }
     match script_interpreter(&start) {
@@ -133,6 +128,24 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Failure> {
             "a script starts with #! and its interpreter",
         )),
     }
+}
+
+/// A program that gets more rights than we have is one whose loader ignores preloaded libraries ("secure-execution
+/// mode" in ld.so(8)): it would run without its budget.
+fn check_rights(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
+    let (mode, shown) = (metadata.permissions().mode(), path.display());
+    let (why, remedy) = if mode & 0o4000 != 0 && metadata.uid() != geteuid().as_raw() {
+        ("as another user", "run aquifer as that user".to_owned())
+    } else if mode & 0o2010 == 0o2010 && metadata.gid() != getegid().as_raw() {
+        ("with the rights of another group", "run aquifer with that group, by sg(1)".to_owned())
+    } else if !getuid().is_root() && unsafe_edge::has_capabilities(path) {
+        let remedy = "run aquifer as root, or give it a copy of the program without them (setcap -r)";
+        ("with capabilities of its own", remedy.to_owned())
+    } else {
+        return Ok(());
+    };
+    let cause = format!("'{shown}' runs {why}, and then the loader ignores preloaded libraries");
+    Err(cannot_run(cause, remedy))
 }
 
 fn check_elf(path: &Path, file: &mut File) -> Result<(), Failure> {

@@ -1,35 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The two things about child processes for which Rust has only unsafe functions: code between fork and
-//! exec, and a signal's default action. Everything else in this crate is safe code.
+//! What Rust has only unsafe functions for: code between fork and exec, a signal's default action, and a file's
+//! extended attributes. Everything else in this crate is safe code.
 
-#![expect(unsafe_code, reason = "pre_exec and signal(2) have no safe form; each site states why it is sound here")]
+#![expect(
+    unsafe_code,
+    reason = "pre_exec, signal(2) and getxattr(2) have no safe form; each site says why it is sound"
+)]
 
+use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::unistd::{Pid, getpid, getppid};
 
-/// Makes the child die when this process does, even by SIGKILL, and gives it the signal mask that we had.
+use crate::stack_limit;
+
+/// Makes the child die when this process does, even by SIGKILL, and gives it the signal mask and the limit on its stack
+/// that we had.
 pub fn tie_to_parent(command: &mut Command, mask: SigSet) {
-    let parent = getpid();
+    let (parent, stack) = (getpid(), stack_limit::before());
     // SAFETY: between fork and exec only async-signal-safe functions may be called, and nothing that could be
-    // locked by another thread. The closure makes three plain system calls and allocates nothing.
+    // locked by another thread. The closure makes four plain system calls and allocates nothing.
     unsafe {
-        command.pre_exec(move || before_exec(parent, mask).map_err(io::Error::from));
+        command.pre_exec(move || before_exec(parent, stack, mask).map_err(io::Error::from));
     }
 }
 
-fn before_exec(parent: Pid, mask: SigSet) -> Result<(), Errno> {
+fn before_exec(parent: Pid, stack: Option<(u64, u64)>, mask: SigSet) -> Result<(), Errno> {
     set_pdeathsig(Signal::SIGKILL)?;
     // The parent may have died before the line above took effect.
     if getppid() != parent {
         return Err(Errno::ESRCH);
+    }
+    if let Some((soft, hard)) = stack {
+        setrlimit(Resource::RLIMIT_STACK, soft, hard)?;
     }
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)
 }
@@ -38,4 +52,11 @@ fn before_exec(parent: Pid, mask: SigSet) -> Result<(), Errno> {
 pub fn keep_exit_statuses() -> Result<(), Errno> {
     // SAFETY: SIG_DFL installs no function of ours, so there is nothing that could run in a signal's context.
     unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }.map(drop)
+}
+
+/// Whether the file at `path` has capabilities of its own: see capabilities(7), "File capabilities".
+pub fn has_capabilities(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: two strings that end in NUL; with a length of 0 nothing is written.
+    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
