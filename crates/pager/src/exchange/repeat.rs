@@ -5,10 +5,13 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! Linux 6.18 may report EEXIST for pages that the same call has just moved, when it met a page that was
-//! being migrated (compaction, NUMA balancing): as if its loop came back to them with the old EAGAIN in hand.
-//! Both ends belong to this thread, so a page that is at the target and not at the source has been moved
-//! ([`moved_already`]). Taking such an error for a refusal would lose the page.
+//! Linux 6.18 says less than it has moved when it met a page that was being migrated (compaction, NUMA balancing), or
+//! whose accessed bit changed that moment. It tries again and moves the page, and those behind it, but comes back to
+//! them with the old EAGAIN in hand, and stops at EEXIST (`move_pages` in mm/userfaultfd.c). Where nothing was moved
+//! before, EEXIST is what it reports; otherwise a part, without these pages, and what the next call fails for may be
+//! something else: EINVAL, if mprotect(2) came in between. Both ends belong to this thread, so a page that is at the
+//! target and not at the source has been moved ([`moved_already`]). Taking such an error for a refusal would lose the
+//! page: what is copied instead are the zeros of a missing one.
 
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_sys::raw::Errno;
@@ -65,15 +68,16 @@ pub(super) fn move_all(
     mut step: impl FnMut(usize) -> Result<(), Partial>,
 ) -> Result<(), Errno> {
     loop {
-        match retry(len, done, busy_most, &mut step) {
-            Err(Errno(libc::EEXIST)) => match moved_already(target + *done, source + *done, len - *done) {
-                0 => return Err(Errno(libc::EEXIST)),
-                moved => *done += moved,
-            },
-            outcome => return outcome,
-        }
+        let Err(errno) = retry(len, done, busy_most, &mut step) else { return Ok(()) };
+        let is_taken = errno == Errno(libc::EEXIST);
+        let unsaid = is_taken || *done > 0;
+        let moved = if unsaid { moved_already(target + *done, source + *done, len - *done) } else { 0 };
+        *done += moved;
         if *done == len {
             return Ok(());
+        }
+        if !is_taken || moved == 0 {
+            return Err(errno);
         }
     }
 }
