@@ -118,6 +118,63 @@ fn a_mapping_that_grows_elsewhere_keeps_its_contents() {
     );
 }
 
+/// What cannot be read was copied all the same, which ended the program, and what was read-only could be written to
+/// behind the move. MREMAP_DONTUNMAP was refused, and so was any growth in place.
+#[test]
+fn a_mapping_keeps_its_rights_wherever_it_moves() {
+    keeps(
+        "mremap-rights",
+        "enum { PART = 8 << 20 };
+        unsigned char *start = map(4 * PART), *mark = start + 2 * PART, *moved;
+        fill(start, 4 * PART, 5);
+        if (mprotect(start, PART, PROT_NONE) || mprotect(start + PART, PART, PROT_READ)) return 3;
+        press();
+        for (int turn = 0; turn < 2; turn++) {
+            size_t len = turn ? PART : PART / 2;
+            moved = mremap(start + PART, PART, len, MREMAP_MAYMOVE | MREMAP_FIXED, map(PART));
+            if (moved == MAP_FAILED) { perror(\"read-only\"); return 4; }
+            right(moved, len, 5 + PART, \"read-only\");
+            int pipes[2];
+            /* EFAULT where it may not be written to. */
+            if (pipe(pipes) || write(pipes[1], \"x\", 1) != 1 || read(pipes[0], moved + len - 1, 1) != -1) return 5;
+            if (mremap(moved, len, PART, MREMAP_MAYMOVE | MREMAP_FIXED, start + PART) != start + PART) return 6;
+            if (len < PART) {
+                if (mprotect(start + PART, PART, PROT_READ | PROT_WRITE)) return 7;
+                zero(start + PART + len, PART - len, \"what was cut off\");
+                fill(start + PART, PART, 5 + PART);
+                if (mprotect(start + PART, PART, PROT_READ)) return 7;
+            }
+        }
+        moved = mremap(start, PART, 2 * PART, MREMAP_MAYMOVE);
+        if (moved == MAP_FAILED || moved == start) { perror(\"closed\"); return 8; }
+        press();
+        if (mprotect(moved, 2 * PART, PROT_READ | PROT_WRITE)) return 9;
+        right(moved, PART, 5, \"closed\");
+        zero(moved + PART, PART, \"what was added\");
+        right(mark, 2 * PART, 5 + 2 * PART, \"what stayed\");
+        if (mremap(mark, PART, PART, MREMAP_DONTUNMAP) != MAP_FAILED) return 10;
+        unsigned char *other = mremap(mark, PART, PART, MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+        if (other == MAP_FAILED || other == mark) { perror(\"DONTUNMAP\"); return 11; }
+        press();
+        right(other, PART, 5 + 2 * PART, \"moved and not unmapped\");
+        zero(mark, PART, \"the old place\");
+        fill(mark, PART, 9);
+        press();
+        right(mark, PART, 9, \"the old place, written again\");
+        unsigned char *room = map(3 * PART);
+        fill(room, PART, 7);
+        if (mremap(room, PART, 2 * PART, 0) != MAP_FAILED) return 12;
+        if (munmap(room + PART, 2 * PART)) return 13;
+        press();
+        if (mremap(room, PART, 2 * PART, 0) != room) { perror(\"in place\"); return 14; }
+        right(room, PART, 7, \"in place\");
+        zero(room + PART, PART, \"what grew\");
+        fill(room + PART, PART, 7 + PART);
+        press();
+        right(room, 2 * PART, 7, \"grown\");",
+    );
+}
+
 /// A block loses its pages part by part while it is resident; when it leaves there is nothing to take, and
 /// when it comes back there is nothing to install.
 #[test]

@@ -11,14 +11,12 @@ use std::ffi::{c_int, c_void};
 use aquifer_core::engine::Advice;
 use aquifer_pager::Adopter;
 use aquifer_pager::advice::Withheld;
-use aquifer_sys::raw::{Errno, syscall};
+use aquifer_sys::raw::syscall;
 use aquifer_sys::signals;
 
 use crate::choice::{Origin, SMALLEST_MAPPING_BYTES, delivery};
-use crate::kernel::{call, libc_result};
+use crate::kernel::call;
 use crate::start::instance;
-
-const FAILED: *mut c_void = libc::MAP_FAILED;
 
 /// Whether a new mapping is one that can be managed: private anonymous memory to read and write.
 fn can_manage(len: usize, protection: c_int, flags: c_int) -> bool {
@@ -39,7 +37,7 @@ fn end(start: usize, len: usize) -> Option<usize> {
 }
 
 /// Whether the kernel can map or unmap `start..start + len` at all.
-fn can_be_mapped(start: usize, len: usize) -> bool {
+pub fn can_be_mapped(start: usize, len: usize) -> bool {
     end(start, len).is_some_and(|end| end <= ADDRESSES_END)
 }
 
@@ -65,7 +63,7 @@ pub unsafe extern "C" fn mmap(
 ///
 /// # Safety
 /// As mmap(2).
-unsafe fn map(
+pub unsafe fn map(
     address: *mut c_void,
     len: usize,
     protection: c_int,
@@ -267,96 +265,4 @@ pub fn replace(args: [usize; 6]) -> isize {
     let instance = instance().filter(|_| can_be_mapped(args[0], args[1]));
     let mapped = instance.map_or_else(map, |instance| instance.adopter.release(args[0], args[1], map));
     mapped.map_or_else(|errno| -(errno.0 as isize), |start| start as isize)
-}
-
-/// mremap(2). While memory may be away, a managed mapping is moved by copying.
-///
-/// # Safety
-/// As mremap(2).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mremap(
-    address: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    target: *mut c_void,
-) -> *mut c_void {
-    // SAFETY: as mremap(2).
-    std::ptr::with_exposed_provenance_mut(unsafe { remap(address, old_len, new_len, flags, target as usize) } as usize)
-}
-
-/// The program's mremap(2), under a name of its own: see `map`.
-///
-/// # Safety
-/// As mremap(2).
-pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: usize) -> isize {
-    let args = [address as usize, old_len, new_len, flags as usize, target, 0];
-    // SAFETY: as mremap(2).
-    let remap = move || unsafe { syscall(libc::SYS_mremap, args) };
-    let result = match instance() {
-        Some(instance) if instance.adopter.manages(address as usize, old_len.max(1)) => {
-            remap_managed(address as usize, old_len, new_len, flags, target)
-        }
-        // What was at the target is gone.
-        Some(instance) if flags & libc::MREMAP_FIXED != 0 && can_be_mapped(target, new_len) => {
-            instance.adopter.release(target, new_len, remap)
-        }
-        _ => remap(),
-    };
-    if let (Ok(new), Some(instance)) = (result, instance()) {
-        instance.adopter.has_moved(address as usize, old_len, new, new_len);
-    }
-    libc_result(result)
-}
-
-/// MREMAP_DONTUNMAP is refused: two places would share what is in the tier.
-fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, target: usize) -> Result<usize, Errno> {
-    let fixed = flags & libc::MREMAP_FIXED != 0;
-    let possible = can_be_mapped(old, old_len) && can_be_mapped(if fixed { target } else { 0 }, new_len);
-    if flags & !(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) != 0 || !possible {
-        return Err(Errno(libc::EINVAL));
-    }
-    let (old_len, new_len) = (old_len.next_multiple_of(4096), new_len.next_multiple_of(4096));
-    let overlap = target < old.saturating_add(old_len) && old < target.saturating_add(new_len);
-    if fixed && (flags & libc::MREMAP_MAYMOVE == 0 || overlap) {
-        return Err(Errno(libc::EINVAL));
-    }
-    if new_len <= old_len && !fixed {
-        if new_len < old_len {
-            give_back(old + new_len, old_len - new_len)?;
-        }
-        return Ok(old);
-    }
-    if flags & libc::MREMAP_MAYMOVE == 0 {
-        return Err(Errno(libc::ENOMEM));
-    }
-    let (place, how) = if fixed { (target, libc::MAP_FIXED) } else { (0, 0) };
-    // SAFETY: a new mapping; nothing that exists is touched, but for what the program wants replaced.
-    let new = unsafe {
-        map(
-            std::ptr::with_exposed_provenance_mut(place),
-            new_len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | how,
-            -1,
-            0,
-        )
-    };
-    if new == FAILED {
-        return Err(Errno(signals::errno()));
-    }
-    // SAFETY: both ranges are the program's, do not overlap, and faults on them are resolved as for any
-    // access of the program.
-    unsafe {
-        std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance::<u8>(old), new.cast(), old_len.min(new_len));
-    }
-    give_back(old, old_len).inspect_err(|_| _ = give_back(new as usize, new_len))?;
-    Ok(new as usize)
-}
-
-/// Unmaps what the program has moved away from. Sealed memory stays where it is.
-fn give_back(start: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: the program gives back what is its own.
-    let result = unsafe { unmap(std::ptr::with_exposed_provenance_mut(start), len) };
-    if result == 0 { Ok(()) } else { Err(Errno(signals::errno())) }
 }

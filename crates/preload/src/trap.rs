@@ -23,7 +23,7 @@ use aquifer_sys::signals;
 use crate::calls::Caller;
 use crate::program_memory::load;
 use crate::start::instance;
-use crate::{descriptors, forks, guests, locks, mappings, masks, threads, unmovable};
+use crate::{descriptors, forks, guests, locks, mappings, masks, remap, threads, unmovable};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -138,7 +138,7 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
                 mappings::advise(address(), args[1], args[2] as c_int) as isize
             }
             libc::SYS_mremap if managed(args[0], args[1]) => {
-                mappings::remap(address(), args[1], args[2], args[3] as c_int, args[4])
+                remap::remap(address(), args[1], args[2], args[3] as c_int, args[4])
             }
             libc::SYS_mlock => return Some(locks::lock(libc::SYS_mlock, args)),
             libc::SYS_mlock2 => return Some(locks::lock(libc::SYS_mlock2, args)),

@@ -24,6 +24,7 @@ pub mod presence;
 pub mod probe;
 pub mod raw;
 pub mod readiness;
+pub mod rights;
 pub mod rings;
 pub mod shared_segment;
 pub mod shown_calls;

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What this process may do to its memory: /proc/self/maps, see proc_pid_maps(5).
+//!
+//! Allocates; not for the fault path.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+
+use crate::raw::Errno;
+
+/// A range of addresses, all of whose pages have the same rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its first address.
+    pub start: usize,
+    /// Where it ends.
+    pub end: usize,
+    /// As mprotect(2) takes them.
+    pub rights: i32,
+}
+
+/// The rights of `start..end`, in order and without gaps. EFAULT where not all of it is mapped, EIO where the kernel
+/// does not say.
+pub fn of(start: usize, end: usize) -> Result<Vec<Part>, Errno> {
+    // /proc/self is the main thread's, and has nothing to say once that has ended.
+    let maps = File::open("/proc/thread-self/maps").map_err(|_| Errno(libc::EIO))?;
+    among(BufReader::new(maps), start, end)
+}
+
+fn among(maps: impl BufRead, start: usize, end: usize) -> Result<Vec<Part>, Errno> {
+    let mut parts = Vec::new();
+    let mut reached = start;
+    for line in maps.lines() {
+        let line = line.map_err(|_| Errno(libc::EIO))?;
+        let part = part_of(&line).ok_or(Errno(libc::EIO))?;
+        if reached >= end || part.start > reached {
+            break;
+        }
+        if part.end > reached {
+            parts.push(Part { start: reached, end: part.end.min(end), ..part });
+            reached = part.end;
+        }
+    }
+    if reached >= end { Ok(parts) } else { Err(Errno(libc::EFAULT)) }
+}
+
+/// One line, such as `7f0000000000-7f0000021000 rw-p 00000000 00:00 0`.
+fn part_of(line: &str) -> Option<Part> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let letters = rest.as_bytes().get(..3)?;
+    let right = |index: usize, letter: u8, right: i32| if letters[index] == letter { right } else { 0 };
+    let rights = right(0, b'r', libc::PROT_READ) | right(1, b'w', libc::PROT_WRITE) | right(2, b'x', libc::PROT_EXEC);
+    let address = |text: &str| usize::from_str_radix(text, 16).ok();
+    Some(Part { start: address(start)?, end: address(end)?, rights })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+        1000-3000 r-xp 00000000 08:01 12 /bin/a b\n\
+        5000-7000 rw-p 00000000 00:00 0 \n\
+        7000-8000 ---p 00000000 00:00 0 \n\
+        8000-a000 r--p 00000000 00:00 0 [anon: x]\n";
+
+    #[test]
+    fn parts_are_cut_to_the_range_and_gaps_are_an_error() {
+        let parts = |start, end| among(MAPS.as_bytes(), start, end);
+        let part = |start, end, rights| Part { start, end, rights };
+        let (read, write) = (libc::PROT_READ, libc::PROT_WRITE);
+        assert_eq!(
+            parts(0x6000, 0x9000),
+            Ok(vec![part(0x6000, 0x7000, read | write), part(0x7000, 0x8000, 0), part(0x8000, 0x9000, read)])
+        );
+        assert_eq!(parts(0x1000, 0x3000), Ok(vec![part(0x1000, 0x3000, read | libc::PROT_EXEC)]));
+        for (start, end) in [(0x0, 0x2000), (0x2000, 0x6000), (0x8000, 0xb000), (0xb000, 0xc000)] {
+            assert_eq!(parts(start, end), Err(Errno(libc::EFAULT)), "{start:x}..{end:x}");
+        }
+        assert_eq!(among(&b"what\n"[..], 0x1000, 0x2000), Err(Errno(libc::EIO)));
+    }
+
+    #[test]
+    fn this_test_may_write_to_its_stack() {
+        let place = (&raw const MAPS).addr();
+        assert!(of(place & !4095, (place & !4095) + 4096).is_ok_and(|parts| parts[0].rights & libc::PROT_READ != 0));
+    }
+}
