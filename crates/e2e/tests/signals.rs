@@ -145,6 +145,57 @@ fn a_waiting_thread_can_be_cancelled() {
     );
 }
 
+/// Nor does it matter where a thread is just then: between its calls, in our code, or in the kernel's. What ran for a
+/// trapped call could be left at its own calls alone, and the process ended by SIGABRT.
+#[test]
+fn a_busy_thread_can_be_cancelled_at_any_moment() {
+    works(
+        "cancel-busy",
+        "#include <semaphore.h>
+        enum { KINDS = 8, ENTRIES = 600 };
+        static int ends[2], cleaned; static unsigned char *far; static sem_t never; static volatile int begun;
+        static struct iovec vector[ENTRIES];
+        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+        static pthread_cond_t nobody = PTHREAD_COND_INITIALIZER;
+        static void clean(void *held) { cleaned++; if (held) pthread_mutex_unlock(held); }
+        static void *caller(void *kind) {
+            char near[64];
+            struct timespec *far_moment = (struct timespec *)far;
+            pthread_cleanup_push(clean, (long)kind == 1 ? &lock : NULL);
+            if ((long)kind > 4) pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+            for (;; begun = 1) switch ((long)kind) {
+            case 0: sem_wait(&never); break;
+            case 1: pthread_mutex_lock(&lock); pthread_cond_wait(&nobody, &lock); break;
+            case 2: nanosleep(far_moment, NULL); break;
+            case 3: (void)!preadv2(ends[0], vector, ENTRIES, -1, 0); break;
+            case 4: (void)!read(ends[0], far, 1000); break;
+            case 5: (void)!read(ends[0], near, sizeof near); break;
+            case 6: (void)!preadv2(ends[0], vector, ENTRIES, -1, 0); break;
+            default: direct(SYS_pread64, ends[0], (long)far, 100, 0, 0, 0); break;
+            }
+            pthread_cleanup_pop(0);
+            return NULL;
+        }",
+        r#"
+        must(pipe2(ends, O_NONBLOCK) == 0 && sem_init(&never, 0, 0) == 0, "pipe");
+        far = away(8 << 20);
+        *(struct timespec *)far = (struct timespec){0, 1};
+        for (int index = 0; index < ENTRIES; index++) vector[index] = (struct iovec){far + index * 100, 100};
+        press();
+        for (int turn = 0; turn < 100; turn++)
+            for (long kind = 0; kind < KINDS; kind++) {
+                pthread_t thread; void *result;
+                begun = 0;
+                must(pthread_create(&thread, NULL, caller, (void *)kind) == 0, "pthread_create");
+                if (kind < 2) usleep(turn % 4 * 100); else while (!begun) sched_yield();
+                for (volatile int spin = 0; spin < turn * 7919 % 20000; spin++);
+                must(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0, "pthread_join");
+                must(result == PTHREAD_CANCELED, "cancelled");
+            }
+        must(cleaned == 100 * KINDS, "cleaned up");"#,
+    );
+}
+
 /// siglongjmp out of a wait leaves no trace, however often it is done.
 #[test]
 fn a_wait_can_be_left_by_a_jump() {

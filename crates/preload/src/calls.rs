@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::Adopter;
 use aquifer_pager::holds::Holding;
-use aquifer_sys::raw::{Errno, syscall, syscall_cancellable, syscall_cancellation_point};
+use aquifer_sys::cancellation;
+use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::shown_calls::{self, Shown};
 use aquifer_sys::{signals, thread_slot};
 
@@ -42,10 +43,6 @@ pub const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
 /// Whether the program has had more than one thread: before, none can be cancelled.
 pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
 
-unsafe extern "C-unwind" {
-    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
-}
-
 /// Does calls for one caller.
 #[derive(Clone, Copy)]
 pub struct Caller {
@@ -59,15 +56,36 @@ pub struct Caller {
 /// # Safety
 /// As for the system call.
 pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
+    if !HAS_THREADS.load(Ordering::Relaxed) {
+        // SAFETY: the caller's promise.
+        return unsafe { entered(number, &args) };
+    }
+    // SAFETY: as above; `entered_deferred` is given what it wants.
+    unsafe { cancellation::deferred(number as usize, args.as_ptr() as usize, 0, entered_deferred) }
+}
+
+/// # Safety
+/// As for the system call `number`, whose arguments are at `args`.
+unsafe extern "C-unwind" fn entered_deferred(number: usize, args: usize, _: usize, _: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { entered(number as i64, &*std::ptr::with_exposed_provenance(args)) }
+}
+
+/// Not inlined: its frame has values to drop, and that of the program's caller must not: see `cancellation.rs`.
+///
+/// # Safety
+/// As for the system call.
+#[inline(never)]
+unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     let instance = instance();
     if !shown_calls::is_settled()
         && let Some(instance) = instance
     {
         // SAFETY: the caller's promise.
-        return unsafe { shown_point(&instance.adopter, number, &args) };
+        return unsafe { shown_point(&instance.adopter, number, args) };
     }
     // SAFETY: as above.
-    unsafe { point(instance.map(|instance| &instance.adopter), number, args) }
+    unsafe { point(instance.map(|instance| &instance.adopter), number, *args) }
 }
 
 /// [`cancellation_point`], for a thread whose calls may be under way when the pager starts.
@@ -170,12 +188,12 @@ fn adopter() -> Option<&'static Adopter> {
 
 impl Caller {
     /// For a trapped call.
-    pub fn trapped() -> Self {
+    pub fn trapped(cancellable: bool) -> Self {
         let adopter = adopter();
         if !shown_calls::is_settled() {
             adopter.inspect(|adopter| settle(adopter));
         }
-        Self { adopter, cancellable: false }
+        Self { adopter, cancellable }
     }
 
     /// The call itself. Errors are negative.
@@ -183,13 +201,9 @@ impl Caller {
     /// # Safety
     /// As for the system call.
     pub unsafe fn raw(&self, number: i64, args: [usize; 6]) -> isize {
-        if !self.cancellable {
-            // SAFETY: the caller's promise.
-            return unsafe { syscall_cancellable(number, args) };
-        }
-        // SAFETY: as libc's own wrappers do it: the thread may end here and nowhere else. Values of the frames
-        // above are dropped then.
-        unsafe { syscall_cancellation_point(number, args, pthread_setcanceltype) }
+        // SAFETY: the caller's promise. As with libc's own wrappers the thread may end here and nowhere else. Values of
+        // the frames above are dropped then.
+        unsafe { cancellation::call(number, args, self.cancellable) }
     }
 
     /// Whether a call would meet memory that it must hold.

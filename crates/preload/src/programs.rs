@@ -86,7 +86,7 @@ extern "C" fn vfork_failed(result: isize) -> libc::pid_t {
 pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: Words) -> c_int {
     let args = [path as usize, words as usize, environment as usize, 0, 0, 0];
     // SAFETY: the caller's promise.
-    in_libcs_manner(unsafe { Caller::trapped().call(libc::SYS_execve, args) }) as c_int
+    in_libcs_manner(unsafe { Caller::trapped(false).call(libc::SYS_execve, args) }) as c_int
 }
 
 /// execv(3).

@@ -13,6 +13,7 @@
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::abort::say;
@@ -28,38 +29,48 @@ use crate::{descriptors, forks, guests, locks, mappings, masks, remap, threads, 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 
-/// Finds our own text, so that calls from it are never trapped.
+/// Finds our own text, so that calls from it are never trapped, and the C library's.
 pub fn prepare() {
+    let ours = segment_of(on_sigsys as *const () as usize);
+    if ours.is_empty() {
+        return;
+    }
+    let libcs = segment_of(libc::gnu_get_libc_version as *const () as usize);
+    // SAFETY: neither library can be unloaded; the handler does what may be done at a system call: see the module.
+    unsafe { dispatch::prepare(ours, libcs, on_sigsys) };
+}
+
+/// The segment of a program or a library that has `address` in it; empty where there is none.
+fn segment_of(address: usize) -> Range<usize> {
     extern "C" fn each(entry: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        let here = on_sigsys as *const () as usize;
-        // SAFETY: the dynamic linker passes a valid entry; its program headers stay mapped.
-        let (base, headers) = unsafe {
+        let found: *mut Range<usize> = found.cast();
+        // SAFETY: the dynamic linker passes a valid entry, and its program headers stay mapped; the pointer is that to
+        // `found` below.
+        let (base, headers, address) = unsafe {
             let entry = &*entry;
-            (entry.dlpi_addr as usize, std::slice::from_raw_parts(entry.dlpi_phdr, usize::from(entry.dlpi_phnum)))
+            let headers = std::slice::from_raw_parts(entry.dlpi_phdr, usize::from(entry.dlpi_phnum));
+            (entry.dlpi_addr as usize, headers, (*found).start)
         };
         for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
             let start = base + header.p_vaddr as usize;
-            let end = start + header.p_memsz as usize;
-            if (start..end).contains(&here) {
-                // SAFETY: the pointer is that of `text` below.
-                unsafe { found.cast::<(usize, usize)>().write((start, end)) };
+            let segment = start..start + header.p_memsz as usize;
+            if segment.contains(&address) {
+                // SAFETY: as above.
+                unsafe { found.write(segment) };
                 return 1;
             }
         }
         0
     }
-    let mut text = (0, 0);
+    let mut found = address..address;
     // SAFETY: the callback does what dl_iterate_phdr(3) asks of it.
-    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut text).cast()) };
-    if text.0 < text.1 {
-        // SAFETY: the handler does what may be done at a system call: see the module.
-        unsafe { dispatch::prepare(text.0..text.1, on_sigsys) };
-    }
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut found).cast()) };
+    found
 }
 
-extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, kind: c_int) {
     // SAFETY: the kernel's own pointers, in a handler of SIGSYS.
-    let Some(mut trapped) = (unsafe { Trapped::new(info, context) }) else {
+    let Some(mut trapped) = (unsafe { Trapped::new(info, context, kind) }) else {
         // SAFETY: as above.
         unsafe { pass_on(signal, info, context) };
         return;
@@ -89,7 +100,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
             if !may_change_signal_stack(args[0]) {
                 return trapped.set_result(-(libc::ENOMEM as isize));
             }
-            Caller::trapped().bring(&args[..2], size_of::<libc::stack_t>());
+            Caller::trapped(false).bring(&args[..2], size_of::<libc::stack_t>());
             return trapped.call_here();
         }
         _ => {}
@@ -100,7 +111,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         signals::set_errno(errno);
         return;
     }
-    let caller = Caller::trapped();
+    let caller = Caller::trapped(trapped.is_cancellation_point());
     let mut masked = masks::WithMask::of(number, args);
     // SAFETY: the program's own call.
     if unsafe { caller.touches(number, &args) } || masked.is_changed() {

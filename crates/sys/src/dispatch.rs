@@ -9,43 +9,90 @@
 //!
 //! Most trapped calls are repeated by a few instructions of our own text that the handler returns to: then the
 //! call happens on the program's own stack and outside any handler, and signals, cancellation and garbage
-//! collectors find the thread where they expect it.
+//! collectors find the thread where they expect it. What holds for cancellation is in `cancellation.rs`.
 
 use std::arch::global_asm;
+use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::cancellation::{self, ASYNCHRONOUS};
 use crate::raw::{Errno, syscall};
 use crate::signals::{self, KernelAction};
 use crate::thread_slot::{self, Trapping};
 
-/// Handles trapped calls. A thread may be cancelled in one: the handler's frame is unwound then.
-pub type TrapHandler = extern "C-unwind" fn(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
+/// Handles trapped calls, with the thread's cancel type deferred: `kind` is what it was. A thread may be cancelled in
+/// one all the same: the handler's frame is unwound then.
+pub type TrapHandler =
+    extern "C-unwind" fn(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void, kind: i32);
 
 /// What the x86-64 ABI lets a leaf function use below its stack pointer.
 const RED_ZONE_BYTES: usize = 128;
 
 global_asm!(
     ".text",
+    ".hidden aquifer_on_trap",
+    ".globl aquifer_on_trap",
+    ".type aquifer_on_trap,@function",
+    "aquifer_on_trap:",
+    ".cfi_startproc",
+    "mov rcx, qword ptr [rip + {handler}]",
+    "jmp aquifer_deferred",
+    ".cfi_endproc",
+    ".size aquifer_on_trap, . - aquifer_on_trap",
     ".hidden aquifer_call_here",
     ".globl aquifer_call_here",
     ".type aquifer_call_here,@function",
     "aquifer_call_here:",
     ".cfi_startproc",
     // The return address lies below the caller's red zone.
-    ".cfi_def_cfa rsp, 136",
-    ".cfi_offset rip, -136",
+    ".cfi_def_cfa rsp, {back}",
+    ".cfi_offset rip, -{back}",
     "nop",
     ".hidden aquifer_call_here_syscall",
     ".globl aquifer_call_here_syscall",
     "aquifer_call_here_syscall:",
     "syscall",
-    "ret 128",
+    "ret {red_zone}",
     ".cfi_endproc",
     ".size aquifer_call_here, . - aquifer_call_here",
+    ".hidden aquifer_called_here",
+    ".globl aquifer_called_here",
+    ".type aquifer_called_here,@function",
+    ".cfi_startproc",
+    // As above; and above it is what `aquifer_call` has read.
+    ".cfi_def_cfa rsp, {back} + {args}",
+    ".cfi_offset rip, -{back}",
+    "nop",
+    "aquifer_called_here:",
+    "add rsp, {args}",
+    ".cfi_def_cfa_offset {back}",
+    "ret {red_zone}",
+    ".cfi_endproc",
+    ".size aquifer_called_here, . - aquifer_called_here",
+    handler = sym HANDLER,
+    red_zone = const RED_ZONE_BYTES,
+    back = const RED_ZONE_BYTES + size_of::<usize>(),
+    args = const ARGS_BYTES,
 );
 
+/// What [`Trapped::call_open_here`] leaves on the program's stack, from low to high: the frame of `aquifer_call`.
+#[repr(C)]
+struct OpenCall {
+    /// Where `aquifer_call` returns to: `aquifer_called_here`.
+    returns_to: usize,
+    args: [usize; 6],
+    /// Where the program goes on.
+    back: usize,
+}
+
+const ARGS_BYTES: usize = size_of::<[usize; 6]>();
+const _: () = assert!(offset_of!(OpenCall, back) == size_of::<usize>() + ARGS_BYTES);
+
 unsafe extern "C" {
+    fn aquifer_on_trap(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
     fn aquifer_call_here_syscall();
+    fn aquifer_called_here();
 }
 
 /// How the handler is told that a SIGSYS is ours: SYS_USER_DISPATCH.
@@ -59,15 +106,21 @@ const SYSCALL_BYTES: i64 = 2;
 static TEXT_START: AtomicUsize = AtomicUsize::new(0);
 static TEXT_LEN: AtomicUsize = AtomicUsize::new(0);
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
+static LIBCS_START: AtomicUsize = AtomicUsize::new(0);
+static LIBCS_LEN: AtomicUsize = AtomicUsize::new(0);
+/// Where the C library's cancellation points trap, if it has one place for all of them: else 0.
+static LIBCS_POINT: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Says where our own text is, and what handles trapped calls. Traps nothing yet.
+/// Says where our own text is and where the C library's, and what handles trapped calls. Traps nothing yet.
 ///
 /// # Safety
-/// The handler must be sound to run at any system call of the program.
-pub unsafe fn prepare(text: std::ops::Range<usize>, handler: TrapHandler) {
+/// Both texts stay mapped. The handler must be sound to run at any system call of the program.
+pub unsafe fn prepare(text: Range<usize>, libcs: Range<usize>, handler: TrapHandler) {
     HANDLER.store(handler as usize, Ordering::Relaxed);
+    LIBCS_START.store(libcs.start, Ordering::Relaxed);
+    LIBCS_LEN.store(libcs.len(), Ordering::Relaxed);
     TEXT_LEN.store(text.len(), Ordering::Relaxed);
     TEXT_START.store(text.start, Ordering::Release);
 }
@@ -85,10 +138,13 @@ pub fn install() -> Option<KernelAction> {
     if TEXT_START.load(Ordering::Acquire) == 0 || INSTALLED.load(Ordering::Relaxed) {
         return None;
     }
-    // SAFETY: `prepare` has stored a `Handler` that is sound to run.
-    let handler = unsafe { std::mem::transmute::<usize, signals::Handler>(HANDLER.load(Ordering::Relaxed)) };
-    // SAFETY: as above.
-    let old = unsafe { signals::exchange_action(libc::SIGSYS, Some(&signals::trap_action(handler))) }.ok()?;
+    let start = std::ptr::with_exposed_provenance(LIBCS_START.load(Ordering::Relaxed));
+    // SAFETY: text is mapped, and nobody writes to it, as `prepare` was promised.
+    let libcs = unsafe { std::slice::from_raw_parts(start, LIBCS_LEN.load(Ordering::Relaxed)) };
+    LIBCS_POINT.store(cancellation::point_in(libcs), Ordering::Relaxed);
+    let action = signals::trap_action(aquifer_on_trap as *const () as usize);
+    // SAFETY: `prepare` has stored a handler that is sound to run.
+    let old = unsafe { signals::exchange_action(libc::SIGSYS, Some(&action)) }.ok()?;
     INSTALLED.store(true, Ordering::Release);
     Some(old)
 }
@@ -157,6 +213,8 @@ fn switch(to: usize) -> Result<usize, Errno> {
 #[derive(Debug)]
 pub struct Trapped {
     context: *mut libc::ucontext_t,
+    /// The thread's cancel type in the program's code.
+    kind: i32,
 }
 
 impl Trapped {
@@ -164,10 +222,10 @@ impl Trapped {
     ///
     /// # Safety
     /// The pointers are what the kernel gave to the running handler of a SIGSYS.
-    pub unsafe fn new(info: *const libc::siginfo_t, context: *mut libc::c_void) -> Option<Self> {
+    pub unsafe fn new(info: *const libc::siginfo_t, context: *mut libc::c_void, kind: i32) -> Option<Self> {
         // SAFETY: the caller's promise.
         let code = unsafe { (*info).si_code };
-        (code == USER_DISPATCH).then_some(Self { context: context.cast() })
+        (code == USER_DISPATCH).then_some(Self { context: context.cast(), kind })
     }
 
     fn register(&mut self, index: i32) -> &mut i64 {
@@ -196,14 +254,45 @@ impl Trapped {
         *self.register(libc::REG_RAX) = result as i64;
     }
 
+    /// Whether the thread can be cancelled in this call.
+    pub fn is_cancellation_point(&mut self) -> bool {
+        self.kind == ASYNCHRONOUS || self.is_libcs_point()
+    }
+
+    fn is_libcs_point(&mut self) -> bool {
+        let point = LIBCS_POINT.load(Ordering::Relaxed);
+        point != 0 && *self.register(libc::REG_RIP) as usize == point
+    }
+
     /// The call happens when the handler has returned, from our own text, on the program's stack.
     pub fn call_here(&mut self) {
-        let stack = *self.register(libc::REG_RSP) as usize - RED_ZONE_BYTES - size_of::<usize>();
+        if self.is_libcs_point() {
+            return self.call_open_here();
+        }
         let back = *self.register(libc::REG_RIP) as usize;
-        // SAFETY: below the red zone of the program's stack, where a signal's frame could be as well.
-        unsafe { std::ptr::with_exposed_provenance_mut::<usize>(stack).write(back) };
-        *self.register(libc::REG_RSP) = stack as i64;
+        self.push(back);
         self.jump();
+    }
+
+    /// As [`call_here`](Self::call_here), by `aquifer_call`, which opens the thread: where the C library's cancellation
+    /// points trap they are in a C function that has done all but its call, so registers may change.
+    fn call_open_here(&mut self) {
+        let (number, args) = (self.number(), self.args());
+        let back = *self.register(libc::REG_RIP) as usize;
+        let stack = self.push(OpenCall { returns_to: aquifer_called_here as *const () as usize, args, back });
+        *self.register(libc::REG_RDI) = number;
+        *self.register(libc::REG_RSI) = (stack + offset_of!(OpenCall, args)) as i64;
+        *self.register(libc::REG_RDX) = i64::from(ASYNCHRONOUS);
+        *self.register(libc::REG_RIP) = cancellation::aquifer_call as *const () as i64;
+    }
+
+    /// Puts `value` on the program's stack. Returns its address.
+    fn push<T>(&mut self, value: T) -> usize {
+        let stack = *self.register(libc::REG_RSP) as usize - RED_ZONE_BYTES - size_of::<T>();
+        // SAFETY: below the red zone of the program's stack, where a signal's frame could be as well.
+        unsafe { std::ptr::with_exposed_provenance_mut::<T>(stack).write(value) };
+        *self.register(libc::REG_RSP) = stack as i64;
+        stack
     }
 
     /// As [`call_here`](Self::call_here), for a call that does not return and needs the stack as it is:

@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
 
+pub mod cancellation;
 pub mod deep_stack;
 pub mod descriptors;
 pub mod direct_io;

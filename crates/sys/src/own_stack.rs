@@ -158,8 +158,8 @@ global_asm!(
 
 unsafe extern "C-unwind" {
     /// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again. Between
-    /// the two system calls memory is reached by r15 only, which is not on the program's stack. A thread may be
-    /// cancelled at the last of them: it is unwound from there, so the compiler must know that this may unwind.
+    /// the two system calls memory is reached by r15 only, which is not on the program's stack. Handlers of the
+    /// program's come at the last of them, and one may end the thread by pthread_exit(3): it is unwound from there.
     ///
     /// # Safety
     /// The stack is the caller's, and `enter` may be called with its head. `all` is a mask of all signals.

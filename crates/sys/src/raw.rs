@@ -6,7 +6,7 @@
 //! The fault path runs inside signal handlers of programs whose `read` and `mmap` are our own wrappers, so
 //! it must not go through them. Errors come back as [`Errno`], never through a thread-local.
 
-use std::arch::{asm, global_asm};
+use std::arch::asm;
 use std::fmt;
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
@@ -78,112 +78,6 @@ pub unsafe fn syscall(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
         );
     }
     if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
-}
-
-global_asm!(
-    ".text",
-    ".hidden aquifer_cancellable_syscall",
-    ".globl aquifer_cancellable_syscall",
-    ".type aquifer_cancellable_syscall,@function",
-    "aquifer_cancellable_syscall:",
-    ".cfi_startproc",
-    "mov rax, rdi",
-    "mov rdi, qword ptr [rsi]",
-    "mov rdx, qword ptr [rsi + 16]",
-    "mov r10, qword ptr [rsi + 24]",
-    "mov r8, qword ptr [rsi + 32]",
-    "mov r9, qword ptr [rsi + 40]",
-    "mov rsi, qword ptr [rsi + 8]",
-    "syscall",
-    "ret",
-    ".cfi_endproc",
-    ".size aquifer_cancellable_syscall, . - aquifer_cancellable_syscall",
-);
-
-unsafe extern "C-unwind" {
-    fn aquifer_cancellable_syscall(number: i64, args: *const usize) -> isize;
-}
-
-/// As [`syscall`], from where a thread may be cancelled: frames above are unwound, and their values dropped.
-/// The result is the kernel's, errors as negative numbers.
-///
-/// # Safety
-/// As for [`syscall`].
-pub unsafe fn syscall_cancellable(number: i64, args: [usize; 6]) -> isize {
-    // SAFETY: the function reads six words and does the system call, for which the caller has vouched.
-    unsafe { aquifer_cancellable_syscall(number, args.as_ptr()) }
-}
-
-global_asm!(
-    ".text",
-    ".hidden aquifer_cancellation_point",
-    ".globl aquifer_cancellation_point",
-    ".type aquifer_cancellation_point,@function",
-    "aquifer_cancellation_point:",
-    ".cfi_startproc",
-    "push rbx",
-    ".cfi_adjust_cfa_offset 8",
-    ".cfi_offset rbx, -16",
-    "push r12",
-    ".cfi_adjust_cfa_offset 8",
-    ".cfi_offset r12, -24",
-    "push r13",
-    ".cfi_adjust_cfa_offset 8",
-    ".cfi_offset r13, -32",
-    "sub rsp, 16",
-    ".cfi_adjust_cfa_offset 16",
-    "mov rbx, rdi",
-    "mov r12, rsi",
-    "mov r13, rdx",
-    "mov edi, {asynchronous}",
-    "lea rsi, [rsp + 8]",
-    "call r13",
-    "mov rax, rbx",
-    "mov rdi, qword ptr [r12]",
-    "mov rsi, qword ptr [r12 + 8]",
-    "mov rdx, qword ptr [r12 + 16]",
-    "mov r10, qword ptr [r12 + 24]",
-    "mov r8, qword ptr [r12 + 32]",
-    "mov r9, qword ptr [r12 + 40]",
-    "syscall",
-    "mov rbx, rax",
-    "mov edi, dword ptr [rsp + 8]",
-    "xor esi, esi",
-    "call r13",
-    "mov rax, rbx",
-    "add rsp, 16",
-    ".cfi_adjust_cfa_offset -16",
-    "pop r13",
-    ".cfi_adjust_cfa_offset -8",
-    "pop r12",
-    ".cfi_adjust_cfa_offset -8",
-    "pop rbx",
-    ".cfi_adjust_cfa_offset -8",
-    "ret",
-    ".cfi_endproc",
-    ".size aquifer_cancellation_point, . - aquifer_cancellation_point",
-    asynchronous = const CANCEL_ASYNCHRONOUS,
-);
-
-/// `PTHREAD_CANCEL_ASYNCHRONOUS`: see pthread_setcanceltype(3).
-const CANCEL_ASYNCHRONOUS: i32 = 1;
-
-/// pthread_setcanceltype(3).
-pub type SetCancelType = unsafe extern "C-unwind" fn(kind: i32, old: *mut i32) -> i32;
-
-unsafe extern "C-unwind" {
-    fn aquifer_cancellation_point(number: i64, args: *const usize, set_type: SetCancelType) -> isize;
-}
-
-/// As [`syscall_cancellable`], and opens the thread for cancellation by `set_type` for as long as the kernel has the
-/// call. All of that is in a function that is not the compiler's: what may be cancelled at any instruction must not
-/// have values to drop, whose frames can be left at calls alone.
-///
-/// # Safety
-/// As for [`syscall`]; `set_type` is what it says.
-pub unsafe fn syscall_cancellation_point(number: i64, args: [usize; 6], set_type: SetCancelType) -> isize {
-    // SAFETY: the function reads six words and does the calls, for which the caller has vouched.
-    unsafe { aquifer_cancellation_point(number, args.as_ptr(), set_type) }
 }
 
 /// Makes the number `old` stand for what `new` stands for, and closes `new`.

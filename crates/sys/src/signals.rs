@@ -69,10 +69,10 @@ pub fn fault_action(handler: Handler) -> KernelAction {
     }
 }
 
-/// The action that runs `handler` with nothing else blocked, on the alternate stack where there is one.
-pub fn trap_action(handler: Handler) -> KernelAction {
+/// The action that runs the code at `handler` with nothing else blocked, on the alternate stack where there is one.
+pub fn trap_action(handler: usize) -> KernelAction {
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
-    KernelAction { handler: handler as usize, flags, restorer: aquifer_restore as *const () as usize, mask: 0 }
+    KernelAction { handler, flags, restorer: aquifer_restore as *const () as usize, mask: 0 }
 }
 
 /// The bit of one signal in a mask.

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Cancellation of a thread whose system calls trap, as glibc 2.41 and newer do it: by a function of its own, which
+//! stands here as it stands there, and is no part of our text.
+//!
+//! The signal that cancels finds the thread in our code instead. Waits of that C library's went on for ever.
+
+#![allow(unsafe_code, reason = "a thread that is cancelled, and whose calls trap")]
+
+use std::arch::global_asm;
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use aquifer_sys::dispatch::{self, Trapped};
+use aquifer_sys::raw::syscall;
+use aquifer_sys::thread_slot::{Trapping, set_trapping};
+
+global_asm!(
+    ".section aquifer_libcs_points,\"ax\",@progbits",
+    ".globl aquifer_libcs_point",
+    ".type aquifer_libcs_point,@function",
+    "aquifer_libcs_point:",
+    ".cfi_startproc",
+    "mov r11, rdi",
+    "mov rax, rsi",
+    "mov rdi, rdx",
+    "mov rsi, rcx",
+    "mov rdx, r8",
+    "mov r10, r9",
+    "mov r8, qword ptr [rsp + 8]",
+    "mov r9, qword ptr [rsp + 16]",
+    "mov qword ptr [rsp + 8], r11",
+    "syscall",
+    "ret",
+    ".cfi_endproc",
+    ".globl aquifer_libcs_point_end",
+    "aquifer_libcs_point_end:",
+    ".size aquifer_libcs_point, . - aquifer_libcs_point",
+    ".text",
+);
+
+unsafe extern "C-unwind" {
+    fn aquifer_libcs_point(
+        state: usize,
+        number: i64,
+        a: usize,
+        b: usize,
+        c: usize,
+        d: usize,
+        e: usize,
+        f: usize,
+    ) -> isize;
+}
+unsafe extern "C" {
+    fn aquifer_libcs_point_end();
+}
+
+extern "C-unwind" fn on_trap(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void, kind: c_int) {
+    // SAFETY: the kernel's own pointers, in a handler of SIGSYS.
+    let mut trapped = unsafe { Trapped::new(info, context, kind) }.expect("only calls raise SIGSYS here");
+    match trapped.number() {
+        libc::SYS_rt_sigreturn => trapped.call_and_never_return(),
+        number => {
+            if number == libc::SYS_read {
+                POINTS.fetch_add(usize::from(trapped.is_cancellation_point()), Ordering::SeqCst);
+            }
+            trapped.call_here();
+        }
+    }
+}
+
+/// What a thread runs, and how `libc` has it.
+type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+type RunOfLibc = extern "C" fn(*mut c_void) -> *mut c_void;
+
+static POINTS: AtomicUsize = AtomicUsize::new(0);
+static CLEANED: AtomicUsize = AtomicUsize::new(0);
+
+/// The part of this program's text that is before the C library's function.
+fn text() -> Range<usize> {
+    let here = on_trap as *const () as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let start = maps.lines().find_map(|line| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let bound = |word| usize::from_str_radix(word, 16).unwrap();
+        (bound(start)..bound(end)).contains(&here).then(|| bound(start))
+    });
+    let text = start.expect("mapped")..aquifer_libcs_point as *const () as usize;
+    assert!(text.contains(&here), "the linker puts a section of another name behind");
+    text
+}
+
+/// Nothing traps any more when the thread ends, by whatever way.
+struct Armed;
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        dispatch::disarm();
+        CLEANED.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Reads by the C library's function: bytes that are there, and then one that never comes.
+extern "C-unwind" fn reads(ends: *mut c_void) -> *mut c_void {
+    set_trapping(Trapping::Ready);
+    // What the kernel cannot do, this test cannot show.
+    if !dispatch::arm_for_fork() {
+        return std::ptr::null_mut();
+    }
+    let _armed = Armed;
+    let mut bytes = [0u8; 8];
+    let into = bytes.as_mut_ptr() as usize;
+    // SAFETY: the two descriptors, and memory for what is read.
+    unsafe {
+        let ends = ends.cast::<c_int>().read() as usize;
+        assert_eq!(aquifer_libcs_point(0, libc::SYS_read, ends, into, 3, 0, 0, 0), 3);
+        assert_eq!(bytes, *b"abc\0\0\0\0\0");
+        assert_eq!(aquifer_libcs_point(0, libc::SYS_read, ends, into, 8, 0, 0, 0), 2);
+        assert_eq!(bytes, *b"dec\0\0\0\0\0");
+        let refused = aquifer_libcs_point(0, libc::SYS_read, usize::MAX, into, 8, 0, 0, 0);
+        assert_eq!(refused, -(libc::EBADF as isize));
+        aquifer_libcs_point(0, libc::SYS_read, ends, into, 8, 0, 0, 0);
+    }
+    unreachable!("nobody writes more")
+}
+
+#[test]
+fn a_call_that_traps_in_the_c_librarys_own_function_is_a_cancellation_point() {
+    let point = aquifer_libcs_point as *const () as usize..aquifer_libcs_point_end as *const () as usize;
+    // SAFETY: the text of this program; the handler makes each call where it would have been made.
+    unsafe { dispatch::prepare(text(), point, on_trap) };
+    dispatch::install();
+    for turn in 0..50 {
+        let (mut ends, mut thread, mut result) = ([0; 2], 0, std::ptr::null_mut());
+        // SAFETY: one ABI calls what the other declares; the thread ends in this turn, and what it reaches stays.
+        unsafe {
+            // Ends this program if the thread waits on.
+            libc::alarm(60);
+            assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+            let bytes = b"abcde".as_ptr() as usize;
+            assert_eq!(syscall(libc::SYS_write, [ends[1] as usize, bytes, 5, 0, 0, 0]), Ok(5));
+            let run = std::mem::transmute::<Run, RunOfLibc>(reads);
+            assert_eq!(libc::pthread_create(&mut thread, std::ptr::null(), run, ends.as_mut_ptr().cast()), 0);
+            std::thread::sleep(Duration::from_micros(turn % 10 * 300));
+            assert_eq!(libc::pthread_cancel(thread), 0);
+            assert_eq!(libc::pthread_join(thread, &mut result), 0);
+            libc::close(ends[0]);
+            libc::close(ends[1]);
+        }
+        if result.is_null() {
+            return eprintln!("skipped: this kernel does not trap system calls (Linux 5.11)");
+        }
+        assert_eq!(result as isize, -1, "PTHREAD_CANCELED");
+    }
+    // A thread that is cancelled before it has made a call has not seen the end of its calls.
+    assert!(POINTS.load(Ordering::SeqCst) >= CLEANED.load(Ordering::SeqCst));
+    assert!(CLEANED.load(Ordering::SeqCst) > 0);
+}
