@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several donors are a tier, over real donors in this process: striped, mirrored, and when one of them is gone.
+//! Several donors are a tier, over real donors in this process: striped, mirrored, with parity, and when one of them is
+//! gone.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -72,7 +73,7 @@ fn lent(donor: &Donor) -> u64 {
 
 #[test]
 fn donors_together_pass_the_suite() {
-    for (count, options) in [(2, ""), (3, ",mirror=2")] {
+    for (count, options) in [(2, ""), (3, ",mirror=2"), (3, ",parity=2+1"), (6, ",parity=4+2")] {
         let donors = donors(count);
         let addresses = addresses(&donors);
         check(options, &|| array(&addresses, &format!("{options},size=16MiB")));
@@ -90,6 +91,7 @@ fn room_is_what_all_lend_less_what_is_kept_twice() {
     let addresses = addresses(&donors);
     assert_eq!(array(&addresses, "").capacity_bytes(), 192 << 20);
     assert_eq!(array(&addresses, ",mirror=2").capacity_bytes(), 96 << 20);
+    assert_eq!(array(&addresses, ",parity=2+1").capacity_bytes(), 128 << 20);
     let spec = format!("donor:{}+{},security=plain,mirror=2,size=80MiB", addresses[0], addresses[1]);
     let refused = open(&spec.parse::<TierSpec>().unwrap()).err().unwrap().to_string();
     assert!(refused.contains("less with size="), "{refused}");
@@ -113,19 +115,29 @@ fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
 /// Every donor in turn is started anew, with nothing of what it had, and each time copies are made before the next.
 #[test]
 fn donors_are_started_anew_one_after_the_other_and_nothing_is_lost() {
-    let mut donors = donors(3);
+    one_after_the_other(3, ",mirror=2,size=32MiB", 32);
+}
+
+#[test]
+fn donors_with_shards_are_started_anew_one_after_the_other_and_nothing_is_lost() {
+    one_after_the_other(6, ",parity=4+1,size=32MiB", 20);
+}
+
+/// So many donors, who lend so many slabs together.
+fn one_after_the_other(count: usize, options: &str, lends: u64) {
+    let mut donors = donors(count);
     let addresses = addresses(&donors);
-    let tier = array(&addresses, ",mirror=2,size=32MiB");
+    let tier = array(&addresses, options);
     (0..16).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     for round in 0..4 {
-        let at = round % 3;
+        let at = round % count;
         donors.remove(at).stop(Duration::ZERO);
         let begun = Instant::now();
         read(&*tier, 0, if round == 0 { 0 } else { 100 + round as u64 - 1 });
         write(&*tier, 0, 100 + round as u64);
         assert!(begun.elapsed() < STALL_MOST, "{:?}", begun.elapsed());
         donors.insert(at, start(Settings { listen: addresses[at].into(), ..settings() }));
-        tend(&*tier, || donors.iter().map(lent).sum::<u64>() == 32);
+        tend(&*tier, || donors.iter().map(lent).sum::<u64>() == lends);
         // What is counted as lent may still be on its way.
         let mut rebuilt = 0;
         tend(&*tier, || {
@@ -141,15 +153,17 @@ fn donors_are_started_anew_one_after_the_other_and_nothing_is_lost() {
 
 #[test]
 fn a_donor_that_reclaims_its_memory_is_done_without() {
-    let mut donors = donors(2);
-    let tier = array(&addresses(&donors), ",mirror=2,size=16MiB");
-    (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
-    let last = donors.pop().unwrap();
-    last.stop(Duration::from_millis(200));
-    for slab in 0..8 {
-        read(&*tier, slab * SLAB_BYTES, slab);
-        write(&*tier, slab * SLAB_BYTES, slab + 50);
-        read(&*tier, slab * SLAB_BYTES, slab + 50);
+    for (count, options) in [(2, ",mirror=2,size=16MiB"), (3, ",parity=2+1,size=16MiB")] {
+        let mut donors = donors(count);
+        let tier = array(&addresses(&donors), options);
+        (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
+        let last = donors.pop().unwrap();
+        last.stop(Duration::from_millis(200));
+        for slab in 0..8 {
+            read(&*tier, slab * SLAB_BYTES, slab);
+            write(&*tier, slab * SLAB_BYTES, slab + 50);
+            read(&*tier, slab * SLAB_BYTES, slab + 50);
+        }
     }
 }
 
@@ -238,10 +252,20 @@ fn two_slow_donors_together_are_faster_than_one() {
 
 #[test]
 fn a_way_that_stands_still_costs_one_short_wait() {
-    let donors = donors(2);
+    stands_still(2, ",mirror=2,size=16MiB", 8);
+}
+
+#[test]
+fn a_way_that_stands_still_costs_hardly_a_wait_where_parity_makes_up_for_it() {
+    stands_still(5, ",parity=4+1,size=16MiB", 8);
+}
+
+/// So many donors, of which one stands still, and comes to lack so many copies.
+fn stands_still(count: usize, options: &str, lacking: u64) {
+    let donors = donors(count);
     let ways: Vec<Way> = donors.iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
     let addresses: Vec<SocketAddr> = ways.iter().map(|way| way.address).collect();
-    let tier = array(&addresses, ",mirror=2,size=16MiB");
+    let tier = array(&addresses, options);
     (0..8).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab));
     ways[0].stands.store(true, Ordering::SeqCst);
@@ -264,7 +288,7 @@ fn a_way_that_stands_still_costs_one_short_wait() {
     let mut rebuilt = 0;
     tend(&*tier, || {
         rebuilt += tier.take_figures().slabs_rebuilt;
-        rebuilt == 8
+        rebuilt == lacking
     });
     ways[1].stands.store(true, Ordering::SeqCst);
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));

@@ -4,8 +4,8 @@
 //! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, with
 //! leases that they revoke, started anew, and with bytes that are not what was stored.
 //!
-//! With a mirror, none of that may be a wrong byte, an error, or a stand of more than two seconds. Without one, what
-//! was with the donor is an error, and the rest goes on.
+//! With a mirror or with parity, none of that may be a wrong byte, an error, or a stand of more than two seconds. Where
+//! more is lost than that makes up for, what was with the donors is an error, and the rest goes on.
 //!
 //! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others, `AQUIFER_LOSS_OPTIONS` for more options
 //! behind the tier, such as `,encrypt=ephemeral`; a failure prints them. `docs/testing.md` has the commands.
@@ -25,8 +25,10 @@ use aquifer_e2e::verifying::{PROGRAM, Verified, verified};
 
 /// The longest stand of the program that a loss may cost, with what a busy machine adds.
 const STALL_MS_MOST: u64 = 2000;
-/// How many donors there are; each byte is with two of them.
+/// How many donors there are where each byte is with two of them: one more.
 const DONORS: usize = 3;
+/// And where each page is with five of them.
+const PARITY_DONORS: usize = 6;
 
 /// A donor in a process of its own, and a link to it that can be cut.
 struct Donor {
@@ -154,9 +156,9 @@ struct Game {
 }
 
 impl Game {
-    fn start(name: &str, options: &str) -> Option<Game> {
+    fn start(name: &str, donors: usize, options: &str) -> Option<Game> {
         let program = compile_text(name, PROGRAM)?;
-        let donors: Vec<Donor> = (0..DONORS).map(|_| Donor::start()).collect();
+        let donors: Vec<Donor> = (0..donors).map(|_| Donor::start()).collect();
         let addresses: Vec<String> = donors.iter().map(|donor| donor.link.address.to_string()).collect();
         let tier = format!("donor:{},security=plain{options}", addresses.join("+"));
         let stop = scratch(name).join("stop");
@@ -196,59 +198,38 @@ static TURN: Mutex<()> = Mutex::new(());
 
 #[test]
 fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
+    no_loss_is_noticed("donor-loss", DONORS, 1, ",mirror=2,size=96MiB");
+}
+
+#[test]
+fn with_parity_no_loss_of_a_donor_is_noticed() {
+    no_loss_is_noticed("donor-loss-parity", PARITY_DONORS, 1, ",parity=4+1,size=96MiB");
+}
+
+#[test]
+fn with_two_shards_of_parity_no_loss_of_two_donors_is_noticed() {
+    no_loss_is_noticed("donor-loss-two", 7, 2, ",parity=4+2,size=96MiB");
+}
+
+/// Seeded rounds, of which each loses so many donors at once.
+fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str) {
     let _turn = TURN.lock();
     let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let rounds = setting("AQUIFER_LOSS_ROUNDS").unwrap_or(6);
     let seed: u64 = setting("AQUIFER_LOSS_SEED").unwrap_or(1);
-    let options = std::env::var("AQUIFER_LOSS_OPTIONS").unwrap_or_default();
-    println!("to repeat: AQUIFER_LOSS_ROUNDS={rounds} AQUIFER_LOSS_SEED={seed} AQUIFER_LOSS_OPTIONS={options}");
-    let Some(mut game) = Game::start("donor-loss", &format!(",mirror=2,size=96MiB{options}")) else { return };
+    let more = std::env::var("AQUIFER_LOSS_OPTIONS").unwrap_or_default();
+    println!("to repeat: AQUIFER_LOSS_ROUNDS={rounds} AQUIFER_LOSS_SEED={seed} AQUIFER_LOSS_OPTIONS={more}");
+    let Some(mut game) = Game::start(name, donors, &format!("{options}{more}")) else { return };
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for round in 0..rounds {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        let donor = &mut game.donors[(random >> 20) as usize % DONORS];
         let pause = Duration::from_millis(500 + (random >> 30) % 3000);
-        // Each in its turn, so that few rounds have all of them.
-        match round % 6 {
-            0 => {
-                println!("round {round}: killed, and started anew after {pause:?}");
-                donor.signal("-KILL");
-                std::thread::sleep(pause);
-                donor.restart();
-            }
-            1 => {
-                println!("round {round}: stopped for {pause:?}");
-                donor.signal("-STOP");
-                std::thread::sleep(pause);
-                donor.signal("-CONT");
-            }
-            2 => {
-                println!("round {round}: cut off for {pause:?}");
-                donor.link.is_cut.store(true, Ordering::SeqCst);
-                std::thread::sleep(pause);
-                donor.link.is_cut.store(false, Ordering::SeqCst);
-            }
-            3 => {
-                println!("round {round}: reclaims its memory, and lends it again after {pause:?}");
-                donor.signal("-TERM");
-                std::thread::sleep(pause);
-                donor.restart();
-            }
-            4 => {
-                println!("round {round}: revokes its leases, and is started anew after {pause:?}");
-                donor.revoke();
-                std::thread::sleep(pause);
-                donor.signal("-KILL");
-                donor.restart();
-            }
-            _ => {
-                println!("round {round}: killed, and started anew at once");
-                donor.signal("-KILL");
-                donor.restart();
-            }
-        }
+        let first = (random >> 20) as usize % donors;
+        let mut lost: Vec<&mut Donor> = game.donors.iter_mut().collect();
+        lost.rotate_left(first);
+        lose(round, pause, &mut lost[..at_once]);
         game.settle();
     }
     let rebuilt = game.figure("slabs_rebuilt");
@@ -260,20 +241,72 @@ fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
     assert!(longest_ms <= STALL_MS_MOST, "the program stood still for {longest_ms} ms");
 }
 
+/// What these donors go through in a round: each thing in its turn, so that few rounds have all of them.
+fn lose(round: u64, pause: Duration, donors: &mut [&mut Donor]) {
+    match round % 6 {
+        0 => {
+            println!("round {round}: killed, and started anew after {pause:?}");
+            donors.iter().for_each(|donor| donor.signal("-KILL"));
+            std::thread::sleep(pause);
+            donors.iter_mut().for_each(|donor| donor.restart());
+        }
+        1 => {
+            println!("round {round}: stopped for {pause:?}");
+            donors.iter().for_each(|donor| donor.signal("-STOP"));
+            std::thread::sleep(pause);
+            donors.iter().for_each(|donor| donor.signal("-CONT"));
+        }
+        2 => {
+            println!("round {round}: cut off for {pause:?}");
+            donors.iter().for_each(|donor| donor.link.is_cut.store(true, Ordering::SeqCst));
+            std::thread::sleep(pause);
+            donors.iter().for_each(|donor| donor.link.is_cut.store(false, Ordering::SeqCst));
+        }
+        3 => {
+            println!("round {round}: reclaims its memory, and lends it again after {pause:?}");
+            donors.iter().for_each(|donor| donor.signal("-TERM"));
+            std::thread::sleep(pause);
+            donors.iter_mut().for_each(|donor| donor.restart());
+        }
+        4 => {
+            println!("round {round}: revokes its leases, and is started anew after {pause:?}");
+            donors.iter().for_each(|donor| donor.revoke());
+            std::thread::sleep(pause);
+            donors.iter().for_each(|donor| donor.signal("-KILL"));
+            donors.iter_mut().for_each(|donor| donor.restart());
+        }
+        _ => {
+            println!("round {round}: killed, and started anew at once");
+            donors.iter().for_each(|donor| donor.signal("-KILL"));
+            donors.iter_mut().for_each(|donor| donor.restart());
+        }
+    }
+}
+
 #[test]
 fn what_is_not_what_was_stored_is_mended_from_the_other_copy() {
-    mends("donor-damage", ",mirror=2,size=96MiB");
+    mends("donor-damage", DONORS, ",mirror=2,size=96MiB");
 }
 
 #[test]
 fn what_is_sealed_and_was_changed_is_mended_from_the_other_copy() {
-    mends("donor-damage-sealed", ",mirror=2,size=96MiB,encrypt=ephemeral");
+    mends("donor-damage-sealed", DONORS, ",mirror=2,size=96MiB,encrypt=ephemeral");
 }
 
-/// Before any loss: each donor has the copies that are read first of a third of the slabs.
-fn mends(name: &str, options: &str) {
+#[test]
+fn what_is_not_what_was_stored_is_mended_from_other_shards() {
+    mends("donor-damage-parity", PARITY_DONORS, ",parity=4+1,size=96MiB");
+}
+
+#[test]
+fn what_is_sealed_and_was_changed_is_mended_from_other_shards() {
+    mends("donor-damage-parity-sealed", PARITY_DONORS, ",parity=4+1,size=96MiB,encrypt=ephemeral");
+}
+
+/// Before any loss: each donor has copies, or shards of data, of some of the slabs.
+fn mends(name: &str, donors: usize, options: &str) {
     let _turn = TURN.lock();
-    let Some(game) = Game::start(name, options) else { return };
+    let Some(game) = Game::start(name, donors, options) else { return };
     let is_corrupt = game.donors[0].corrupt();
     if is_corrupt {
         eventually("what is not what had been stored is found elsewhere", || game.figure("mended_blocks") > 0);
@@ -288,7 +321,7 @@ fn mends(name: &str, options: &str) {
 #[test]
 fn without_a_mirror_a_killed_donor_is_an_error_and_the_rest_goes_on() {
     let _turn = TURN.lock();
-    let Some(game) = Game::start("donor-loss-striped", ",size=96MiB") else { return };
+    let Some(game) = Game::start("donor-loss-striped", DONORS, ",size=96MiB") else { return };
     let begun = Instant::now();
     game.donors[1].signal("-KILL");
     std::thread::sleep(Duration::from_secs(7));
@@ -297,5 +330,21 @@ fn without_a_mirror_a_killed_donor_is_an_error_and_the_rest_goes_on() {
     assert_eq!(wrong, 0, "{}", ended.stderr);
     assert!(lost > 100, "a third of the memory is lost, and each access is told: {lost}");
     assert!(lost < 12288 + 100_000 && begun.elapsed() < LIMIT, "and nobody waits for each page anew");
+    assert!(ended.said().iter().any(|line| line.contains("a fetch from the tier failed")), "{}", ended.stderr);
+}
+
+#[test]
+fn more_losses_than_parity_are_an_error_and_the_rest_goes_on() {
+    let _turn = TURN.lock();
+    let Some(game) = Game::start("donor-loss-beyond", PARITY_DONORS, ",parity=4+1,size=96MiB") else { return };
+    let begun = Instant::now();
+    game.donors[1..3].iter().for_each(|donor| donor.signal("-KILL"));
+    std::thread::sleep(Duration::from_secs(7));
+    let ended = game.end();
+    let Verified { wrong, lost, .. } = verified(&ended);
+    println!("{lost} accesses were told, in {:?}", begun.elapsed());
+    assert_eq!(wrong, 0, "{}", ended.stderr);
+    assert!(lost > 100, "each access to what is lost is told: {lost}");
+    assert!(begun.elapsed() < LIMIT, "and nobody waits for each page anew");
     assert!(ended.said().iter().any(|line| line.contains("a fetch from the tier failed")), "{}", ended.stderr);
 }

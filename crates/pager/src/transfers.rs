@@ -24,8 +24,9 @@ use crate::pager::Pager;
 
 /// Tries of one read that fails for want of something that comes back.
 const READ_TRIES: u32 = 5;
-/// Ways of a tier that are tried for bytes that are not what was written: more than any has.
-const WAYS_MOST: u32 = 64;
+/// Ways of a tier that are tried for bytes that are not what was written: more than any has. Parity has a way for
+/// each choice of shards, of which ten give 252 at most, and ten more before those.
+const WAYS_MOST: u32 = 300;
 
 impl Pager {
     /// Reads a block's slot into its frame and checks what came. The error is what to count.

@@ -3,20 +3,24 @@
 
 //! Frames that anybody may have for a moment: for who needs a second copy of a block and may not allocate.
 //!
-//! Threads: any, also in a signal handler. Nothing waits here: where all are in use, the caller decides. A forked child
+//! Threads: any, also in a signal handler. Where all are in use, the caller decides how long it waits. A forked child
 //! has frames of its own, none of them in use, whatever the parent's threads were doing: the word that says so is zeros
 //! there. So nobody forks with a frame in hand.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use crate::FrameBuffer;
 use crate::memory::{OwnWord, advise, map_anonymous};
-use crate::raw::Errno;
+use crate::raw::{Errno, now_ns};
+use crate::{FrameBuffer, signals};
 
 /// As many as one word has bits.
 pub const SPARE_FRAMES_MOST: u32 = 32;
+
+/// The pause between two looks for one that came free.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// See the module.
 #[derive(Debug)]
@@ -71,6 +75,18 @@ impl SpareFrames {
         None
     }
 
+    /// As [`claim`](Self::claim), and waits for one that comes free, so long at the most.
+    pub fn wait(&self, among: Range<u32>, len: usize, patience: Duration) -> Option<FrameBuffer> {
+        let begun = now_ns();
+        loop {
+            let frame = self.claim(among.clone(), len);
+            if frame.is_some() || now_ns().saturating_sub(begun) > patience.as_nanos() as u64 {
+                return frame;
+            }
+            signals::sleep(PAUSE);
+        }
+    }
+
     /// The number of a frame of ours.
     pub fn index(&self, frame: &FrameBuffer) -> u32 {
         let offset = frame.address().wrapping_sub(self.start.as_ptr() as usize);
@@ -100,6 +116,7 @@ mod tests {
         let second = frames.claim(0..2, 4096).unwrap();
         assert_eq!((frames.index(&first), frames.index(&second), second.len()), (0, 1, 4096));
         assert!(frames.claim(0..2, 4096).is_none(), "the third is not among those");
+        assert!(frames.wait(0..2, 4096, Duration::from_millis(1)).is_none());
         first.bytes_mut().fill(7);
         assert!(second.bytes().iter().all(|byte| *byte == 0));
         frames.give_back(first);

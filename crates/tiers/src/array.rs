@@ -1,26 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several donors as one tier: slabs are striped over them, or each is kept by several of them.
+//! Several donors as one tier: slabs are striped over them, or each is kept by several of them, whole or in shards.
 //!
 //! The unit is the slab. Slab `s` of the array is range `s` of each member that has it, since donors lend for any
 //! range: so nothing has to be allocated, and one word a slab says which members those are (`array/place.rs`, in the
 //! table of `places.rs`, which relatives share). From the outside in: `layout.rs` decides who gets a slab, `copies.rs`
 //! reads and writes all copies of one, `care.rs` looks for lost members and makes new copies beside the program,
-//! `member.rs` is one of them. Why so: `docs/decisions/0017-an-array-keeps-copies-of-slabs.md`.
+//! `member.rs` is one of them. With parity, members have shards (`shape.rs`, `code.rs`, `shards.rs`), and a slab that a
+//! member lends has those of several slabs of the array. Why so:
+//! `docs/decisions/0017-an-array-keeps-copies-of-slabs.md`, `0020-parity-is-within-a-page.md`.
 //!
 //! What must hold: a write that has succeeded is at every member of its slab's place. So a member that missed a write
 //! is taken out of the place before the write succeeds, and a read from any member of the place has what was written
 //! last.
 
 mod care;
+mod code;
 mod copies;
 mod hedge;
+mod lanes;
 mod layout;
 mod member;
 mod opening;
 mod place;
 mod queue;
+mod rooms;
+mod shape;
+mod shards;
 #[cfg(test)]
 mod tests;
 
@@ -37,13 +44,16 @@ use self::care::Care;
 use self::layout::Rotation;
 pub(crate) use self::layout::WEIGHT_MOST;
 use self::member::Member;
-pub(crate) use self::member::Store;
+pub(crate) use self::member::{Room, Store};
 pub(crate) use self::place::{MEMBERS_MOST, POSITIONS};
 use self::queue::ArrayQueue;
+pub(crate) use self::shape::{DATA_SHARDS, Shape};
+use self::shards::{Cutter, ShardQueue};
 use crate::donor;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::{Tallies, TierFigures};
 use crate::places::{PLACE_WORDS, Places};
+use crate::plain_queue::Blocking;
 use crate::tier::{Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
 
@@ -67,8 +77,10 @@ pub struct Array {
 pub(crate) struct Parts {
     members: Box<[Member]>,
     rotation: Rotation,
-    /// How many members should have each slab.
-    copies: usize,
+    /// What how many members should have of each slab.
+    shape: Shape,
+    /// Where that is shards.
+    cutter: Option<Cutter>,
     slabs: usize,
     head: &'static [AtomicU64],
     places: Places,
@@ -77,21 +89,22 @@ pub(crate) struct Parts {
 }
 
 impl Array {
-    /// Of these members and their weights, for `slabs` slabs that lie on `copies` of them each.
+    /// Of these members and their weights, for `slabs` slabs that lie on some of them each.
     fn new(
         stores: Vec<(Box<dyn Store>, u32)>,
-        copies: usize,
+        shape: Shape,
         slabs: usize,
         notices: Vec<String>,
     ) -> Result<Array, Errno> {
-        assert!(stores.len() <= MEMBERS_MOST && (1..=POSITIONS).contains(&copies), "a description is checked");
+        assert!(stores.len() <= MEMBERS_MOST && (1..=POSITIONS).contains(&shape.total), "a description is checked");
         let weights: Vec<u32> = stores.iter().map(|(_, weight)| *weight).collect();
         let members = stores.into_iter().map(|(store, _)| Member::new(store)).collect();
         let (head, table) = SharedWords::new(HEAD_WORDS + slabs * PLACE_WORDS)?.words().split_at(HEAD_WORDS);
         let parts = Parts {
             members,
             rotation: Rotation::new(&weights),
-            copies,
+            shape,
+            cutter: shape.is_cut().then(|| Cutter::new(shape)).transpose()?,
             slabs,
             head,
             places: Places::over(table),
@@ -139,10 +152,10 @@ impl Tier for Array {
     }
 
     fn remedy(&self) -> &'static str {
-        if self.parts.copies > 1 {
+        if self.parts.shape.is_redundant() {
             "check the donors and the network to them"
         } else {
-            "check the donors and the network to them, or let two have each byte (mirror=2)"
+            "check the donors and the network to them, or let some of them be lost (mirror=2, parity=4+1)"
         }
     }
 
@@ -151,8 +164,7 @@ impl Tier for Array {
     }
 
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
-        self.parts.read(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+        Blocking::read(&*self.parts, offset, buffer)
     }
 
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
@@ -162,8 +174,7 @@ impl Tier for Array {
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
-        self.parts.write(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
+        Blocking::write(&*self.parts, offset, buffer)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
@@ -176,6 +187,9 @@ impl Tier for Array {
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
+        if self.parts.shape.is_cut() {
+            return Ok(Box::new(ShardQueue::open(Arc::clone(&self.parts), depth)?));
+        }
         Ok(Box::new(ArrayQueue::open(Arc::clone(&self.parts), depth)?))
     }
 
@@ -193,6 +207,18 @@ impl Tier for Array {
 
     fn take_figures(&self) -> TierFigures {
         self.parts.tallies.take()
+    }
+}
+
+impl Blocking for Parts {
+    fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        self.read_bytes(offset, buffer.bytes_mut()).map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
+        self.write_bytes(offset, buffer.bytes()).map_err(|errno| failure(Activity::Write, offset, errno))
     }
 }
 

@@ -46,7 +46,7 @@ use aquifer_wire::{BorrowerId, EVERY_LEASE, Message, Refusal, SLAB_BYTES};
 use self::channel::{Miss, Security};
 use self::link::Greeting;
 use self::links::Links;
-pub(crate) use self::member::{Asked, Offer};
+pub(crate) use self::member::{Asked, Missed, Offer};
 use self::patience::Patience;
 use self::place::Place;
 pub(crate) use self::remote::{Piece, pieces};
@@ -60,7 +60,7 @@ use crate::open_failure::OpenFailure;
 use crate::plain_queue::Blocking;
 use crate::spec::{DonorSecurity, DonorSpec};
 use crate::tier::{Leaving, PAGE, Tier, TierQueue};
-use crate::transfer::{check_buffer, check_range};
+use crate::transfer::check_range;
 
 pub(crate) const NAME: &str = "donor";
 
@@ -250,13 +250,13 @@ impl Tier for Donor {
 
 impl Blocking for Remote {
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        self.check(Activity::Read, offset, buffer)?;
         let read = self.read_bytes(offset, buffer.bytes_mut());
         read.map_err(|errno| failure(Activity::Read, offset, Cause::Errno(errno)))
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
-        check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
+        self.check(Activity::Write, offset, buffer)?;
         let written = self.write_bytes(offset, buffer.bytes());
         written.map_err(|errno| failure(Activity::Write, offset, Cause::Errno(errno)))
     }

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::Errno;
 use aquifer_sys::spare_frames::SpareFrames;
-use aquifer_sys::{FrameBuffer, signals};
 
 use self::queue::EncryptedQueue;
 use self::seals::{RECORD_WORDS, Seals};
@@ -94,22 +94,11 @@ impl Parts {
 
     fn write_part(&self, offset: u64, plain: &[u8]) -> Result<(), TierFailure> {
         let busy = || self.failure(Activity::Write, offset, libc::EAGAIN);
-        let mut frame = self.wait_for_frame(plain.len()).ok_or_else(busy)?;
+        let mut frame = self.frames.wait(OTHER_FRAMES, plain.len(), FRAME_PATIENCE).ok_or_else(busy)?;
         let sealed = self.seal(offset, plain, &mut frame);
         let outcome = sealed.and_then(|()| self.inner.write(offset, &frame)).map(|()| self.stored(offset, &frame));
         self.frames.give_back(frame);
         outcome
-    }
-
-    fn wait_for_frame(&self, len: usize) -> Option<FrameBuffer> {
-        let begun = now_ns();
-        loop {
-            let frame = self.frames.claim(OTHER_FRAMES, len);
-            if frame.is_some() || now_ns().saturating_sub(begun) > FRAME_PATIENCE.as_nanos() as u64 {
-                return frame;
-            }
-            signals::sleep(FRAME_PAUSE);
-        }
     }
 
     /// Fills a frame with what `plain` becomes at `offset`.

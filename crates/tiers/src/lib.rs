@@ -31,6 +31,7 @@
 mod array;
 mod chain;
 pub mod conformance;
+mod done;
 mod donor;
 mod dram;
 mod emulated;

@@ -116,6 +116,11 @@ impl Places {
         Seen { place: self.place(slab, version).load(Ordering::SeqCst), version }
     }
 
+    /// Whether nobody writes to a slab, moves it, or changes its place at this moment, or has died doing so.
+    pub fn is_still(&self, slab: usize) -> bool {
+        self.state(slab).load(Ordering::SeqCst) & (WRITERS | MOVING | CHANGING) == 0
+    }
+
     /// Whether the place is still the one that was seen: what was read from there in between is what the slab had.
     pub fn holds(&self, slab: usize, seen: Seen) -> bool {
         // What was read before does not come after the look.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use aquifer_sys::FrameBuffer;
 
+use crate::done::Done;
 use crate::failure::TierFailure;
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 
@@ -29,7 +30,7 @@ pub(crate) trait Blocking: Send + Sync {
 pub(crate) struct PlainQueue<T> {
     target: Arc<T>,
     submitted: VecDeque<Request>,
-    finished: VecDeque<Completion>,
+    finished: Done,
     depth: usize,
 }
 
@@ -37,7 +38,7 @@ impl<T: Blocking> PlainQueue<T> {
     /// A queue with room for `depth` requests, between 1 and [`QUEUE_DEPTH_MAX`].
     pub(crate) fn new(target: Arc<T>, depth: u32) -> Self {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX) as usize;
-        Self { target, submitted: VecDeque::with_capacity(depth), finished: VecDeque::with_capacity(depth), depth }
+        Self { target, submitted: VecDeque::with_capacity(depth), finished: Done::with_room(depth), depth }
     }
 }
 
@@ -57,7 +58,7 @@ impl<T: Blocking> TierQueue for PlainQueue<T> {
                 Operation::Read => self.target.read(offset, &mut buffer),
                 Operation::Write => self.target.write(offset, &buffer),
             };
-            self.finished.push_back(Completion { tag, buffer, outcome });
+            self.finished.add(tag, buffer, outcome);
         }
         Ok(())
     }
@@ -67,11 +68,7 @@ impl<T: Blocking> TierQueue for PlainQueue<T> {
             // Cannot fail: each transfer's outcome is its own.
             let _ = self.kick();
         }
-        let count = most.min(self.finished.len());
-        for completion in self.finished.drain(..count) {
-            sink(completion);
-        }
-        count
+        self.finished.hand_out(most, sink)
     }
 
     fn in_flight(&self) -> usize {

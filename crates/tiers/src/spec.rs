@@ -13,6 +13,7 @@
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! donor:unix:PATH[,size=SIZE]
 //! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
+//! donor:...[,parity=K+M]                                                the same, each page in shards
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
 //! flash:..., donor:... [,encrypt=ephemeral]   sealed, with a key of this run that is kept nowhere
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`

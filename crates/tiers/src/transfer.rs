@@ -26,9 +26,20 @@ pub(crate) fn check_range(
     len: u64,
     capacity_bytes: u64,
 ) -> Result<(), TierFailure> {
+    check_units(PAGE as u64, tier, activity, offset, len, capacity_bytes)
+}
+
+/// Refuses a range that is not whole units inside `capacity_bytes`.
+pub(crate) fn check_units(
+    unit: u64,
+    tier: &'static str,
+    activity: Activity,
+    offset: u64,
+    len: u64,
+    capacity_bytes: u64,
+) -> Result<(), TierFailure> {
     let failure = |cause| TierFailure { tier, activity, offset, cause };
-    let page = PAGE as u64;
-    if len == 0 || !len.is_multiple_of(page) || !offset.is_multiple_of(page) {
+    if len == 0 || !len.is_multiple_of(unit) || !offset.is_multiple_of(unit) {
         return Err(failure(Cause::Unaligned));
     }
     match offset.checked_add(len) {

@@ -10,8 +10,10 @@ use crate::header::{VERSION_NEWEST, VERSION_OLDEST};
 use crate::refusal::Refusal;
 use crate::standing::STANDING_BYTES;
 
-/// The unit of offsets and lengths.
+/// The unit of what is discarded.
 pub const PAGE_BYTES: u64 = 4096;
+/// The unit of what is read and written: the smallest part of a page that one of several donors has, with parity.
+pub const UNIT_BYTES: u64 = 512;
 /// What a donor lends at once: the room of one region, see the glossary.
 pub const SLAB_BYTES: u64 = 2 << 20;
 /// Longest body: a block of the largest size.
@@ -281,16 +283,17 @@ impl Message {
     }
 
     fn is_sound(&self) -> bool {
-        let whole = |offset: u64, bytes: u64| {
-            offset.is_multiple_of(PAGE_BYTES)
-                && bytes.is_multiple_of(PAGE_BYTES)
+        let whole = |unit: u64, offset: u64, bytes: u64| {
+            offset.is_multiple_of(unit)
+                && bytes.is_multiple_of(unit)
                 && (1..=u64::from(BODY_BYTES_MOST)).contains(&bytes)
                 && offset.checked_add(bytes).is_some()
         };
         match *self {
             Message::Hello { oldest, newest, .. } => oldest <= newest,
-            Message::Read { offset, bytes, .. } | Message::Discard { offset, bytes, .. } => whole(offset, bytes),
-            Message::Write { offset, .. } => whole(offset, PAGE_BYTES),
+            Message::Read { offset, bytes, .. } => whole(UNIT_BYTES, offset, bytes),
+            Message::Discard { offset, bytes, .. } => whole(PAGE_BYTES, offset, bytes),
+            Message::Write { offset, .. } => whole(UNIT_BYTES, offset, UNIT_BYTES),
             Message::Welcome { version, .. } => (VERSION_OLDEST..=VERSION_NEWEST).contains(&version),
             _ => true,
         }
@@ -300,7 +303,7 @@ impl Message {
     pub(crate) fn takes_body(&self, bytes: u32) -> bool {
         match self {
             Message::Write { .. } | Message::Found => {
-                (1..=BODY_BYTES_MOST).contains(&bytes) && u64::from(bytes).is_multiple_of(PAGE_BYTES)
+                (1..=BODY_BYTES_MOST).contains(&bytes) && u64::from(bytes).is_multiple_of(UNIT_BYTES)
             }
             Message::Standing => bytes as usize == STANDING_BYTES,
             _ => bytes == 0,

@@ -149,6 +149,19 @@ fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
 }
 
 #[test]
+fn bytes_are_asked_for_in_parts_of_a_page_and_discarded_in_pages() {
+    let read = |bytes| Message::Read { lease: 1, token: 1, offset: 512, bytes };
+    let discard = |offset| Message::Discard { lease: 1, token: 1, offset, bytes: 4096 };
+    let decoded = |message: Message, body: &[u8]| Header::decode(&Header::new(REQUEST, message, body).encode());
+    assert_eq!(decoded(read(1536), &[]).unwrap().message, read(1536));
+    assert_eq!(decoded(read(1000), &[]), Err(Refusal::BadField));
+    let write = Message::Write { lease: 1, token: 1, offset: 7 * 512 };
+    assert_eq!(decoded(write, &[3; 512]).unwrap().body_bytes, 512);
+    assert_eq!(decoded(discard(4096), &[]).unwrap().message, discard(4096));
+    assert_eq!(decoded(discard(512), &[]), Err(Refusal::BadField));
+}
+
+#[test]
 fn both_sides_choose_the_newest_version_that_they_share() {
     assert_eq!(choose_version(1, 1), Ok(1));
     assert_eq!(choose_version(0, 40), Ok(VERSION_NEWEST));

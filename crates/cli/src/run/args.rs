@@ -113,6 +113,7 @@ Tiers:
   donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION[,OPTION]...
                           memory of several machines; the options are those of one, and
       mirror=N            each byte is with N of them, and one that is lost costs nothing
+      parity=K+M          each page is cut into K (2, 4, 8) and M more, and M donors can be lost
                           [default: each byte is with one]
   donor:unix:PATH[,size=SIZE]
                           memory that 'aquifer donor --listen unix:PATH' shares on this machine

@@ -47,6 +47,8 @@ pub(super) struct Care {
     lacks: AtomicBool,
     /// All slabs had their copies when there had been so many degradations.
     settled: AtomicU64,
+    /// Somebody may hold room that nobody needs.
+    pub(super) has_strays: AtomicBool,
 }
 
 /// How an attempt to copy a slab ended.
@@ -69,7 +71,8 @@ impl Parts {
             next = next.min(self.members[index].look_in());
         }
         let saves = self.save();
-        if self.copies > 1 && self.settle() || saves { PAUSE } else { next.max(PAUSE) }
+        self.sweep();
+        if self.shape.is_redundant() && self.settle() || saves { PAUSE } else { next.max(PAUSE) }
     }
 
     /// Takes slabs, for a while, from members that are about to lose them. True when there may be more to do at once.
@@ -78,9 +81,9 @@ impl Parts {
         let mut buffer = Vec::new();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
             let mut from = 0;
-            while let Some(slab) = member.store.leaving(from) {
-                from = slab + 1;
-                self.save_slab(slab, index, &mut buffer);
+            while let Some(range) = member.store.leaving(from) {
+                from = range + 1;
+                self.shape.slabs_of(range, self.slabs).for_each(|slab| self.save_slab(slab, index, &mut buffer));
                 if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                     return true;
                 }
@@ -98,7 +101,7 @@ impl Parts {
                 self.take_out(slab, member, false);
             }
         }
-        self.release(slab, member);
+        let _ = self.release(slab, member);
     }
 
     fn look_after(&self, index: usize) {
@@ -113,6 +116,7 @@ impl Parts {
         match member.store.look() {
             Ok(()) => {
                 if member.is_lost() {
+                    // Before it counts as found, so that nothing is given to it meanwhile.
                     self.release_strays(index);
                     member.found();
                 }
@@ -136,18 +140,6 @@ impl Parts {
         (0..self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
     }
 
-    /// Gives back what a member holds that is not its any more. Before it counts as found, so that nothing is given to
-    /// it meanwhile.
-    fn release_strays(&self, index: usize) {
-        let store = &self.members[index].store;
-        for slab in 0..self.reached() {
-            if store.has(slab) && !Place(self.places.see(slab).place).has(index) {
-                // It expires otherwise, with the borrower.
-                let _ = store.discard(slab as u64 * SLAB_BYTES, SLAB_BYTES);
-            }
-        }
-    }
-
     /// Makes copies for a while. True when there may be more to do at once.
     pub(super) fn settle(&self) -> bool {
         let care = &self.care;
@@ -166,13 +158,14 @@ impl Parts {
                 care.round_of.store(degradations, Ordering::Relaxed);
                 care.lacks.store(false, Ordering::Relaxed);
             }
-            match self.copy(slab, &mut buffer) {
+            let copied = self.copy(slab, &mut buffer);
+            match copied {
                 Copied::NotNeeded => {}
                 Copied::NotNow => care.lacks.store(true, Ordering::Relaxed),
                 Copied::Yes => count(&self.tallies.slabs_rebuilt),
             }
-            // One that lacks several copies gets the next in the next round.
-            care.at.store(slab + 1, Ordering::Relaxed);
+            // One that has got a copy may lack another one still.
+            care.at.store(slab + usize::from(copied != Copied::Yes), Ordering::Relaxed);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 break;
             }
@@ -195,7 +188,7 @@ impl Parts {
     /// Makes one copy of a slab that has too few, where there is a member that can take it.
     fn copy(&self, slab: usize, buffer: &mut Vec<u8>) -> Copied {
         let place = Place(self.places.see(slab).place);
-        if matches!(place, Place::NOWHERE | Place::LOST) || place.count() >= self.copies {
+        if matches!(place, Place::NOWHERE | Place::LOST) || place.count() >= self.shape.total {
             return Copied::NotNeeded;
         }
         self.copy_to_another(slab, place, place, buffer)
@@ -213,46 +206,42 @@ impl Parts {
         }
         buffer.resize(PIECE_BYTES as usize, 0);
         // All that may: of many small members, those whose turn it is may be full, again and again.
+        let range = self.shape.range_of(slab);
         let takes = |target: &usize| {
-            let taken = self.members[*target].store.take(slab);
+            let taken = self.members[*target].store.take(range);
             taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
         };
-        let Some(target) = self.rotation.choose(slab, free).find(takes) else { return Copied::NotNow };
+        let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
+        let new = kept.with(target);
         let start = slab as u64 * SLAB_BYTES;
         for offset in (start..start + SLAB_BYTES).step_by(PIECE_BYTES as usize) {
-            let copied = going.is_undisturbed() && self.copy_piece(place, target, offset, buffer);
+            let copied = going.is_undisturbed() && self.copy_piece(place, new, target, offset, buffer);
             if !copied {
-                self.release(slab, target);
+                drop(going);
+                let _ = self.release(slab, target);
                 return Copied::NotNow;
             }
         }
-        let new = kept.with(target);
-        // Who had it before, and was taken out of its place while it was there.
-        (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| self.release(slab, other));
         if going.commit(new.0) {
-            let lacks_more = new.count() < self.copies;
-            self.care.lacks.fetch_or(lacks_more, Ordering::Relaxed);
+            // Who had it before, and was taken out of its place while it was there.
+            (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| _ = self.release(slab, other));
             return Copied::Yes;
         }
-        self.release(slab, target);
+        let _ = self.release(slab, target);
         Copied::NotNow
     }
 
-    fn copy_piece(&self, place: Place, target: usize, offset: u64, buffer: &mut [u8]) -> bool {
+    /// Of the slab at `place`, a piece for the target, who is to be in the place `new`.
+    fn copy_piece(&self, place: Place, new: Place, target: usize, offset: u64, buffer: &mut [u8]) -> bool {
         let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
+        if self.shape.is_cut() {
+            return self.copy_shard(place, new, target, piece);
+        }
         if self.read_copies(place, piece, buffer).is_err() {
             return false;
         }
         let written = self.members[target].store.write(offset, buffer);
         written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
-    }
-
-    /// Gives the room back that a member has set aside for a slab, if it is not in the slab's place.
-    fn release(&self, slab: usize, member: usize) {
-        let Some(it) = self.members.get(member).filter(|it| !it.is_lost() && it.store.has(slab)) else { return };
-        if !Place(self.places.see(slab).place).has(member) {
-            let _ = it.store.discard(slab as u64 * SLAB_BYTES, SLAB_BYTES);
-        }
     }
 
     /// In a forked child.

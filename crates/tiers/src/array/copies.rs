@@ -9,14 +9,15 @@
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals;
-use aquifer_wire::SLAB_BYTES;
+use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
 
 use super::Parts;
-use super::member::Trouble;
+use super::member::{Member, Trouble};
 use super::place::Place;
 use crate::donor::{Piece, pieces};
 use crate::figures::count;
@@ -35,7 +36,7 @@ const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
 impl Parts {
     /// Fills `into` from `offset` on.
-    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
+    pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         each_piece(offset, into, |piece, part| self.read_piece(piece, part))
     }
 
@@ -43,7 +44,7 @@ impl Parts {
         let started = now_ns();
         loop {
             match self.try_read(piece, into) {
-                Err(errno) if self.copies > 1 && may_come_back(errno) => {
+                Err(errno) if may_come_back(errno) && self.is_worth_waiting(piece.range as usize) => {
                     if now_ns().saturating_sub(started) > NOBODY_PATIENCE.as_nanos() as u64 {
                         return Err(errno);
                     }
@@ -52,6 +53,15 @@ impl Parts {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Whether as many members as it takes to read a slab have been there within the time that they are waited for. Who
+    /// has been waited for as long as that in vain is not waited for by every access again.
+    fn is_worth_waiting(&self, slab: usize) -> bool {
+        let is_missed = |member: &usize| self.members[*member].lost_for().is_some_and(|time| time > NOBODY_PATIENCE);
+        let place = Place(self.places.see(slab).place);
+        let hoped_for = place.members().filter(|member| !is_missed(member)).count();
+        self.shape.is_redundant() && hoped_for >= self.shape.needed
     }
 
     pub(super) fn try_read(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
@@ -65,6 +75,7 @@ impl Parts {
                     Ok(())
                 }
                 Place::LOST => Err(libc::ENODATA),
+                place if self.shape.is_cut() => self.read_shards(place, piece, into),
                 place => self.read_copies(place, piece, into),
             };
             if self.places.holds(slab, seen) {
@@ -111,6 +122,9 @@ impl Parts {
         let trouble = self.note(member, errno);
         if trouble == Trouble::Gone {
             self.take_out(slab, member, true);
+            // What it had of others lay in the same room, unless that has been taken anew since.
+            let others = self.shape.slabs_of(self.shape.range_of(slab), self.slabs).filter(|other| *other != slab);
+            others.for_each(|other| self.take_out(other, member, false));
         }
     }
 
@@ -123,37 +137,42 @@ impl Parts {
         trouble
     }
 
-    /// A member does not have a slab any more. Where it was the last one, only if `is_certain`.
+    /// A member does not have a slab any more. Where those that are left are too few, only if `is_certain`.
     pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
             let place = Place(seen.place);
-            let left = place.without(member);
+            let left = self.shape.judge(place.without(member));
             if !place.has(member) || left == Place::LOST && !is_certain {
                 return;
             }
             match self.places.change(slab, seen, left.0) {
-                Ok(_) => return self.count_loss(left),
+                Ok(_) => return self.count_loss(left, 1),
                 Err(Refused::Changed(_)) => {}
                 Err(Refused::Busy) => signals::sleep(BUSY_PAUSE),
             }
         }
     }
 
-    fn count_loss(&self, left: Place) {
+    /// A slab has so many members fewer than it had, or should have.
+    fn count_loss(&self, left: Place, fewer: usize) {
         if left == Place::LOST {
-            count(&self.tallies.slabs_lost);
-        } else {
-            count(&self.tallies.slabs_degraded);
-            self.degraded();
+            return count(&self.tallies.slabs_lost);
         }
+        (0..fewer).for_each(|_| count(&self.tallies.slabs_degraded));
+        self.degraded();
     }
 
-    /// Fills `into` by the way with this number, counted from 1: from that copy. False when there are not so many.
+    /// Fills `into` by the way with this number, counted from 1: from that copy, or those shards. False when there are
+    /// not so many.
     pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
         let mut is_one = true;
         each_piece(offset, into, |piece, part| {
             let place = Place(self.places.see(piece.range as usize).place);
+            if self.shape.is_cut() {
+                is_one &= self.read_shards_by(place, piece, part, way)?;
+                return Ok(());
+            }
             let Some(member) = way.checked_sub(1).and_then(|index| place.members().nth(index)) else {
                 is_one = false;
                 return Ok(());
@@ -168,12 +187,16 @@ impl Parts {
     }
 
     /// Stores `bytes` at `offset`.
-    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
+    pub(super) fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
             let _stay = self.places.enter(piece.range as usize).ok_or(libc::EAGAIN)?;
-            self.write_piece(piece, part)?;
+            if self.shape.is_cut() {
+                self.write_shards(piece, part)?;
+            } else {
+                self.write_piece(piece, part)?;
+            }
             rest = behind;
         }
         Ok(())
@@ -212,8 +235,8 @@ impl Parts {
             match self.places.change(slab, seen, chosen.0) {
                 Ok(seen) => {
                     self.reach(slab);
-                    if chosen.count() < self.copies {
-                        self.count_loss(chosen);
+                    if chosen.count() < self.shape.total {
+                        self.count_loss(chosen, self.shape.total - chosen.count());
                     }
                     return Ok((seen, chosen));
                 }
@@ -224,26 +247,41 @@ impl Parts {
         Err(libc::EBUSY)
     }
 
-    /// Room for a slab at as many members as there should be, or at those that have some.
+    /// Room for a slab at as many members as there should be, or at those that have some, if they are enough.
     fn take_room(&self, slab: usize) -> Result<Place, i32> {
         let (mut place, mut failed) = (Place::NOWHERE, None);
-        for member in self.rotation.choose(slab, self.takers()) {
-            match self.members[member].store.take(slab) {
+        let range = self.shape.range_of(slab);
+        for member in self.candidates(range, self.takers()) {
+            match self.members[member].store.take(range) {
                 Ok(()) => place = place.with(member),
                 Err(errno) => {
                     self.note(member, errno);
                     failed = Some(errno);
                 }
             }
-            if place.count() == self.copies {
+            if place.count() == self.shape.total {
                 break;
             }
         }
+        if place.count() >= self.shape.needed {
+            return Ok(if self.shape.is_cut() { place.turned(slab) } else { place });
+        }
         if place != Place::NOWHERE {
-            return Ok(place);
+            // Not at once: another thread may be about to name the same room.
+            self.care.has_strays.store(true, Ordering::Release);
         }
         let is_full = self.members.iter().any(|member| !member.is_lost());
         Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
+    }
+
+    /// Those of `usable` (one bit each) that get a range of members' slabs, in their order. Who has room for it
+    /// already, for another slab of the array, comes first: else slabs that lie side by side would take more room with
+    /// every loss.
+    pub(super) fn candidates(&self, range: usize, usable: u64) -> impl Iterator<Item = usize> {
+        let has_room = |member: &usize| self.shape.is_cut() && self.members[*member].store.room(range).is_some();
+        let all = (0..self.members.len()).filter(|member| usable & 1 << member != 0);
+        let held = all.filter(has_room).fold(0, |mask, member| mask | 1 << member);
+        self.rotation.choose(range, held).chain(self.rotation.choose(range, usable & !held))
     }
 
     /// Members that can be given another slab, one bit each.
@@ -253,12 +291,12 @@ impl Parts {
     }
 
     /// A write is at these members and not at the others of the place: those are taken out of it. Who has entered calls
-    /// it, before the write succeeds. It has not where none of these is in the place any more.
+    /// it, before the write succeeds. It has not where those of these that are in the place are too few.
     pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
             let place = Place(seen.place);
-            let left = place.only(written);
+            let left = self.shape.judge(place.only(written));
             if left == Place::LOST {
                 return Err(libc::EIO);
             }
@@ -267,7 +305,7 @@ impl Parts {
             }
             match self.places.change(slab, seen, left.0) {
                 Ok(_) => {
-                    self.count_loss(left);
+                    self.count_loss(left, place.count() - left.count());
                     return Ok(());
                 }
                 Err(Refused::Changed(_)) => {}
@@ -290,17 +328,29 @@ impl Parts {
         }
         let place = Place(self.places.see(slab).place);
         let mut outcome = Ok(());
-        for (index, member) in self.members.iter().enumerate() {
-            if member.is_lost() || !(if is_whole { member.store.has(slab) } else { place.has(index) }) {
-                continue;
-            }
-            if let Err(errno) = member.store.discard(piece.offset, piece.bytes as u64) {
+        for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
+            let discarded = if is_whole {
+                self.release(slab, index)
+            } else if place.has(index) {
+                self.discard_part(member, piece)
+            } else {
+                Ok(())
+            };
+            if let Err(errno) = discarded {
                 self.note(index, errno);
                 outcome = Err(errno);
             }
         }
         // Nobody misses bytes that are not needed. Room that did not come back comes when its lease ends.
-        if self.copies > 1 { Ok(()) } else { outcome }
+        if self.shape.is_redundant() { Ok(()) } else { outcome }
+    }
+
+    /// Of a part of a slab, the whole pages that a member has.
+    fn discard_part(&self, member: &Member, piece: Piece) -> Result<(), i32> {
+        let part = self.shape.part(piece);
+        let (start, end) = (part.offset.next_multiple_of(PAGE_BYTES), part.offset + part.bytes as u64);
+        let end = end - end % PAGE_BYTES;
+        if start < end { member.store.discard(start, end - start) } else { Ok(()) }
     }
 
     fn forget_place(&self, slab: usize) -> Result<(), i32> {
@@ -320,7 +370,7 @@ impl Parts {
 }
 
 /// Whether the bytes may be had later.
-fn may_come_back(errno: i32) -> bool {
+pub(super) fn may_come_back(errno: i32) -> bool {
     Trouble::of(errno) == Trouble::Absent && errno != libc::ESTALE
 }
 

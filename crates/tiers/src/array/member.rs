@@ -52,6 +52,13 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
+    /// Sends bytes of one slab, where there is room set aside, and does not wait until they are stored. `None` where
+    /// that cannot be done at once.
+    fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<Asked<'_>> {
+        let _ = (piece, bytes);
+        None
+    }
+
     /// Sets room aside for a slab, anew also where it has some. Before anything is written there, and before others are
     /// told that the slab is here: from then on, room that is gone means bytes that are gone.
     fn take(&self, slab: usize) -> Result<(), i32>;
@@ -59,11 +66,14 @@ pub(crate) trait Store: Send + Sync {
     /// Stores `bytes` at `offset`, where there is room set aside. On the faulting thread, perhaps.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
 
-    /// Gives the space back.
+    /// Gives the space of a part of a slab back to the member's machine.
     fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
 
-    /// Whether it has room set aside for a slab.
-    fn has(&self, slab: usize) -> bool;
+    /// The room that it has set aside for a slab.
+    fn room(&self, slab: usize) -> Option<Room>;
+
+    /// Gives that room back, unless it was taken anew since it was seen.
+    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32>;
 
     /// The first slab at or behind `from` that it will lose unless it is given back before that.
     fn leaving(&self, from: usize) -> Option<usize> {
@@ -86,6 +96,10 @@ pub(crate) trait Store: Send + Sync {
     /// After ESTALE: whatever it had is gone, and it begins anew.
     fn start_over(&self);
 }
+
+/// Room that was set aside for a slab, until the slab is taken anew or given back. What it says, only the store knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room(pub(crate) u64);
 
 /// What a failure says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +188,11 @@ impl Member {
         }
     }
 
+    /// It did not answer, and it was not waited for: whether it is there shall be seen soon.
+    pub(crate) fn suspect(&self) {
+        self.look_at_ns.fetch_min(now_ns(), Ordering::Relaxed);
+    }
+
     /// It has answered.
     pub(crate) fn found(&self) {
         self.lost_since_ns.store(0, Ordering::Relaxed);
@@ -240,8 +259,11 @@ mod tests {
         fn discard(&self, _: u64, _: u64) -> Result<(), i32> {
             Err(libc::EIO)
         }
-        fn has(&self, _: usize) -> bool {
-            false
+        fn room(&self, _: usize) -> Option<Room> {
+            None
+        }
+        fn give_back(&self, _: usize, _: Room) -> Result<(), i32> {
+            Err(libc::EIO)
         }
         fn open_queue(&self, _: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
             unreachable!("nobody asks for one")
@@ -275,6 +297,8 @@ mod tests {
         member.found();
         member.looked(true);
         assert!(!member.is_lost() && member.look_in() > LOOK_PAUSE_MOST);
+        member.suspect();
+        assert!(!member.is_lost() && member.look_in().is_zero());
     }
 
     #[test]

@@ -14,15 +14,15 @@ use crate::spec::ArraySpec;
 impl Array {
     /// Greets the donors. Nothing is borrowed yet. Where several have each byte, some may be absent.
     pub fn open(spec: &ArraySpec) -> Result<Array, OpenFailure> {
-        let copies = spec.redundancy.copies();
-        let ask = |member: &crate::spec::MemberSpec| Offer::ask(&member.donor, copies > 1);
+        let shape = spec.redundancy.shape();
+        let ask = |member: &crate::spec::MemberSpec| Offer::ask(&member.donor, shape.is_redundant());
         let mut offers = spec.members.iter().map(ask).collect::<Result<Vec<Offer>, OpenFailure>>()?;
         // One that does not answer may lend as much as the others, when it does.
         let Some(most) = offers.iter().filter_map(Offer::slabs).max() else {
             return Err(offers.swap_remove(0).why_absent().expect("who does not lend has said why"));
         };
         let room: Vec<u64> = offers.iter().map(|offer| offer.slabs().unwrap_or(most)).collect();
-        let slabs = slabs(spec, layout::slabs(&room, copies))?;
+        let slabs = slabs(spec, layout::slabs(&room, shape.total) * shape.needed as u64)?;
         let absent = spec.members.iter().zip(&offers).filter(|(_, offer)| offer.slabs().is_none());
         let notices = absent
             .map(|(member, _)| {
@@ -34,14 +34,14 @@ impl Array {
             .collect();
         let mut stores: Vec<(Box<dyn Store>, u32)> = Vec::with_capacity(offers.len());
         for (offer, member) in offers.into_iter().zip(&spec.members) {
-            stores.push((Box::new(offer.accept(slabs)?), member.weight));
+            stores.push((Box::new(offer.accept(shape.ranges(slabs))?), member.weight));
         }
         let failure = |Errno(errno)| OpenFailure::System {
             tier: NAME,
             what: "mapping the table of slabs",
             source: std::io::Error::from_raw_os_error(errno),
         };
-        Array::new(stores, copies, slabs, notices).map_err(failure)
+        Array::new(stores, shape, slabs, notices).map_err(failure)
     }
 
     /// Refuses files that no connection could be protected with.

@@ -28,13 +28,24 @@ impl Place {
     /// Those who had it are gone.
     pub(crate) const LOST: Place = Place(1 << 63);
 
-    fn at(self, position: usize) -> Option<usize> {
+    /// Who is at a position.
+    pub(crate) fn at(self, position: usize) -> Option<usize> {
         ((self.0 >> (position * BITS) & MASK) as usize).checked_sub(1)
     }
 
     /// The members, in the order of their positions.
     pub(crate) fn members(self) -> impl Iterator<Item = usize> + Clone {
         (0..POSITIONS).filter_map(move |position| self.at(position))
+    }
+
+    /// The positions that somebody is at, one bit each.
+    pub(crate) fn positions(self) -> u16 {
+        (0..POSITIONS).filter(|position| self.at(*position).is_some()).fold(0, |mask, position| mask | 1 << position)
+    }
+
+    /// The first position that nobody is at, where [`with`](Self::with) puts the next member.
+    pub(crate) fn vacancy(self) -> Option<usize> {
+        (0..POSITIONS).find(|position| self.at(*position).is_none())
     }
 
     /// How many members have it.
@@ -54,8 +65,15 @@ impl Place {
     /// With one more member, at the first position that nobody has.
     pub(crate) fn with(self, member: usize) -> Place {
         assert!(member < MEMBERS_MOST, "an array has {MEMBERS_MOST} members at most");
-        let free = (0..POSITIONS).find(|position| self.at(*position).is_none()).expect("a place has room");
+        let free = self.vacancy().expect("a place has room");
         Place((self.0 & !Place::LOST.0) | (member as u64 + 1) << (free * BITS))
+    }
+
+    /// With its members, who are at the first positions, so many positions further on around.
+    pub(crate) fn turned(self, by: usize) -> Place {
+        let count = self.count().max(1);
+        let turned = self.members().cycle().skip(by % count).take(self.count());
+        turned.fold(Place::NOWHERE, Place::with)
     }
 
     /// Only with those of its members that are in `mask`; [`Place::LOST`] where none is.
@@ -85,6 +103,9 @@ mod tests {
         assert_eq!(place.members().collect::<Vec<_>>(), [3, 0, 62]);
         assert_eq!((place.count(), place.has(0), place.has(1)), (3, true, false));
         assert_eq!(place.without(0).with(7).members().collect::<Vec<_>>(), [3, 7, 62]);
+        assert_eq!(place.turned(4).members().collect::<Vec<_>>(), [0, 62, 3]);
+        assert_eq!((place.at(1), place.positions(), place.vacancy()), (Some(0), 0b111, Some(3)));
+        assert_eq!((place.without(0).positions(), place.without(0).vacancy()), (0b101, Some(1)));
         assert_eq!(place.only(1 << 62), Place::NOWHERE.with(0).with(1).with(62).without(0).without(1));
         assert_eq!(place.mask(), 1 << 3 | 1 | 1 << 62);
         assert_eq!(place.without(3).without(0).without(62), Place::LOST);

@@ -10,26 +10,20 @@
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::raw::Errno;
-use aquifer_sys::wakeup::readable;
-use aquifer_sys::watch::Watch;
 
+use super::lanes::Lanes;
 use super::place::Place;
 use super::{NAME, Parts, failure};
+use crate::done::Done;
 use crate::donor::pieces;
 use crate::failure::{Activity, TierFailure};
 use crate::places::Seen;
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 use crate::transfer::check_buffer;
-
-/// One wait in the kernel.
-const WAIT_ONCE: Duration = Duration::from_millis(100);
 
 /// A request that members carry out.
 #[derive(Clone, Copy)]
@@ -45,49 +39,30 @@ struct Flight {
     member: usize,
 }
 
-/// One member's queue.
-struct Lane {
-    queue: Box<dyn TierQueue>,
-    /// Something was submitted and not kicked.
-    waits_for_kick: bool,
-    /// The descriptor that is watched for it.
-    watched: Cell<Option<i32>>,
-}
-
 /// See the module.
 pub(super) struct ArrayQueue {
     parts: Arc<Parts>,
-    lanes: Box<[Lane]>,
-    watch: Watch,
+    lanes: Lanes,
     submitted: VecDeque<Request>,
     /// By the tag that the members know.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
-    /// What has come back from a member, to be looked at.
-    landed: Vec<(usize, Completion)>,
-    finished: VecDeque<Completion>,
+    finished: Done,
     depth: usize,
 }
 
 impl ArrayQueue {
     pub(super) fn open(parts: Arc<Parts>, depth: u32) -> Result<ArrayQueue, TierFailure> {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
-        let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
-        let lane = |member: &super::Member| {
-            let queue = member.store.open_queue(depth)?;
-            Ok(Lane { queue, waits_for_kick: false, watched: Cell::new(None) })
-        };
-        let lanes = parts.members.iter().map(lane).collect::<Result<_, TierFailure>>()?;
+        let lanes = Lanes::open(&parts, depth, depth as usize)?;
         let depth = depth as usize;
         Ok(ArrayQueue {
             parts,
             lanes,
-            watch,
             submitted: VecDeque::with_capacity(depth),
             flights: vec![None; depth].into(),
             free: (0..depth).collect(),
-            landed: Vec::with_capacity(depth),
-            finished: VecDeque::with_capacity(depth),
+            finished: Done::with_room(depth),
             depth,
         })
     }
@@ -97,7 +72,7 @@ impl ArrayQueue {
         let Request { operation, offset, buffer, tag } = request;
         let activity = activity(operation);
         if let Err(failure) = check_buffer(NAME, activity, offset, &buffer, self.parts.capacity_bytes()) {
-            return self.finished.push_back(Completion { tag, buffer, outcome: Err(failure) });
+            return self.finished.add(tag, buffer, Err(failure));
         }
         let mut parts = pieces(offset, buffer.len() as u64);
         let slab = parts.next().map_or(0, |piece| piece.range as usize);
@@ -131,7 +106,7 @@ impl ArrayQueue {
                             self.parts.places.count_out(slab);
                         }
                         let outcome = Err(failure(activity, offset, errno));
-                        self.finished.push_back(Completion { tag, buffer, outcome });
+                        self.finished.add(tag, buffer, outcome);
                     }
                 }
             }
@@ -143,19 +118,16 @@ impl ArrayQueue {
         let index = self.free.pop().expect("as many flights as the queue is deep");
         let Flight { operation, offset, member, .. } = flight;
         self.flights[index] = Some(flight);
-        let lane = &mut self.lanes[member];
-        let sent = lane.queue.submit(Request { operation, offset, buffer, tag: index as u64 });
-        assert!(sent.is_ok(), "a member's queue is as deep as ours");
-        lane.waits_for_kick = true;
+        self.lanes.send(member, Request { operation, offset, buffer, tag: index as u64 });
     }
 
     fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
         let done = match operation {
-            Operation::Read => self.parts.read(offset, buffer.bytes_mut()),
-            Operation::Write => self.parts.write(offset, buffer.bytes()),
+            Operation::Read => self.parts.read_bytes(offset, buffer.bytes_mut()),
+            Operation::Write => self.parts.write_bytes(offset, buffer.bytes()),
         };
         let outcome = done.map_err(|errno| failure(activity(operation), offset, errno));
-        self.finished.push_back(Completion { tag, buffer, outcome });
+        self.finished.add(tag, buffer, outcome);
     }
 
     /// A member has carried a request out, or has not.
@@ -169,7 +141,7 @@ impl ArrayQueue {
         }
         match operation {
             Operation::Read if outcome.is_ok() && self.parts.places.holds(slab, seen) => {
-                self.finished.push_back(Completion { tag, buffer, outcome: Ok(()) });
+                self.finished.add(tag, buffer, Ok(()));
             }
             Operation::Read => self.do_now(operation, offset, buffer, tag),
             Operation::Write => self.go_on_writing(flight, outcome.is_ok(), buffer),
@@ -193,7 +165,7 @@ impl ArrayQueue {
             None => {
                 let kept = self.parts.keep_only(slab, written);
                 let outcome = kept.map_err(|errno| failure(Activity::Write, offset, errno));
-                self.finished.push_back(Completion { tag, buffer, outcome });
+                self.finished.add(tag, buffer, outcome);
             }
         }
         self.parts.places.count_out(slab);
@@ -201,27 +173,11 @@ impl ArrayQueue {
 
     /// Moves what can be moved. Without waiting, but for what is done one at a time.
     fn pump(&mut self, wait_for: Option<usize>) {
-        loop {
-            for lane in &mut self.lanes {
-                if std::mem::take(&mut lane.waits_for_kick) {
-                    // Cannot fail for a transfer's sake: each one's outcome is its own.
-                    let _ = lane.queue.kick();
-                }
+        while self.lanes.turn(wait_for) {
+            while let Some(completion) = self.lanes.landed() {
+                self.land(completion.tag as usize, completion);
             }
-            for (member, lane) in self.lanes.iter_mut().enumerate() {
-                if lane.queue.in_flight() > 0 {
-                    let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
-                    let landed = &mut self.landed;
-                    lane.queue.complete(wait, usize::MAX, &mut |done| landed.push((done.tag as usize, done)));
-                }
-            }
-            if self.landed.is_empty() {
-                return;
-            }
-            while let Some((index, completion)) = self.landed.pop() {
-                self.land(index, completion);
-            }
-            if self.lanes.iter().all(|lane| !lane.waits_for_kick) {
+            if !self.lanes.wait_for_kick() {
                 return;
             }
         }
@@ -233,35 +189,8 @@ impl ArrayQueue {
 
     /// Waits until something may have landed, with a bound.
     fn wait(&mut self) {
-        match self.ready() {
-            Ok(descriptor) => {
-                readable(descriptor, WAIT_ONCE);
-                self.pump(None);
-            }
-            Err(member) => self.pump(Some(member)),
-        }
-    }
-
-    /// What to wait at; or a member that is ready, or has nothing to wait at.
-    fn ready(&self) -> Result<i32, usize> {
-        let mut ready = None;
-        for (member, lane) in self.lanes.iter().enumerate() {
-            let descriptor = lane.queue.descriptor();
-            let flies = lane.queue.in_flight() > 0;
-            if flies && descriptor.is_none() {
-                ready = Some(member);
-            }
-            // A connection that has ended is readable for good, and nobody reads from one without requests.
-            let wanted = descriptor.filter(|_| flies);
-            let watched = lane.watched.get();
-            if wanted != watched && (wanted.is_some() || !flies) {
-                if let Some(old) = watched {
-                    let _ = self.watch.leave_out(old);
-                }
-                lane.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
-            }
-        }
-        ready.map_or(Ok(self.watch.descriptor()), Err)
+        let wait_for = self.lanes.wait();
+        self.pump(wait_for);
     }
 }
 
@@ -295,11 +224,7 @@ impl TierQueue for ArrayQueue {
                 self.wait();
             }
         }
-        let count = most.min(self.finished.len());
-        for completion in self.finished.drain(..count) {
-            sink(completion);
-        }
-        count
+        self.finished.hand_out(most, sink)
     }
 
     fn in_flight(&self) -> usize {
@@ -310,7 +235,7 @@ impl TierQueue for ArrayQueue {
         if !self.finished.is_empty() || self.flying() == 0 {
             return None;
         }
-        self.ready().ok()
+        self.lanes.ready().ok()
     }
 }
 
@@ -324,7 +249,7 @@ impl Drop for ArrayQueue {
     }
 }
 
-fn activity(operation: Operation) -> Activity {
+pub(super) fn activity(operation: Operation) -> Activity {
     match operation {
         Operation::Read => Activity::Read,
         Operation::Write => Activity::Write,

@@ -6,6 +6,8 @@
 //! The members are memory with a script: they vanish, come back with what they had or with nothing, are full, or lie.
 //! Time is not theirs: who looks for a lost member, and when, is said by the tests.
 
+mod parity;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
@@ -25,7 +27,9 @@ const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
 
 /// A member's memory, and what is to happen to it.
 struct Memory {
-    slabs: Mutex<HashMap<usize, Vec<u8>>>,
+    /// Each with how often room was taken here when it was taken for this one.
+    slabs: Mutex<HashMap<usize, (u64, Vec<u8>)>>,
+    taken: AtomicU64,
     room: AtomicUsize,
     is_away: AtomicBool,
     /// It was started anew, and nobody has taken note.
@@ -41,6 +45,7 @@ impl Memory {
     fn new() -> Arc<Memory> {
         Arc::new(Memory {
             slabs: Mutex::default(),
+            taken: AtomicU64::new(0),
             room: AtomicUsize::new(usize::MAX),
             is_away: AtomicBool::new(false),
             is_new: AtomicBool::new(false),
@@ -60,7 +65,7 @@ impl Memory {
     fn with<R>(&self, offset: u64, of: impl FnOnce(&mut Vec<u8>, usize) -> R) -> Result<R, i32> {
         self.answer()?;
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        let slab = slabs.get_mut(&((offset / SLAB_BYTES) as usize)).ok_or(libc::ENODATA)?;
+        let (_, slab) = slabs.get_mut(&((offset / SLAB_BYTES) as usize)).ok_or(libc::ENODATA)?;
         Ok(of(slab, (offset % SLAB_BYTES) as usize))
     }
 
@@ -94,7 +99,8 @@ impl Store for Arc<Memory> {
         if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&slab) {
             return Err(libc::ENOSPC);
         }
-        slabs.entry(slab).or_insert_with(|| vec![0xaa; SLAB_BYTES as usize]);
+        let taken = self.taken.fetch_add(1, Ordering::SeqCst);
+        slabs.entry(slab).or_insert_with(|| (0, vec![0xaa; SLAB_BYTES as usize])).0 = taken;
         Ok(())
     }
 
@@ -107,11 +113,9 @@ impl Store for Arc<Memory> {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
-        self.answer()?;
-        if len == SLAB_BYTES {
-            self.slabs.lock().unwrap_or_else(PoisonError::into_inner).remove(&((offset / SLAB_BYTES) as usize));
-        }
-        Ok(())
+        assert!(offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES) && len > 0, "whole pages");
+        let gone = self.with(offset, |slab, at| slab[at..][..len as usize].fill(0xdd));
+        gone.or_else(|errno| if errno == libc::ENODATA { Ok(()) } else { Err(errno) })
     }
 
     fn leaving(&self, from: usize) -> Option<usize> {
@@ -120,8 +124,18 @@ impl Store for Arc<Memory> {
         slabs.keys().copied().filter(|slab| leaves && *slab >= from).min()
     }
 
-    fn has(&self, slab: usize) -> bool {
-        self.slabs.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&slab)
+    fn room(&self, slab: usize) -> Option<Room> {
+        let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        slabs.get(&slab).map(|(taken, _)| Room(*taken))
+    }
+
+    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32> {
+        self.answer()?;
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        if slabs.get(&slab).is_some_and(|(taken, _)| *taken == room.0) {
+            slabs.remove(&slab);
+        }
+        Ok(())
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {
@@ -156,8 +170,17 @@ impl Blocking for Arc<Memory> {
 }
 
 fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
+    shaped(members, Shape { needed: 1, total: copies })
+}
+
+/// Of `data` shards and `parity` more.
+fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
+    shaped(members, Shape { needed: data, total: data + parity })
+}
+
+fn shaped(members: &[Arc<Memory>], shape: Shape) -> Array {
     let stores = members.iter().map(|member| (Box::new(Arc::clone(member)) as Box<dyn Store>, 1)).collect();
-    Array::new(stores, copies, SLABS, Vec::new()).unwrap()
+    Array::new(stores, shape, SLABS, Vec::new()).unwrap()
 }
 
 fn members(count: usize) -> Vec<Arc<Memory>> {
@@ -489,40 +512,45 @@ proptest! {
         copies in 1usize..4,
     ) {
         let members = members(3);
-        let array = array_of(&members, copies);
-        let mut truth: HashMap<u64, u64> = HashMap::new();
-        for (version, (events, block)) in script.into_iter().enumerate() {
-            for event in events.into_iter().take(3) {
-                match event {
-                    Event::Leave(member) => members[member].go_away(true),
-                    Event::Restart(member) => members[member].restart(),
-                    Event::Return(member) => members[member].go_away(false),
-                    Event::Settle => settle(&array),
-                }
+        never_wrong(&members, &array_of(&members, copies), script)?;
+    }
+}
+
+/// A script of what happens to three of the members, and of writes, after each of which everything is read.
+fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, u64)>) -> Result<(), TestCaseError> {
+    let mut truth: HashMap<u64, u64> = HashMap::new();
+    for (version, (events, block)) in script.into_iter().enumerate() {
+        for event in events.into_iter().take(3) {
+            match event {
+                Event::Leave(member) => members[member].go_away(true),
+                Event::Restart(member) => members[member].restart(),
+                Event::Return(member) => members[member].go_away(false),
+                Event::Settle => settle(array),
             }
-            let slab = block / 16 % SLABS as u64;
-            let page = slab * 512 + block % 16 * 4;
-            let was_lost = Place(array.parts.places.see(slab as usize).place) == Place::LOST;
-            if was_lost {
-                // What else was in the slab is gone, and its owner finds out by its guards.
-                truth.retain(|other, _| other / 512 != slab);
-            }
-            // Where it fails, either version may be there: the owner keeps it.
-            match array.parts.write_once(page * PAGE_BYTES, version as u64) {
-                Ok(()) => _ = truth.insert(page, version as u64),
-                Err(_) => _ = truth.remove(&page),
-            }
-            if Place(array.parts.places.see(slab as usize).place) == Place::LOST {
-                truth.retain(|other, _| other / 512 != slab);
-            }
-            for (page, version) in &truth {
-                let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
-                if array.parts.read_once(page * PAGE_BYTES, &mut bytes).is_ok() {
-                    check_stamp(&bytes, page * PAGE_BYTES, *version);
-                }
+        }
+        let slab = block / 16 % SLABS as u64;
+        let page = slab * 512 + block % 16 * 4;
+        let was_lost = Place(array.parts.places.see(slab as usize).place) == Place::LOST;
+        if was_lost {
+            // What else was in the slab is gone, and its owner finds out by its guards.
+            truth.retain(|other, _| other / 512 != slab);
+        }
+        // Where it fails, either version may be there: the owner keeps it.
+        match array.parts.write_once(page * PAGE_BYTES, version as u64) {
+            Ok(()) => _ = truth.insert(page, version as u64),
+            Err(_) => _ = truth.remove(&page),
+        }
+        if Place(array.parts.places.see(slab as usize).place) == Place::LOST {
+            truth.retain(|other, _| other / 512 != slab);
+        }
+        for (page, version) in &truth {
+            let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
+            if array.parts.read_once(page * PAGE_BYTES, &mut bytes).is_ok() {
+                check_stamp(&bytes, page * PAGE_BYTES, *version);
             }
         }
     }
+    Ok(())
 }
 
 impl Parts {
@@ -535,6 +563,6 @@ impl Parts {
     fn write_once(&self, offset: u64, version: u64) -> Result<(), i32> {
         let mut bytes = vec![0; 4 * PAGE_BYTES as usize];
         stamp(&mut bytes, offset, version);
-        self.write(offset, &bytes)
+        self.write_bytes(offset, &bytes)
     }
 }

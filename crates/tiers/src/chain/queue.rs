@@ -22,6 +22,7 @@ use super::level;
 use super::levels::{Levels, Target};
 use super::place::Place;
 use super::{NAME, Piece, pieces};
+use crate::done::Done;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 use crate::transfer::check_buffer;
@@ -48,7 +49,7 @@ pub(super) struct ChainQueue {
     free: Vec<usize>,
     /// What the levels' queues have just handed out.
     landed: Vec<Completion>,
-    finished: VecDeque<Completion>,
+    finished: Done,
     /// Readable when any of the levels' queues has something; used where several have requests.
     any: Watch,
     /// What is in `any`, by level.
@@ -70,7 +71,7 @@ impl ChainQueue {
             flights: (0..places).map(|_| None).collect(),
             free: (0..places).collect(),
             landed: Vec::with_capacity(places),
-            finished: VecDeque::with_capacity(places),
+            finished: Done::with_room(places),
             any,
             awaited: [const { Cell::new(None) }; LEVELS_MOST],
         })
@@ -116,7 +117,7 @@ impl ChainQueue {
             Operation::Read => self.levels.read(offset, &mut buffer),
             Operation::Write => self.levels.write(offset, &buffer),
         };
-        self.finished.push_back(Completion { tag, buffer, outcome });
+        self.finished.add(tag, buffer, outcome);
     }
 
     /// A level has done what it could.
@@ -132,7 +133,7 @@ impl ChainQueue {
             }
             Operation::Read => return self.do_now(Request { operation, offset, buffer, tag }),
         };
-        self.finished.push_back(Completion { tag, buffer, outcome });
+        self.finished.add(tag, buffer, outcome);
     }
 
     /// Takes what the levels' queues have finished.
@@ -193,7 +194,7 @@ impl TierQueue for ChainQueue {
                 Ok(()) => self.start(request),
                 Err(failure) => {
                     let Request { buffer, tag, .. } = request;
-                    self.finished.push_back(Completion { tag, buffer, outcome: Err(failure) });
+                    self.finished.add(tag, buffer, Err(failure));
                 }
             }
         }
@@ -214,11 +215,7 @@ impl TierQueue for ChainQueue {
         while wait == Wait::ForOne && self.finished.is_empty() && self.flying() > 0 {
             self.wait();
         }
-        let count = most.min(self.finished.len());
-        for completion in self.finished.drain(..count) {
-            sink(completion);
-        }
-        count
+        self.finished.hand_out(most, sink)
     }
 
     fn in_flight(&self) -> usize {

@@ -214,11 +214,11 @@ impl Links {
         link.exchange(&self.place, message, payload, into, &self.patience)
     }
 
-    /// Asks for bytes, and does not wait for them: where there is a connection that can be asked at once.
-    pub(crate) fn begin(&self, message: Message) -> Option<Begun<'_>> {
+    /// Sends a request, and does not wait for its answer: where there is a connection that can be asked at once.
+    pub(crate) fn begin(&self, message: Message, payload: &[u8]) -> Option<Begun<'_>> {
         let taken = self.take_connected()?;
         let deadline = Deadline::after(self.patience.answer);
-        let request = taken.line.link.begin(&self.place, message, &[], deadline).ok()?;
+        let request = taken.line.link.begin(&self.place, message, payload, deadline).ok()?;
         Some(Begun { taken, request, deadline, is_finished: false })
     }
 

@@ -11,16 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_sys::raw::Errno;
-use aquifer_wire::SLAB_BYTES;
+use aquifer_wire::{Message, SLAB_BYTES};
 
 use super::link::Greeting;
 use super::links::{Begun, Links};
 use super::patience::Patience;
 use super::place::Place;
+use super::ranges::{Lease, Ranges};
 use super::remote::{Piece, Remote, Unlent};
 use super::tcp::{self, Tcp};
+use super::transport::Loss;
 use super::{failure, greet, remote, security, system, who};
-use crate::array::Store;
+use crate::array::{Room, Store};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::open_failure::OpenFailure;
 use crate::spec::DonorSpec;
@@ -77,21 +79,54 @@ impl Offer {
 /// See the module.
 pub(crate) struct Share(Arc<Remote>);
 
-/// Bytes that a donor has been asked for. Dropped before they are there, it costs the donor's link its connection.
+/// Bytes that a donor has been asked for, or was sent. Dropped before it has answered, it costs the donor's link its
+/// connection.
 pub(crate) struct Asked<'a> {
-    begun: Begun<'a>,
     remote: &'a Remote,
+    begun: Begun<'a>,
+    sent: Option<Sent<'a>>,
+}
+
+/// A write on its way. Unless it is known how it ended, it may arrive still.
+struct Sent<'a> {
+    ranges: &'a Ranges,
+    range: u64,
+    lease: Lease,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.ranges.doubt(self.range, self.lease);
+    }
+}
+
+/// Why an answer is none that was hoped for. `read` and `write` look at it more closely, if it is so still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// The donor is there, and has not done it.
+    Refused,
+    /// It has not answered.
+    Silent,
 }
 
 impl Asked<'_> {
-    /// Readable when they come.
+    /// Readable when the answer comes.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.begun.socket()
     }
 
-    /// Waits for them. False when they do not come: `read` says why, if it is so still.
-    pub(crate) fn finish(self, into: &mut [u8]) -> bool {
-        self.remote.finish_read(self.begun, into)
+    /// Waits for the answer, whose bytes fill `into`.
+    pub(crate) fn finish(self, into: &mut [u8]) -> Result<(), Missed> {
+        let expected = if self.sent.is_some() { Message::Written } else { Message::Found };
+        let outcome = self.remote.finish(self.begun, into, expected);
+        if outcome.is_ok() {
+            // It has arrived.
+            std::mem::forget(self.sent);
+        }
+        outcome.map_err(|loss| match loss {
+            Loss::Refused(_) => Missed::Refused,
+            Loss::Connection(_) => Missed::Silent,
+        })
     }
 }
 
@@ -102,7 +137,13 @@ impl Store for Share {
 
     fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
         let begun = self.0.begin_read(piece)?;
-        Some(Asked { begun, remote: &self.0 })
+        Some(Asked { remote: &self.0, begun, sent: None })
+    }
+
+    fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<Asked<'_>> {
+        let (begun, lease) = self.0.begin_write(piece, bytes)?;
+        let sent = Sent { ranges: self.0.ranges(), range: piece.range, lease };
+        Some(Asked { remote: &self.0, begun, sent: Some(sent) })
     }
 
     fn take(&self, slab: usize) -> Result<(), i32> {
@@ -121,8 +162,12 @@ impl Store for Share {
         self.0.leaving(from as u64 * SLAB_BYTES).map(|leaving| (leaving.offset / SLAB_BYTES) as usize)
     }
 
-    fn has(&self, slab: usize) -> bool {
-        self.0.ranges().lease(slab as u64).is_some()
+    fn room(&self, slab: usize) -> Option<Room> {
+        self.0.ranges().lease(slab as u64).map(|lease| Room(lease.word()))
+    }
+
+    fn give_back(&self, slab: usize, room: Room) -> Result<(), i32> {
+        self.0.give_back(slab as u64, Lease::of_word(room.0))
     }
 
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure> {

@@ -23,16 +23,16 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use super::failure;
 use super::link::Link;
 use super::links::Links;
 use super::ranges::Lease;
 use super::remote::{Piece, Remote, pieces};
 use super::tcp;
 use super::transport::Loss;
-use super::{NAME, failure};
+use crate::done::Done;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
-use crate::transfer::check_buffer;
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
@@ -74,7 +74,7 @@ pub(crate) struct TcpQueue {
     /// Sent, in the order of their answers.
     flying: VecDeque<Flight>,
     arriving: Arriving,
-    finished: VecDeque<Completion>,
+    finished: Done,
     depth: usize,
     /// When a byte last went either way.
     moved_ns: u64,
@@ -98,7 +98,7 @@ impl TcpQueue {
             sent: 0,
             flying: VecDeque::with_capacity(depth),
             arriving: NOTHING,
-            finished: VecDeque::with_capacity(depth),
+            finished: Done::with_room(depth),
             depth,
             moved_ns: 0,
         })
@@ -150,7 +150,7 @@ impl TcpQueue {
             Operation::Write => (Activity::Write, self.remote.write_bytes(offset, buffer.bytes())),
         };
         let outcome = done.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
-        self.finished.push_back(Completion { tag, buffer, outcome });
+        self.finished.add(tag, buffer, outcome);
     }
 
     /// Moves what can be moved without waiting.
@@ -253,7 +253,7 @@ impl TcpQueue {
         };
         if good {
             self.remote.contact().answered();
-            self.finished.push_back(Completion { tag, buffer, outcome: Ok(()) });
+            self.finished.add(tag, buffer, Ok(()));
         } else {
             self.doubt(operation, offset, lease);
             self.do_now(operation, offset, buffer, tag);
@@ -300,12 +300,11 @@ impl TierQueue for TcpQueue {
                 Operation::Read => Activity::Read,
                 Operation::Write => Activity::Write,
             };
-            let capacity_bytes = self.remote.capacity_bytes();
-            match check_buffer(NAME, activity, request.offset, &request.buffer, capacity_bytes) {
+            match self.remote.check(activity, request.offset, &request.buffer) {
                 Ok(()) => self.start(request),
                 Err(failure) => {
                     let Request { buffer, tag, .. } = request;
-                    self.finished.push_back(Completion { tag, buffer, outcome: Err(failure) });
+                    self.finished.add(tag, buffer, Err(failure));
                 }
             }
         }
@@ -333,11 +332,7 @@ impl TierQueue for TcpQueue {
                 self.pump();
             }
         }
-        let count = most.min(self.finished.len());
-        for completion in self.finished.drain(..count) {
-            sink(completion);
-        }
-        count
+        self.finished.hand_out(most, sink)
     }
 
     fn in_flight(&self) -> usize {

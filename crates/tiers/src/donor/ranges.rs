@@ -4,9 +4,12 @@
 //! Which lease each range of the tier has, and whether this process may write with it.
 //!
 //! The leases are a word for each slab in memory that relatives share, as they share the tier's slabs: a slab that one
-//! of them has moved here, all can read. Tokens grow with every grant, so of two words the greater one is newer. The
-//! right to write with a token is a process's own, in a second word: it was granted to it, and nothing that it sent
-//! with it is on its way still. The two can only be told apart for a moment, and then the donor refuses what is old.
+//! of them has moved here, all can read. Tokens grow with every grant, so of two words the greater one is newer.
+//!
+//! Whether this process may write is its own, in a second word: the newest token with which it has sent something that
+//! may be on its way still. The donor refuses that once it has granted a newer one, whoever asked for it. So a
+//! relative's token is as good as one's own, if it is newer than what one doubts; relatives that write to different
+//! parts of one slab (`array.rs`, with parity) do not take it from each other.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 //!
@@ -30,10 +33,20 @@ const MAY_WRITE: u64 = 1;
 pub(crate) struct Lease(u64);
 
 impl Lease {
-    /// One that this process was granted. `None` when the donor's numbers are beyond those of a donor.
+    /// One that was granted. `None` when the donor's numbers are beyond those of a donor.
     pub(crate) fn granted(slab: u64, token: u64) -> Option<Lease> {
         let fits = slab < 1 << SLAB_BITS && token > 0 && token < 1 << (64 - TOKEN_SHIFT);
         fits.then_some(Lease(token << TOKEN_SHIFT | slab << 1 | MAY_WRITE))
+    }
+
+    /// It in one word.
+    pub(crate) fn word(self) -> u64 {
+        self.0
+    }
+
+    /// The lease that such a word is.
+    pub(crate) fn of_word(word: u64) -> Lease {
+        Lease(word)
     }
 
     pub(crate) fn slab(self) -> u64 {
@@ -53,8 +66,8 @@ impl Lease {
 #[derive(Debug)]
 pub(crate) struct Ranges {
     leases: SharedWords,
-    /// The lease of each range that this process may write with; 0 where it has none.
-    own: Box<[AtomicU64]>,
+    /// Of each range, the newest lease with which something may be on its way still; 0 where there is none.
+    doubted: Box<[AtomicU64]>,
     /// Ranges that the donor wants back, as this process has heard. One that has no lease any more may have its bit
     /// still.
     leaving: Box<[AtomicU64]>,
@@ -71,7 +84,7 @@ impl Ranges {
         let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         Ok(Ranges {
             leases: SharedWords::new(count)?,
-            own: zeros(count),
+            doubted: zeros(count),
             leaving: zeros(count.div_ceil(BITS as usize)),
             any_leaving: AtomicBool::new(false),
             leave_by_ns: AtomicU64::new(u64::MAX),
@@ -79,7 +92,7 @@ impl Ranges {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.own.len()
+        self.doubted.len()
     }
 
     fn known(&self, range: u64) -> &AtomicU64 {
@@ -88,16 +101,19 @@ impl Ranges {
 
     pub(crate) fn lease(&self, range: u64) -> Option<Lease> {
         let word = self.known(range).load(Ordering::Acquire);
-        let may_write = self.own[range as usize].load(Ordering::Acquire) == word;
+        let may_write = self.doubted[range as usize].load(Ordering::Acquire) < word;
         (word != 0).then_some(Lease(word | if may_write { MAY_WRITE } else { 0 }))
     }
 
     /// There is a new lease, granted to this process.
     pub(crate) fn learn(&self, range: u64, lease: Lease) {
         let word = lease.0 & !MAY_WRITE;
-        self.own[range as usize].store(word, Ordering::Release);
         // Of two grants at the same time, the greater one is what the donor goes by.
         let before = Lease(self.known(range).fetch_max(word, Ordering::AcqRel));
+        let doubted = &self.doubted[range as usize];
+        let is_doubted = |doubted: u64| (doubted > before.0.max(word)).then_some(0);
+        // Tokens grow, so what is doubted was sent to another run of the donor, and does not arrive.
+        let _ = doubted.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_doubted);
         if before.0 == 0 || before.slab() != lease.slab() {
             self.stays(range);
         }
@@ -106,8 +122,7 @@ impl Ranges {
     /// What was sent with this lease may arrive still: before this process writes again, it needs a new token, by which
     /// the donor refuses the old one.
     pub(crate) fn doubt(&self, range: u64, lease: Lease) {
-        let word = lease.0 & !MAY_WRITE;
-        let _ = self.own[range as usize].compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
+        self.doubted[range as usize].fetch_max(lease.0 & !MAY_WRITE, Ordering::AcqRel);
     }
 
     /// The lease is over.
@@ -127,12 +142,15 @@ impl Ranges {
 
     /// In a forked child: what its parent sends counts as on its way.
     pub(crate) fn doubt_all(&self) {
-        self.own.iter().for_each(|word| word.store(0, Ordering::Release));
+        for (doubted, known) in self.doubted.iter().zip(self.leases.words()) {
+            doubted.fetch_max(known.load(Ordering::Acquire), Ordering::AcqRel);
+        }
     }
 
-    /// There are no leases any more.
+    /// There are no leases any more, and what comes next is of another run of the donor, whose tokens begin anew.
+    /// Nothing that was sent before arrives there.
     pub(crate) fn forget_all(&self) {
-        self.doubt_all();
+        self.doubted.iter().for_each(|word| word.store(0, Ordering::Release));
         self.leases.words().iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
@@ -216,7 +234,7 @@ mod tests {
         ranges.learn(0, new);
         assert_eq!(ranges.lease(0), Some(new));
         ranges.doubt(0, old);
-        assert!(ranges.lease(0).unwrap().may_write(), "only what is still known is doubted");
+        assert!(ranges.lease(0).unwrap().may_write(), "what is on its way with an old one is refused");
         ranges.doubt_all();
         assert!(!ranges.lease(0).unwrap().may_write());
         ranges.learn(0, old);
@@ -227,6 +245,13 @@ mod tests {
         assert!(ranges.any());
         ranges.forget(0, new);
         assert!(!ranges.any());
+        let newest = Lease::granted(7, 3).unwrap();
+        ranges.learn(0, newest);
+        assert!(ranges.lease(0).unwrap().may_write(), "also where a relative was granted it");
+        ranges.doubt(0, newest);
+        ranges.leases.words()[0].store(0, Ordering::Relaxed);
+        ranges.learn(0, new);
+        assert!(ranges.lease(0).unwrap().may_write(), "a donor that was started anew begins with small numbers");
     }
 
     #[test]

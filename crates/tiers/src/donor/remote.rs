@@ -16,16 +16,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_sys::signals;
-use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES};
+use aquifer_sys::{FrameBuffer, signals};
+use aquifer_wire::{EVERY_LEASE, Message, Refusal, SLAB_BYTES, UNIT_BYTES};
 
+use super::NAME;
 use super::contact::Contact;
 use super::links::Begun;
 use super::patience::Patience;
 use super::ranges::{Lease, Ranges};
 use super::transport::{Loss, Transport};
 use super::turns::Turns;
+use crate::failure::{Activity, TierFailure};
 use crate::tier::{Leaving, TierQueue};
+use crate::transfer::{check_buffer, check_units};
 
 /// How often a request is repeated because a relative has changed the lease meanwhile, or this process found out only
 /// now that it has none.
@@ -113,6 +116,14 @@ impl Remote {
         self.ranges.count() as u64 * SLAB_BYTES
     }
 
+    /// Refuses what is no request to a donor. An array knows what is one to itself, and may ask for parts of pages.
+    pub(crate) fn check(&self, activity: Activity, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        match self.unlent {
+            Unlent::Anything => check_buffer(NAME, activity, offset, buffer, self.capacity_bytes()),
+            Unlent::Gone => check_units(UNIT_BYTES, NAME, activity, offset, buffer.len() as u64, self.capacity_bytes()),
+        }
+    }
+
     /// Whether bytes are waited for.
     pub(crate) fn waits(&self) -> bool {
         self.transport.waits()
@@ -186,14 +197,21 @@ impl Remote {
         self.transport.begin_read(piece, lease)
     }
 
-    /// The end of what [`begin_read`](Self::begin_read) began. Any failure is one that `read_bytes` would look at more
-    /// closely.
-    pub(crate) fn finish_read(&self, begun: Begun<'_>, into: &mut [u8]) -> bool {
-        let is_found = begun.finish(into) == Ok(Message::Found);
-        if is_found {
+    /// Sends bytes that lie in one slab, and does not wait until they are stored. `None` where that cannot be done at
+    /// once.
+    pub(crate) fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<(Begun<'_>, Lease)> {
+        let lease = self.ranges.lease(piece.range).filter(|lease| lease.may_write())?;
+        self.transport.begin_write(piece, lease, bytes).map(|begun| (begun, lease))
+    }
+
+    /// The end of what [`begin_read`](Self::begin_read) or [`begin_write`](Self::begin_write) began. A failure is one
+    /// that `read_bytes` or `write_bytes` would look at more closely.
+    pub(crate) fn finish(&self, begun: Begun<'_>, into: &mut [u8], expected: Message) -> Result<(), Loss> {
+        let answer = begun.finish(into);
+        if matches!(answer, Ok(_) | Err(Loss::Refused(_))) {
             self.contact.answered();
         }
-        is_found
+        if answer? == expected { Ok(()) } else { Err(Loss::Connection(libc::EPROTO)) }
     }
 
     /// Stores `bytes` at `offset`.
@@ -305,31 +323,36 @@ impl Remote {
 
     fn discard_piece(&self, piece: Piece) -> Result<(), i32> {
         let Some(known) = self.ranges.lease(piece.range) else { return Ok(()) };
+        if piece.bytes as u64 == SLAB_BYTES {
+            return self.give_back(piece.range, known);
+        }
         let (lease, token) = (known.slab(), known.token());
-        let is_whole = piece.bytes as u64 == SLAB_BYTES;
-        let message = if is_whole {
-            Message::Release { lease, token }
-        } else {
-            Message::Discard { lease, token, offset: piece.offset, bytes: piece.bytes as u64 }
-        };
+        let message = Message::Discard { lease, token, offset: piece.offset, bytes: piece.bytes as u64 };
+        self.end_with(piece.range, known, message)
+    }
+
+    /// Gives a slab back, unless there is a newer token for its range than that of `known` by then.
+    pub(crate) fn give_back(&self, range: u64, known: Lease) -> Result<(), i32> {
+        self.end_with(range, known, Message::Release { lease: known.slab(), token: known.token() })?;
+        self.ranges.forget(range, known);
+        Ok(())
+    }
+
+    fn end_with(&self, range: u64, known: Lease, message: Message) -> Result<(), i32> {
         let done = self.persist(|| {
             let done = self.transport.ask(message);
             if done.is_err() {
                 // It may arrive still, and must not meet what is written next.
-                self.ranges.doubt(piece.range, known);
+                self.ranges.doubt(range, known);
             }
             done
         });
         match done {
-            Ok(_) => {}
+            Ok(_) => Ok(()),
             // It was done by the try before, or a relative has a newer lease for the same.
-            Err(Loss::Refused(refusal)) if is_about_lease(refusal) => {}
-            Err(loss) => return Err(errno_of_loss(loss)),
+            Err(Loss::Refused(refusal)) if is_about_lease(refusal) => Ok(()),
+            Err(loss) => Err(errno_of_loss(loss)),
         }
-        if is_whole {
-            self.ranges.forget(piece.range, known);
-        }
-        Ok(())
     }
 
     /// Renews the leases. Returns after how long to come again.

@@ -36,7 +36,11 @@ impl Transport for Tcp {
     }
 
     fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
-        self.0.begin(read(piece, lease))
+        self.0.begin(read(piece, lease), &[])
+    }
+
+    fn begin_write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Option<Begun<'_>> {
+        self.0.begin(write(piece, lease), bytes)
     }
 
     fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {

@@ -47,6 +47,12 @@ pub(crate) trait Transport: Send + Sync {
         None
     }
 
+    /// Sends bytes, and does not wait until they are stored. `None` as above, and then they are not.
+    fn begin_write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Option<Begun<'_>> {
+        let _ = (piece, lease, bytes);
+        None
+    }
+
     /// Stores `bytes`, which are as long as the piece, if the lease is good. Where the connection fails they may be
     /// stored later, unless the lease has a new token by then.
     fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss>;

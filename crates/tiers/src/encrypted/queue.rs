@@ -15,6 +15,7 @@ use aquifer_sys::raw::now_ns;
 use aquifer_sys::{FrameBuffer, signals};
 
 use super::{FRAME_BYTES, FRAME_PATIENCE, FRAME_PAUSE, Parts, QUEUE_FRAMES};
+use crate::done::Done;
 use crate::failure::{Activity, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 
@@ -38,7 +39,7 @@ pub(super) struct EncryptedQueue {
     free: Vec<usize>,
     /// What has come back from there, to be looked at.
     landed: Vec<Completion>,
-    finished: VecDeque<Completion>,
+    finished: Done,
     depth: usize,
 }
 
@@ -55,7 +56,7 @@ impl EncryptedQueue {
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).collect(),
             landed: Vec::with_capacity(depth),
-            finished: VecDeque::with_capacity(depth),
+            finished: Done::with_room(depth),
             depth,
         })
     }
@@ -97,7 +98,7 @@ impl EncryptedQueue {
             }
             self.parts.frames.give_back(frame);
         }
-        self.finished.push_back(Completion { tag, buffer, outcome });
+        self.finished.add(tag, buffer, outcome);
         Ok(())
     }
 
@@ -142,7 +143,7 @@ impl EncryptedQueue {
                 buffer
             }
         };
-        self.finished.push_back(Completion { tag, buffer, outcome });
+        self.finished.add(tag, buffer, outcome);
     }
 
     fn flying(&self) -> usize {
@@ -162,7 +163,7 @@ impl EncryptedQueue {
             if now_ns().saturating_sub(begun) > FRAME_PATIENCE.as_nanos() as u64 {
                 let Request { offset, buffer, tag, .. } = self.submitted.pop_front().expect("there is one");
                 let outcome = Err(self.parts.failure(Activity::Write, offset, libc::EAGAIN));
-                self.finished.push_back(Completion { tag, buffer, outcome });
+                self.finished.add(tag, buffer, outcome);
                 return;
             }
             signals::sleep(FRAME_PAUSE);
@@ -195,11 +196,7 @@ impl TierQueue for EncryptedQueue {
             let _ = self.kick();
             self.wait();
         }
-        let count = most.min(self.finished.len());
-        for completion in self.finished.drain(..count) {
-            sink(completion);
-        }
-        count
+        self.finished.hand_out(most, sink)
     }
 
     fn in_flight(&self) -> usize {

@@ -9,7 +9,7 @@ use aquifer_core::units::ByteSize;
 use aquifer_tls::{Borrower, Files};
 
 use super::{TierSpec, only_size, options, set_size, unknown};
-use crate::array::{MEMBERS_MOST, POSITIONS, WEIGHT_MOST};
+use crate::array::{DATA_SHARDS, MEMBERS_MOST, POSITIONS, Shape, WEIGHT_MOST};
 
 /// A donor's tier, described.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,16 +82,24 @@ pub enum Redundancy {
         /// At least two.
         copies: usize,
     },
+    /// Each page is cut into shards, with parity, and each shard lies on another donor.
+    Parity {
+        /// Shards that a page is cut into: a power of two, at least two.
+        data: usize,
+        /// As many donors can be lost: at least one.
+        parity: usize,
+    },
     /// Not at all: each slab lies on one donor.
     Striped,
 }
 
 impl Redundancy {
-    /// How many donors have each slab.
-    pub fn copies(&self) -> usize {
-        match self {
-            Redundancy::Mirror { copies } => *copies,
-            Redundancy::Striped => 1,
+    /// How many donors have each slab, and how many of them it takes.
+    pub(crate) fn shape(&self) -> Shape {
+        match *self {
+            Redundancy::Mirror { copies } => Shape { needed: 1, total: copies },
+            Redundancy::Parity { data, parity } => Shape { needed: data, total: data + parity },
+            Redundancy::Striped => Shape { needed: 1, total: 1 },
         }
     }
 }
@@ -106,10 +114,10 @@ struct Said<'a> {
     ca: Option<&'a str>,
     names: Option<&'a str>,
     mirror: Option<&'a str>,
+    parity: Option<&'a str>,
 }
 
-const OPTIONS: &str =
-    "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, mirror=N, encrypt=ephemeral or size=SIZE";
+const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, mirror=N, parity=K+M, encrypt=ephemeral or size=SIZE";
 
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
@@ -211,7 +219,7 @@ impl<'a> Said<'a> {
                 ("ca", Some(file)) if !file.is_empty() => said.ca = Some(file),
                 ("name", Some(text)) => said.names = Some(text),
                 ("mirror", Some(number)) => said.mirror = Some(number),
-                ("parity", Some(_)) => return Err("parity is not in this build yet; write mirror=2".into()),
+                ("parity", Some(numbers)) => said.parity = Some(numbers),
                 (word, _) => return Err(unknown(word, OPTIONS)),
             }
         }
@@ -268,6 +276,9 @@ impl<'a> Said<'a> {
     }
 
     fn redundancy(&self, donors: usize) -> Result<Redundancy, String> {
+        if let Some(numbers) = self.parity {
+            return if self.mirror.is_none() { parity(numbers, donors) } else { Err(BOTH.into()) };
+        }
         let Some(number) = self.mirror else { return Ok(Redundancy::Striped) };
         let most = donors.min(POSITIONS);
         match number.parse::<usize>() {
@@ -279,6 +290,34 @@ impl<'a> Said<'a> {
             _ => Err(format!("'{number}' is no number of copies; write mirror=2, or leave it out for one copy")),
         }
     }
+}
+
+const BOTH: &str = "mirror= and parity= are two ways to keep what a donor loses; write one of them";
+
+/// `K+M`: so many shards of data, and so many of parity.
+fn parity(text: &str, donors: usize) -> Result<Redundancy, String> {
+    let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
+    let Some((data, parity)) = text.split_once('+').and_then(|(data, parity)| number(data).zip(number(parity))) else {
+        return Err(format!(
+            "'{text}' is no number of data shards and of parity shards; write parity=K+M, for example parity=4+1"
+        ));
+    };
+    if !DATA_SHARDS.contains(&data) {
+        return Err(format!(
+            "parity={text} cuts a page into {data}, which leaves unequal parts; write 1, 2, 4 or 8 before the +"
+        ));
+    }
+    let total = data.saturating_add(parity);
+    if total > POSITIONS {
+        return Err(format!("parity={text} is {total} shards; write {POSITIONS} at most, for example parity=8+2"));
+    }
+    if total > donors {
+        return Err(format!(
+            "parity={text} takes {total} donors, and there are {donors}; name more after +, or write smaller numbers"
+        ));
+    }
+    // What is not cut is copied.
+    Ok(if data == 1 { Redundancy::Mirror { copies: total } } else { Redundancy::Parity { data, parity } })
 }
 
 #[cfg(test)]
@@ -299,6 +338,10 @@ mod tests {
         assert_eq!(members, [("a:1", 1), ("b:2", 3), ("[::1]:7000", 1)]);
         assert_eq!((spec.redundancy, spec.size), (Redundancy::Striped, Some(ByteSize(1 << 30))));
         let spec = array("donor:a:1+b:2+c:3,mirror=3,security=plain");
+        assert_eq!(spec.redundancy, Redundancy::Mirror { copies: 3 });
+        let spec = array("donor:a:1+b:2+c:3+d:4+e:5+f:6,parity=4+1,security=plain");
+        assert_eq!(spec.redundancy, Redundancy::Parity { data: 4, parity: 1 });
+        let spec = array("donor:a:1+b:2+c:3,parity=1+2,security=plain");
         assert_eq!(spec.redundancy, Redundancy::Mirror { copies: 3 });
     }
 
@@ -334,7 +377,16 @@ mod tests {
             ("donor:a:1+b:2,mirror=0,security=plain", "'0'", "mirror=2"),
             ("donor:a:1+b:2,mirror=two,security=plain", "'two'", "mirror=2"),
             ("donor:a:1+b:2,mirror,security=plain", "'mirror'", "mirror=N"),
-            ("donor:a:1+b:2,parity=4+1,security=plain", "not in this build", "mirror=2"),
+            ("donor:a:1+b:2,parity=4+1,security=plain", "takes 5 donors, and there are 2", "name more"),
+            ("donor:a:1,parity=2+1,security=plain", "takes 3 donors, and there are 1", "name more"),
+            ("donor:a:1+b:2+c:3+d:4,parity=3+1,security=plain", "unequal parts", "1, 2, 4 or 8"),
+            ("donor:a:1+b:2,parity=8+3,security=plain", "11 shards", "parity=8+2"),
+            ("donor:a:1+b:2,parity=4+0,security=plain", "'4+0'", "parity=4+1"),
+            ("donor:a:1+b:2,parity=0+1,security=plain", "'0+1'", "parity=4+1"),
+            ("donor:a:1+b:2,parity=4,security=plain", "'4'", "parity=K+M"),
+            ("donor:a:1+b:2,parity,security=plain", "'parity'", "parity=K+M"),
+            ("donor:a:1+b:2,parity=4+18446744073709551615,security=plain", "shards", "10 at most"),
+            ("donor:a:1+b:2+c:3,parity=2+1,mirror=2,security=plain", "two ways", "one of them"),
             ("donor:a:1+b:2", "over TLS", "donor:a:1+b:2,security=plain"),
             ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+y+z", "3 names for 2 donors", "one for each"),
             ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+", "''", "a host's name"),

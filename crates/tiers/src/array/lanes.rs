@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A queue at each member, so that all members are at work: what the queues of an array have in common.
+//!
+//! Threads: the worker that owns them. Allocates when they are opened, and never afterwards.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use aquifer_sys::raw::Errno;
+use aquifer_sys::wakeup::readable;
+use aquifer_sys::watch::Watch;
+
+use super::{Parts, failure};
+use crate::failure::{Activity, TierFailure};
+use crate::tier::{Completion, Request, TierQueue, Wait};
+
+/// One wait in the kernel.
+const WAIT_ONCE: Duration = Duration::from_millis(100);
+
+/// One member's queue.
+struct Lane {
+    queue: Box<dyn TierQueue>,
+    /// Something was submitted and not kicked.
+    waits_for_kick: bool,
+    /// The descriptor that is watched for it.
+    watched: Cell<Option<i32>>,
+}
+
+/// See the module.
+pub(super) struct Lanes {
+    lanes: Box<[Lane]>,
+    watch: Watch,
+    /// What has come back from members, to be looked at.
+    landed: Vec<Completion>,
+}
+
+impl Lanes {
+    /// At all members, with room for `depth` requests at each, and for `landed` that come back at once.
+    pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<Lanes, TierFailure> {
+        let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
+        let lane = |member: &super::Member| {
+            let queue = member.store.open_queue(depth)?;
+            Ok(Lane { queue, waits_for_kick: false, watched: Cell::new(None) })
+        };
+        let lanes = parts.members.iter().map(lane).collect::<Result<_, TierFailure>>()?;
+        Ok(Lanes { lanes, watch, landed: Vec::with_capacity(landed) })
+    }
+
+    pub(super) fn send(&mut self, member: usize, request: Request) {
+        let lane = &mut self.lanes[member];
+        let sent = lane.queue.submit(request);
+        assert!(sent.is_ok(), "a member's queue is as deep as ours");
+        lane.waits_for_kick = true;
+    }
+
+    /// Starts what was sent, and takes what has come back; waits for one member, where that is said. False when nothing
+    /// has.
+    pub(super) fn turn(&mut self, wait_for: Option<usize>) -> bool {
+        for lane in &mut self.lanes {
+            if std::mem::take(&mut lane.waits_for_kick) {
+                // Cannot fail for a transfer's sake: each one's outcome is its own.
+                let _ = lane.queue.kick();
+            }
+        }
+        for (member, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.queue.in_flight() > 0 {
+                let wait = if wait_for == Some(member) { Wait::ForOne } else { Wait::No };
+                let landed = &mut self.landed;
+                lane.queue.complete(wait, usize::MAX, &mut |done| landed.push(done));
+            }
+        }
+        !self.landed.is_empty()
+    }
+
+    /// Something of what has come back.
+    pub(super) fn landed(&mut self) -> Option<Completion> {
+        self.landed.pop()
+    }
+
+    /// Whether something was sent and not started.
+    pub(super) fn wait_for_kick(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.waits_for_kick)
+    }
+
+    /// Waits until something may have come back, with a bound. Returns whom to wait for in the next turn, where there
+    /// is nothing to wait at.
+    pub(super) fn wait(&self) -> Option<usize> {
+        match self.ready() {
+            Ok(descriptor) => {
+                readable(descriptor, WAIT_ONCE);
+                None
+            }
+            Err(member) => Some(member),
+        }
+    }
+
+    /// What to wait at; or a member that is ready, or has nothing to wait at.
+    pub(super) fn ready(&self) -> Result<i32, usize> {
+        let mut ready = None;
+        for (member, lane) in self.lanes.iter().enumerate() {
+            let descriptor = lane.queue.descriptor();
+            let flies = lane.queue.in_flight() > 0;
+            if flies && descriptor.is_none() {
+                ready = Some(member);
+            }
+            // A connection that has ended is readable for good, and nobody reads from one without requests.
+            let wanted = descriptor.filter(|_| flies);
+            let watched = lane.watched.get();
+            if wanted != watched && (wanted.is_some() || !flies) {
+                if let Some(old) = watched {
+                    let _ = self.watch.leave_out(old);
+                }
+                lane.watched.set(wanted.filter(|new| self.watch.add(*new).is_ok()));
+            }
+        }
+        ready.map_or(Ok(self.watch.descriptor()), Err)
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads and writes slabs of which members have shards: all that it takes are asked at the same time.
+//!
+//! A read asks for as many shards as it takes, those of data first. Where an answer takes long, or does not come, those
+//! of parity are asked for, too, and what is missing is worked out. Who has not answered is looked for beside the
+//! program (`care.rs`), so that nobody stands here for long; only where the others are too few, a member is waited for.
+//!
+//! A write goes to all members of the place, and has succeeded when enough of them have their shards to read it, and
+//! all others are out of the place. So whoever is in the place has the shards of the last write, as with copies, and
+//! shards of different ages do not meet: which are valid is known here, and is not asked of members. Where fewer than
+//! that have taken it, it fails. Then these pages may be of neither age; their owner does not count them as stored, and
+//! its guards see that they are not.
+//!
+//! Threads: any, also in a signal handler. Shards are put together in frames of the array, which are claimed for as
+//! long as that takes. Allocates nothing, and locks nothing.
+
+mod gather;
+mod queue;
+
+use std::ops::Range;
+use std::time::Duration;
+
+use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::spare_frames::SpareFrames;
+
+pub(super) use self::queue::ShardQueue;
+use super::code::{Code, positions};
+use super::place::{POSITIONS, Place};
+use super::shape::Shape;
+use super::{Member, Parts};
+use crate::donor::{Asked, Piece};
+use crate::figures::count;
+
+/// Of each shard, what goes over the wire at once. A choice: with four data shards that is a block of 128 KiB, which
+/// donors answer within some hundred microseconds.
+const SHARD_BYTES_MOST: usize = 32 << 10;
+/// Threads that read or write at the same time: those of the program and of the pager, beyond the CPUs of most
+/// machines.
+const FRAMES: Range<u32> = 0..16;
+/// How long a frame is waited for: who has one waits for members, of whom each has a bound of some seconds.
+const FRAME_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Requests of queues that members carry out at the same time, each with a frame for each shard: as many as keep a link
+/// at work (`pager/src/worker.rs`).
+const QUEUE_FRAMES: Range<u32> = 0..16;
+
+/// What it takes to cut pages and put them together.
+pub(super) struct Cutter {
+    shape: Shape,
+    code: Code,
+    frames: SpareFrames,
+    /// For queues, by positions.
+    lanes: Box<[SpareFrames]>,
+}
+
+impl Cutter {
+    pub(super) fn new(shape: Shape) -> Result<Cutter, Errno> {
+        let frames = SpareFrames::new(FRAMES.end, shape.total * SHARD_BYTES_MOST)?;
+        let lanes = (0..shape.total).map(|_| SpareFrames::new(QUEUE_FRAMES.end, SHARD_BYTES_MOST));
+        let lanes = lanes.collect::<Result<_, Errno>>()?;
+        Ok(Cutter { shape, code: Code::new(shape.needed, shape.total), frames, lanes })
+    }
+
+    /// Does something with a frame for all shards of `len` bytes.
+    fn with_shards<R>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> Result<R, i32>) -> Result<R, i32> {
+        let frame = self.frames.wait(FRAMES, self.shape.total * len, FRAME_PATIENCE);
+        let mut frame: FrameBuffer = frame.ok_or(libc::EAGAIN)?;
+        let outcome = act(frame.bytes_mut());
+        self.frames.give_back(frame);
+        outcome
+    }
+
+    /// The parts of a request within one slab, of which each goes over the wire at once: where in it, and what.
+    fn chunks(&self, piece: Piece) -> impl Iterator<Item = (Range<usize>, Piece)> + use<> {
+        let most = self.shape.needed * SHARD_BYTES_MOST;
+        (0..piece.bytes).step_by(most).map(move |start| {
+            let bytes = most.min(piece.bytes - start);
+            (start..start + bytes, Piece { offset: piece.offset + start as u64, bytes, ..piece })
+        })
+    }
+}
+
+/// Members that were asked for their shards, by their positions.
+type Requests<'a> = [Option<Asked<'a>>; POSITIONS];
+
+impl Parts {
+    fn cutter(&self) -> &Cutter {
+        self.cutter.as_ref().expect("only where members have shards")
+    }
+
+    fn at(&self, place: Place, position: usize) -> Option<(usize, &Member)> {
+        let member = place.at(position)?;
+        Some((member, &self.members[member]))
+    }
+
+    /// Fills `into` from the shards that can be had.
+    pub(super) fn read_shards(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        self.read_shards_of(place, place.positions(), piece, into)
+    }
+
+    /// Fills `into` from one choice of shards, if there is one of this number, counted from 1.
+    pub(super) fn read_shards_by(&self, place: Place, piece: Piece, into: &mut [u8], way: usize) -> Result<bool, i32> {
+        let Some(choice) = way.checked_sub(1).and_then(|index| choice(place.positions(), self.shape.needed, index))
+        else {
+            return Ok(false);
+        };
+        count(&self.tallies.reads_by_another_way);
+        self.read_shards_of(place, choice, piece, into).map(|()| true)
+    }
+
+    fn read_shards_of(&self, place: Place, among: u16, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
+        let Cutter { code, .. } = self.cutter();
+        for (range, chunk) in self.cutter().chunks(piece) {
+            let part = self.shape.part(chunk);
+            self.cutter().with_shards(part.bytes, |shards| {
+                let there = self.gather(place, among, chunk, shards)?;
+                code.restore(shards, part.bytes, there, code.data_mask() & !there);
+                code.join(shards, &mut into[range]);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Of a piece of the slab at `place`, what a new member is to have: stored there.
+    pub(super) fn copy_shard(&self, place: Place, new: Place, target: usize, piece: Piece) -> bool {
+        let Some(position) = (0..POSITIONS).find(|position| new.at(*position) == Some(target)) else { return false };
+        let Cutter { code, .. } = self.cutter();
+        self.cutter().chunks(piece).all(|(_, chunk)| {
+            let part = self.shape.part(chunk);
+            let copied = self.cutter().with_shards(part.bytes, |shards| {
+                let there = self.gather(place, place.positions() & !(1 << position), chunk, shards)?;
+                code.restore(shards, part.bytes, there, 1 << position);
+                let written =
+                    self.members[target].store.write(part.offset, &shards[position * part.bytes..][..part.bytes]);
+                written.inspect_err(|errno| _ = self.note(target, *errno))
+            });
+            copied.is_ok()
+        })
+    }
+
+    /// Stores `bytes`. For who has entered.
+    pub(super) fn write_shards(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
+        let slab = piece.range as usize;
+        let (_, place) = self.place_to_write(slab)?;
+        let is_there = |position: &usize| self.at(place, *position).is_some_and(|(_, member)| !member.is_lost());
+        let mut good = mask(positions(place.positions()).filter(is_there));
+        if !self.is_enough(good) {
+            good = place.positions();
+        }
+        let Cutter { code, .. } = self.cutter();
+        for (range, chunk) in self.cutter().chunks(piece) {
+            let part = self.shape.part(chunk);
+            good = self.cutter().with_shards(part.bytes, |shards| {
+                code.encode(&bytes[range], shards);
+                self.spread(place, good, slab, part, shards)
+            })?;
+        }
+        let members = positions(good).filter_map(|position| place.at(position));
+        self.keep_only(slab, members.fold(0, |mask, member| mask | 1 << member))
+    }
+
+    /// Stores shards with the members at these positions, all at the same time. Returns who has taken theirs, if they
+    /// are enough.
+    fn spread(&self, place: Place, among: u16, slab: usize, part: Piece, shards: &[u8]) -> Result<u16, i32> {
+        let shard = |position: usize| &shards[position * part.bytes..][..part.bytes];
+        let mut requests: Requests<'_> = Default::default();
+        for position in positions(among) {
+            let member = self.at(place, position).map(|(_, member)| member);
+            requests[position] = member.and_then(|member| member.store.begin_write(part, shard(position)));
+        }
+        let has_taken = |(_, request): &(usize, Option<Asked<'_>>)| request.is_some();
+        let sent = requests.into_iter().enumerate().filter(has_taken);
+        let taken = sent.filter_map(|(position, request)| request?.finish(&mut []).is_ok().then_some(position));
+        let mut written = mask(taken);
+        let mut failed = libc::EHOSTDOWN;
+        // Not before nobody has a link that another thread may wait for.
+        for position in positions(among & !written) {
+            let Some((index, member)) = self.at(place, position) else { continue };
+            match member.store.write(part.offset, shard(position)) {
+                Ok(()) => written |= 1 << position,
+                Err(errno) => {
+                    self.request_failed(index, slab, errno);
+                    failed = errno;
+                }
+            }
+        }
+        if self.is_enough(written) { Ok(written) } else { Err(failed) }
+    }
+
+    /// Whether shards at these positions are enough to read what is stored.
+    fn is_enough(&self, positions: u16) -> bool {
+        positions.count_ones() as usize >= self.shape.needed
+    }
+}
+
+fn mask(positions: impl Iterator<Item = usize>) -> u16 {
+    positions.fold(0, |mask, position| mask | 1 << position)
+}
+
+/// The choice with this number of `needed` ones of these positions. The first ones leave out positions side by side, so
+/// that whichever one of them is damaged, it is soon left out; what follows are all choices.
+fn choice(among: u16, needed: usize, index: usize) -> Option<u16> {
+    let count = among.count_ones() as usize;
+    if count <= needed {
+        return (count == needed && index == 0).then_some(among);
+    }
+    if index < count {
+        return Some(mask(positions(among).cycle().skip(index + 1).take(needed)));
+    }
+    let is_one = |mask: &u16| mask & !among == 0 && mask.count_ones() as usize == needed;
+    (0..=among).filter(is_one).nth(index - count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_damaged_is_soon_left_out_and_no_choice_is_forgotten() {
+        let all = |among, needed| (0..).map_while(move |index| choice(among, needed, index)).collect::<Vec<u16>>();
+        let first = &all(0b11111, 4)[..5];
+        assert!((0..5).all(|damaged| first.iter().any(|choice| choice & 1 << damaged == 0)));
+        let two = all(0b1011_1011, 4);
+        assert!(two.iter().all(|choice| choice.count_ones() == 4 && choice & !0b1011_1011 == 0));
+        let mut each = two[6..].to_vec();
+        each.dedup();
+        assert_eq!(each.len(), 15, "four of six");
+        assert_eq!((all(0b1111, 4), all(0b111, 4)), (vec![0b1111], vec![]));
+    }
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a queue has carried out and not handed out yet: the same for all queues that keep it themselves.
+//!
+//! Threads: the worker that owns the queue. Allocates when it is made, and never afterwards: no queue has more requests
+//! than it is deep.
+
+use std::collections::VecDeque;
+
+use aquifer_sys::FrameBuffer;
+
+use crate::failure::TierFailure;
+use crate::tier::Completion;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Done(VecDeque<Completion>);
+
+impl Done {
+    pub(crate) fn with_room(depth: usize) -> Done {
+        Done(VecDeque::with_capacity(depth))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A request has come to its end.
+    pub(crate) fn add(&mut self, tag: u64, buffer: FrameBuffer, outcome: Result<(), TierFailure>) {
+        debug_assert!(self.0.len() < self.0.capacity(), "a queue has no more requests than it is deep");
+        self.0.push_back(Completion { tag, buffer, outcome });
+    }
+
+    /// Hands out what there is, the oldest first, at most so many. Returns how many.
+    pub(crate) fn hand_out(&mut self, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
+        let count = most.min(self.0.len());
+        self.0.drain(..count).for_each(sink);
+        count
+    }
+}
