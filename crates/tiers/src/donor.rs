@@ -49,6 +49,7 @@ use self::links::Links;
 pub(crate) use self::member::{Asked, Missed, Offer};
 use self::patience::Patience;
 use self::place::Place;
+pub(crate) use self::ranges::Writers;
 pub(crate) use self::remote::{Piece, pieces};
 use self::remote::{Remote, Unlent};
 use self::shared_memory::SharedMemory;
@@ -126,7 +127,7 @@ impl Donor {
             return Err(OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes });
         }
         let slabs = usize::try_from(wanted_bytes / SLAB_BYTES).expect("as many as a donor has");
-        let remote = remote(transport, greeting.lease, slabs, Patience::ALONE, Unlent::Anything)?;
+        let remote = remote(transport, greeting.lease, slabs, Patience::ALONE, Unlent::Anything, Writers::One)?;
         Ok(Donor { remote, notices })
     }
 }
@@ -170,8 +171,9 @@ fn remote(
     slabs: usize,
     patience: Patience,
     unlent: Unlent,
+    writers: Writers,
 ) -> Result<Arc<Remote>, OpenFailure> {
-    let remote = Remote::new(transport, slabs, lease, patience, unlent);
+    let remote = Remote::new(transport, slabs, lease, patience, unlent, writers);
     remote.map(Arc::new).map_err(|errno| system("mapping the leases", errno))
 }
 

@@ -7,7 +7,7 @@ use aquifer_sys::raw::Errno;
 use aquifer_wire::SLAB_BYTES;
 
 use super::{Array, NAME, Store, layout};
-use crate::donor::{Donor, Offer};
+use crate::donor::{Donor, Offer, Writers};
 use crate::open_failure::OpenFailure;
 use crate::spec::ArraySpec;
 
@@ -32,9 +32,11 @@ impl Array {
                 )
             })
             .collect();
+        // A donor's slab has shards of several of the array's, which may be those of different relatives.
+        let writers = if shape.needed > 1 { Writers::Several } else { Writers::One };
         let mut stores: Vec<(Box<dyn Store>, u32)> = Vec::with_capacity(offers.len());
         for (offer, member) in offers.into_iter().zip(&spec.members) {
-            stores.push((Box::new(offer.accept(shape.ranges(slabs))?), member.weight));
+            stores.push((Box::new(offer.accept(shape.ranges(slabs), writers)?), member.weight));
         }
         let failure = |Errno(errno)| OpenFailure::System {
             tier: NAME,

@@ -17,7 +17,7 @@ use super::link::Greeting;
 use super::links::{Begun, Links};
 use super::patience::Patience;
 use super::place::Place;
-use super::ranges::{Lease, Ranges};
+use super::ranges::{Lease, Ranges, Writers};
 use super::remote::{Piece, Remote, Unlent};
 use super::tcp::{self, Tcp};
 use super::transport::Loss;
@@ -69,10 +69,10 @@ impl Offer {
     }
 
     /// The donor as a member of an array of `slabs` slabs.
-    pub(crate) fn accept(self, slabs: usize) -> Result<Share, OpenFailure> {
+    pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, OpenFailure> {
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
         let transport = Box::new(Tcp(Arc::new(self.links)));
-        Ok(Share(remote(transport, lease, slabs, self.patience, Unlent::Gone)?))
+        Ok(Share(remote(transport, lease, slabs, self.patience, Unlent::Gone, writers)?))
     }
 }
 

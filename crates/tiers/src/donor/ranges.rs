@@ -6,10 +6,15 @@
 //! The leases are a word for each slab in memory that relatives share, as they share the tier's slabs: a slab that one
 //! of them has moved here, all can read. Tokens grow with every grant, so of two words the greater one is newer.
 //!
-//! Whether this process may write is its own, in a second word: the newest token with which it has sent something that
-//! may be on its way still. The donor refuses that once it has granted a newer one, whoever asked for it. So a
-//! relative's token is as good as one's own, if it is newer than what one doubts; relatives that write to different
-//! parts of one slab (`array.rs`, with parity) do not take it from each other.
+//! Whether this process may write is another question: something that was sent with the same token may be on its way
+//! still, and come behind. The donor refuses it once it has granted a newer token, whoever asked for that. So a process
+//! writes with tokens alone that were granted to itself, and with which nothing of its own is in doubt: what a relative
+//! has sent to a slab that was its before, even one that was killed meanwhile, is out.
+//!
+//! Where relatives write to different parts of one slab (`array.rs`, with parity), they would take it from each other for
+//! ever. There a token is everybody's, and so is the doubt in it: all relatives know the newest token with which
+//! something may be on its way. What a relative that is killed has just sent is not known, and may arrive behind the
+//! write of another to the same place: the pager's guard sees that.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 //!
@@ -66,8 +71,7 @@ impl Lease {
 #[derive(Debug)]
 pub(crate) struct Ranges {
     leases: SharedWords,
-    /// Of each range, the newest lease with which something may be on its way still; 0 where there is none.
-    doubted: Box<[AtomicU64]>,
+    right: Right,
     /// Ranges that the donor wants back, as this process has heard. One that has no lease any more may have its bit
     /// still.
     leaving: Box<[AtomicU64]>,
@@ -77,14 +81,39 @@ pub(crate) struct Ranges {
     leave_by_ns: AtomicU64,
 }
 
+/// Who of a family writes to one slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writers {
+    /// One at a time.
+    One,
+    /// Several, each to parts of its own.
+    Several,
+}
+
+/// Of each range, what says whether this process may write; see the module.
+#[derive(Debug)]
+enum Right {
+    /// The lease that was granted to this process, and with which nothing is in doubt; 0 where there is none.
+    Granted(Box<[AtomicU64]>),
+    /// The newest lease with which something of any relative's may be on its way; 0 where there is none.
+    Doubted(SharedWords),
+}
+
 const BITS: u64 = u64::BITS as u64;
 
+fn zeros(count: usize) -> Box<[AtomicU64]> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
 impl Ranges {
-    pub(crate) fn new(count: usize) -> Result<Ranges, Errno> {
-        let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
+    pub(crate) fn new(count: usize, writers: Writers) -> Result<Ranges, Errno> {
+        let right = match writers {
+            Writers::One => Right::Granted(zeros(count)),
+            Writers::Several => Right::Doubted(SharedWords::new(count)?),
+        };
         Ok(Ranges {
             leases: SharedWords::new(count)?,
-            doubted: zeros(count),
+            right,
             leaving: zeros(count.div_ceil(BITS as usize)),
             any_leaving: AtomicBool::new(false),
             leave_by_ns: AtomicU64::new(u64::MAX),
@@ -92,7 +121,7 @@ impl Ranges {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.doubted.len()
+        self.leases.words().len()
     }
 
     fn known(&self, range: u64) -> &AtomicU64 {
@@ -101,19 +130,27 @@ impl Ranges {
 
     pub(crate) fn lease(&self, range: u64) -> Option<Lease> {
         let word = self.known(range).load(Ordering::Acquire);
-        let may_write = self.doubted[range as usize].load(Ordering::Acquire) < word;
+        let may_write = match &self.right {
+            Right::Granted(own) => own[range as usize].load(Ordering::Acquire) == word,
+            Right::Doubted(doubted) => doubted.words()[range as usize].load(Ordering::Acquire) < word,
+        };
         (word != 0).then_some(Lease(word | if may_write { MAY_WRITE } else { 0 }))
     }
 
     /// There is a new lease, granted to this process.
     pub(crate) fn learn(&self, range: u64, lease: Lease) {
         let word = lease.0 & !MAY_WRITE;
+        if let Right::Granted(own) = &self.right {
+            own[range as usize].store(word, Ordering::Release);
+        }
         // Of two grants at the same time, the greater one is what the donor goes by.
         let before = Lease(self.known(range).fetch_max(word, Ordering::AcqRel));
-        let doubted = &self.doubted[range as usize];
-        let is_doubted = |doubted: u64| (doubted > before.0.max(word)).then_some(0);
-        // Tokens grow, so what is doubted was sent to another run of the donor, and does not arrive.
-        let _ = doubted.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_doubted);
+        if let Right::Doubted(doubted) = &self.right {
+            // Tokens grow, so what is doubted was sent to another run of the donor, and does not arrive.
+            let is_of_another = |doubted: u64| (doubted > before.0.max(word)).then_some(0);
+            let doubted = &doubted.words()[range as usize];
+            let _ = doubted.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_of_another);
+        }
         if before.0 == 0 || before.slab() != lease.slab() {
             self.stays(range);
         }
@@ -122,7 +159,11 @@ impl Ranges {
     /// What was sent with this lease may arrive still: before this process writes again, it needs a new token, by which
     /// the donor refuses the old one.
     pub(crate) fn doubt(&self, range: u64, lease: Lease) {
-        self.doubted[range as usize].fetch_max(lease.0 & !MAY_WRITE, Ordering::AcqRel);
+        let (word, range) = (lease.0 & !MAY_WRITE, range as usize);
+        match &self.right {
+            Right::Granted(own) => _ = own[range].compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed),
+            Right::Doubted(doubted) => _ = doubted.words()[range].fetch_max(word, Ordering::AcqRel),
+        }
     }
 
     /// The lease is over.
@@ -142,15 +183,24 @@ impl Ranges {
 
     /// In a forked child: what its parent sends counts as on its way.
     pub(crate) fn doubt_all(&self) {
-        for (doubted, known) in self.doubted.iter().zip(self.leases.words()) {
-            doubted.fetch_max(known.load(Ordering::Acquire), Ordering::AcqRel);
+        match &self.right {
+            Right::Granted(own) => own.iter().for_each(|word| word.store(0, Ordering::Release)),
+            Right::Doubted(doubted) => {
+                for (doubted, known) in doubted.words().iter().zip(self.leases.words()) {
+                    doubted.fetch_max(known.load(Ordering::Acquire), Ordering::AcqRel);
+                }
+            }
         }
     }
 
     /// There are no leases any more, and what comes next is of another run of the donor, whose tokens begin anew.
     /// Nothing that was sent before arrives there.
     pub(crate) fn forget_all(&self) {
-        self.doubted.iter().for_each(|word| word.store(0, Ordering::Release));
+        let right = match &self.right {
+            Right::Granted(own) => own,
+            Right::Doubted(doubted) => doubted.words(),
+        };
+        right.iter().for_each(|word| word.store(0, Ordering::Release));
         self.leases.words().iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
@@ -228,35 +278,51 @@ mod tests {
         assert_eq!((lease.slab(), lease.token(), lease.may_write()), (slab, token, true));
         assert!(Lease::granted(1 << 24, 1).is_none() && Lease::granted(1, 1 << 39).is_none());
         assert!(Lease::granted(1, 0).is_none());
-        let ranges = Ranges::new(1).unwrap();
-        let (old, new) = (Lease::granted(9, 1).unwrap(), Lease::granted(3, 2).unwrap());
-        ranges.learn(0, old);
-        ranges.learn(0, new);
-        assert_eq!(ranges.lease(0), Some(new));
-        ranges.doubt(0, old);
-        assert!(ranges.lease(0).unwrap().may_write(), "what is on its way with an old one is refused");
-        ranges.doubt_all();
-        assert!(!ranges.lease(0).unwrap().may_write());
-        ranges.learn(0, old);
-        let known = ranges.lease(0).unwrap();
-        assert_eq!(known.token(), new.token());
-        assert!(!known.may_write(), "a token that is not the last one is no right");
-        ranges.forget(0, old);
-        assert!(ranges.any());
-        ranges.forget(0, new);
-        assert!(!ranges.any());
-        let newest = Lease::granted(7, 3).unwrap();
-        ranges.learn(0, newest);
-        assert!(ranges.lease(0).unwrap().may_write(), "also where a relative was granted it");
-        ranges.doubt(0, newest);
-        ranges.leases.words()[0].store(0, Ordering::Relaxed);
-        ranges.learn(0, new);
-        assert!(ranges.lease(0).unwrap().may_write(), "a donor that was started anew begins with small numbers");
+        for writers in [Writers::One, Writers::Several] {
+            let ranges = Ranges::new(1, writers).unwrap();
+            let (old, new) = (Lease::granted(9, 1).unwrap(), Lease::granted(3, 2).unwrap());
+            ranges.learn(0, old);
+            ranges.learn(0, new);
+            assert_eq!(ranges.lease(0), Some(new));
+            ranges.doubt(0, old);
+            assert!(ranges.lease(0).unwrap().may_write(), "what is on its way with an old one is refused");
+            ranges.doubt_all();
+            assert!(!ranges.lease(0).unwrap().may_write());
+            ranges.learn(0, old);
+            let known = ranges.lease(0).unwrap();
+            assert_eq!(known.token(), new.token());
+            assert!(!known.may_write(), "a token that is not the last one is no right");
+            ranges.forget(0, old);
+            assert!(ranges.any());
+            ranges.forget(0, new);
+            assert!(!ranges.any());
+        }
+    }
+
+    /// What a relative of this process does, in the words that both have.
+    fn a_relative_learns(ranges: &Ranges, lease: Lease) {
+        ranges.leases.words()[0].store(lease.0 & !MAY_WRITE, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_relatives_token_is_a_right_only_where_several_write() {
+        let (first, second) = (Lease::granted(7, 3).unwrap(), Lease::granted(7, 4).unwrap());
+        for (writers, may_write) in [(Writers::One, false), (Writers::Several, true)] {
+            let ranges = Ranges::new(1, writers).unwrap();
+            ranges.learn(0, first);
+            a_relative_learns(&ranges, second);
+            assert_eq!(ranges.lease(0).unwrap().may_write(), may_write, "{writers:?}");
+            ranges.doubt(0, second);
+            assert!(!ranges.lease(0).unwrap().may_write(), "what a relative has in doubt is in doubt");
+            a_relative_learns(&ranges, Lease(0));
+            ranges.learn(0, first);
+            assert!(ranges.lease(0).unwrap().may_write(), "a donor that was started anew begins with small numbers");
+        }
     }
 
     #[test]
     fn what_is_asked_back_is_found_until_it_is_given_back() {
-        let ranges = Ranges::new(200).unwrap();
+        let ranges = Ranges::new(200, Writers::One).unwrap();
         let lease = |slab| Lease::granted(slab, slab + 1).unwrap();
         [3, 64, 130, 199].into_iter().for_each(|range| ranges.learn(range, lease(range + 1000)));
         let all = || {

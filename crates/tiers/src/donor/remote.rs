@@ -23,7 +23,7 @@ use super::NAME;
 use super::contact::Contact;
 use super::links::Begun;
 use super::patience::Patience;
-use super::ranges::{Lease, Ranges};
+use super::ranges::{Lease, Ranges, Writers};
 use super::transport::{Loss, Transport};
 use super::turns::Turns;
 use crate::failure::{Activity, TierFailure};
@@ -93,8 +93,9 @@ impl Remote {
         lease: Duration,
         patience: Patience,
         unlent: Unlent,
+        writers: Writers,
     ) -> Result<Remote, Errno> {
-        let ranges = Arc::new(Ranges::new(slabs)?);
+        let ranges = Arc::new(Ranges::new(slabs, writers)?);
         transport.recalls().note_in(Arc::clone(&ranges));
         Ok(Remote {
             transport,
