@@ -21,6 +21,7 @@ use crate::raw::syscall;
 struct Registration {
     domain: Arc<Domain>,
     mr: NonNull<abi::Mr>,
+    is_over: bool,
 }
 
 // SAFETY: as for `Device`; the structure is only read.
@@ -46,7 +47,7 @@ impl Registration {
         // SAFETY: the domain is there, and the caller promises the range.
         let mr = unsafe { (device.library.ibv_reg_mr_iova)(domain.pd.as_ptr(), address, bytes, called, access) };
         let mr = NonNull::new(mr).ok_or_else(|| device.failure("registering memory"))?;
-        Ok(Registration { domain: Arc::clone(domain), mr })
+        Ok(Registration { domain: Arc::clone(domain), mr, is_over: false })
     }
 
     fn mr(&self) -> &abi::Mr {
@@ -55,12 +56,26 @@ impl Registration {
     }
 }
 
+impl Registration {
+    fn end(mut self) -> Result<(), VerbsFailure> {
+        match self.deregister() {
+            0 => Ok(()),
+            errno => Err(VerbsFailure::Call { what: "deregistering memory", errno: errno.abs() }),
+        }
+    }
+
+    fn deregister(&mut self) -> c_int {
+        if std::mem::replace(&mut self.is_over, true) || !self.domain.device.is_own() {
+            return 0;
+        }
+        // SAFETY: it is registered, and nobody uses it afterwards: this is done once.
+        unsafe { (self.domain.device.library.ibv_dereg_mr)(self.mr.as_ptr()) }
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.domain.device.is_own() {
-            // SAFETY: it is registered, and nobody uses it afterwards.
-            unsafe { (self.domain.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
-        }
+        self.deregister();
     }
 }
 
@@ -85,6 +100,12 @@ impl Window {
         // were given back, the device would go on with those that it has pinned: nobody else's.
         let registration = unsafe { Registration::new(domain, start, bytes, 0, access) }?;
         Ok(Window { registration, _memory: Arc::clone(memory) })
+    }
+
+    /// Closes it, so that it is known whether that was done: dropping it would not say.
+    pub fn close(self) -> Result<(), VerbsFailure> {
+        let Window { registration, .. } = self;
+        registration.end()
     }
 
     /// What a peer has to show.
