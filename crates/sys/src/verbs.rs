@@ -4,7 +4,7 @@
 //! RDMA by way of libibverbs, which is looked for when somebody asks for it and linked to by nobody.
 //!
 //! What is here is what one-sided access takes: a device and a port of it ([`choose`]), a protection domain
-//! ([`Domain`]), memory that the device may reach ([`Window`], of which a peer reads and writes, and [`Slot`], of which
+//! ([`Domain`]), memory that the device may reach ([`Window`], of which a peer reads and writes, and [`Dock`], of which
 //! a queue pair takes and to which it brings), and a reliable connection ([`QueuePair`]). `abi.rs` has the structures,
 //! `library.rs` the functions.
 //!
@@ -21,6 +21,6 @@ mod ports;
 
 pub use device::{Device, Domain};
 pub use failure::VerbsFailure;
-pub use memory::{Slot, Window};
+pub use memory::{Dock, Window};
 pub use pair::{Completion, End, PSN_BITS, QueuePair, Work};
 pub use ports::{Port, choose, ports};

@@ -56,6 +56,16 @@ impl Device {
         Ok(device)
     }
 
+    #[cfg(test)]
+    pub(super) fn of_parts(
+        library: &'static Library,
+        context: NonNull<abi::Context>,
+        own: OwnWord,
+        port: Port,
+    ) -> Device {
+        Device { library, context, own, port, mtu: 3 }
+    }
+
     fn query_mtu(&self) -> Result<u8, VerbsFailure> {
         let mut attributes = abi::PortAttr::default();
         // SAFETY: the context is open, and the structure is at least as long as the library's.

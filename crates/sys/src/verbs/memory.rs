@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory that a device may reach: a peer's way in ([`Window`]), and what goes out and comes in ([`Slot`]).
+//! Memory that a device may reach: a peer's way in ([`Window`]), and what goes out and comes in ([`Dock`]).
 //!
 //! The kernel pins the pages for as long as they are registered. Registering is for a donor's grants and for the
 //! beginning of a tier, never for a fault.
@@ -115,7 +115,7 @@ impl Window {
 }
 
 /// Memory of our own that a queue pair takes from and brings to. Not in forked children.
-pub struct Slot {
+pub struct Dock {
     // Dropped before the mapping.
     registration: Registration,
     mapping: Mapping,
@@ -138,9 +138,9 @@ impl Drop for Mapping {
     }
 }
 
-impl Slot {
+impl Dock {
     /// `bytes` bytes, which are there from now on.
-    pub fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Slot, VerbsFailure> {
+    pub fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Dock, VerbsFailure> {
         let call = |errno: crate::raw::Errno| VerbsFailure::Call { what: "mmap", errno: errno.0 };
         let start = map_anonymous(bytes).map_err(call)?;
         let mapping = Mapping { start, bytes, device: Arc::clone(&domain.device) };
@@ -149,7 +149,16 @@ impl Slot {
         // SAFETY: the range is mapped until `mapping` is dropped, which is after the registration; its bytes are
         // reached by copies alone, while no work with it is under way.
         let registration = unsafe { Registration::new(domain, start, bytes, start as u64, abi::ACCESS_LOCAL_WRITE) }?;
-        Ok(Slot { registration, mapping })
+        Ok(Dock { registration, mapping })
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_parts(domain: &Arc<Domain>, bytes: usize) -> Dock {
+        let start = map_anonymous(bytes).unwrap();
+        // SAFETY: integers and null pointers are all zeros.
+        let mr: &mut abi::Mr = Box::leak(Box::new(unsafe { std::mem::zeroed() }));
+        let registration = Registration { domain: Arc::clone(domain), mr: mr.into(), is_over: true };
+        Dock { registration, mapping: Mapping { start, bytes, device: Arc::clone(&domain.device) } }
     }
 
     /// How many bytes.
@@ -163,7 +172,7 @@ impl Slot {
     }
 
     pub(super) fn address(&self, offset: usize, bytes: usize) -> u64 {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.mapping.bytes), "inside the slot");
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.mapping.bytes), "inside the dock");
         (self.mapping.start + offset) as u64
     }
 

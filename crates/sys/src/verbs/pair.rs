@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::abi;
 use super::device::Domain;
 use super::failure::VerbsFailure;
-use super::memory::Slot;
+use super::memory::Dock;
 use crate::raw::{Errno, syscall};
 use crate::wakeup::readable;
 
@@ -63,9 +63,9 @@ pub struct End {
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// The peer's bytes come into the slot.
+    /// The peer's bytes come into the dock.
     Read,
-    /// The slot's bytes go to the peer.
+    /// The dock's bytes go to the peer.
     Write,
 }
 
@@ -167,7 +167,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the connection, with whatever is under way: no byte of a slot changes afterwards.
+    /// Ends the connection, with whatever is under way: no byte of a dock changes afterwards.
     pub fn reset(&self) -> Result<(), Errno> {
         self.modify(abi::QpAttr { qp_state: abi::QPS_RESET, ..abi::QpAttr::default() }, 0)?;
         for _ in 0..DRAINS_MOST {
@@ -233,12 +233,12 @@ impl QueuePair {
         )
     }
 
-    /// Puts a work under way: `bytes` bytes between `from` on in the slot and `remote` on in what the peer's key is
-    /// for. Until its completion was found, or the pair was reset, the slot's bytes are the device's.
+    /// Puts a work under way: `bytes` bytes between `from` on in the dock and `remote` on in what the peer's key is
+    /// for. Until its completion was found, or the pair was reset, the dock's bytes are the device's.
     pub fn post(
         &self,
         work: Work,
-        slot: &mut Slot,
+        dock: &mut Dock,
         from: usize,
         bytes: usize,
         remote: u64,
@@ -246,12 +246,13 @@ impl QueuePair {
     ) -> Result<(), Errno> {
         self.domain.device.check_own()?;
         let length = u32::try_from(bytes).map_err(|_| Errno(libc::EMSGSIZE))?;
-        let mut piece = abi::Sge { addr: slot.address(from, bytes), length, lkey: slot.key() };
+        let mut piece = abi::Sge { addr: dock.address(from, bytes), length, lkey: dock.key() };
         let mut request = abi::SendWr {
             wr_id: 0,
             next: ptr::null_mut(),
             sg_list: &raw mut piece,
-            num_sge: 1,
+            // Of no bytes, a piece would mean 2 GiB to some devices.
+            num_sge: c_int::from(bytes > 0),
             opcode: match work {
                 Work::Read => abi::WR_RDMA_READ,
                 Work::Write => abi::WR_RDMA_WRITE,
@@ -266,7 +267,7 @@ impl QueuePair {
         let library = self.domain.device.library;
         // SAFETY: the pair is there, and so is its context, whose table of operations its driver has filled.
         let post = unsafe { (*(*self.qp.as_ptr()).context).ops.post_send }.expect("every driver posts");
-        // SAFETY: request and piece are read before the call returns; the slot is registered and stays.
+        // SAFETY: request and piece are read before the call returns; the dock is registered and stays.
         match uncancelled(library, || unsafe { post(self.qp.as_ptr(), &raw mut request, &raw mut bad) }) {
             0 => Ok(()),
             // Some drivers return the number, others one less than zero.
@@ -362,4 +363,79 @@ fn uncancelled(library: &super::library::Library, call: impl FnOnce() -> c_int) 
     // SAFETY: as above, back to what it was.
     unsafe { (library.pthread_setcancelstate)(before, ptr::null_mut()) };
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_void;
+    use std::sync::atomic::AtomicU32;
+    use std::time::Instant;
+
+    use super::super::library::Library;
+    use super::super::ports::Port;
+    use super::super::{Device, abi};
+    use super::*;
+    use crate::memory::OwnWord;
+
+    static POSTED: AtomicU32 = AtomicU32::new(0);
+
+    unsafe extern "C" fn post(_: *mut abi::Qp, _: *mut abi::SendWr, _: *mut *mut abi::SendWr) -> c_int {
+        POSTED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        0
+    }
+
+    unsafe extern "C" fn poll(_: *mut abi::Cq, _: c_int, found: *mut abi::Wc) -> c_int {
+        // SAFETY: the caller has room for one.
+        unsafe { *found = abi::Wc::default() };
+        1
+    }
+
+    /// What a read costs the processor beyond the device and the wire: a device that has always done it at once. In
+    /// release, as `cargo test --release -p aquifer-sys --lib -- --ignored --nocapture beyond_the_device`.
+    #[test]
+    #[ignore = "prints what it measures, and judges nothing"]
+    fn what_a_read_costs_beyond_the_device() {
+        let library = match Library::get() {
+            Ok(library) => library,
+            Err(failure) => return println!("skipped, because {failure}"),
+        };
+        // SAFETY: integers, null pointers and absent functions are all zeros.
+        let mut context: Box<abi::Context> = Box::new(unsafe { std::mem::zeroed() });
+        context.ops.post_send = Some(post);
+        context.ops.poll_cq = Some(poll);
+        let context = NonNull::from(Box::leak(context));
+        // SAFETY: as above.
+        let (cq, qp): (&mut abi::Cq, &mut abi::Qp) =
+            unsafe { (Box::leak(Box::new(std::mem::zeroed())), Box::leak(Box::new(std::mem::zeroed()))) };
+        (cq.context, qp.context) = (context.as_ptr(), context.as_ptr());
+        let own = OwnWord::new().unwrap();
+        own.word().store(1, std::sync::atomic::Ordering::Relaxed);
+        let port = Port { device: String::new(), number: 1, is_ethernet: true, gid_index: 0, gid: [0; 16], lid: 0 };
+        let device = std::mem::ManuallyDrop::new(Arc::new(Device::of_parts(library, context, own, port)));
+        let pd = NonNull::<c_void>::dangling();
+        let domain = std::mem::ManuallyDrop::new(Arc::new(Domain { device: Arc::clone(&device), pd }));
+        let channel = NonNull::dangling();
+        let pair = QueuePair { domain: Arc::clone(&domain), qp: qp.into(), cq: cq.into(), channel };
+        let pair = std::mem::ManuallyDrop::new(pair);
+        let mut dock = std::mem::ManuallyDrop::new(Dock::of_parts(&domain, 1 << 20));
+        for bytes in [4096, 131_072, 1 << 20] {
+            // Frames that no cache holds, as those of a fault are.
+            let mut frames = vec![1u8; 256 << 20];
+            let (mut moved, mut asked) = (Vec::new(), Vec::new());
+            for frame in frames.chunks_exact_mut(bytes) {
+                let begun = Instant::now();
+                pair.post(Work::Read, &mut dock, 0, bytes, 0, 7).unwrap();
+                assert_eq!(pair.poll(), Ok(Some(Completion::Done)));
+                asked.push(begun.elapsed());
+                dock.copy_out(0, frame);
+                moved.push(begun.elapsed());
+            }
+            // The median: on a machine that others use, a mean is theirs.
+            let median = |mut times: Vec<Duration>| {
+                times.sort_unstable();
+                times[times.len() / 2]
+            };
+            println!("{bytes} bytes: {:?}, of which post and poll {:?}", median(moved), median(asked));
+        }
+    }
 }
