@@ -7,7 +7,8 @@
 //! machine, by way of a socket. Who has which slab is decided in [`leases`], which is pure; what is said on a
 //! connection, in `aquifer_wire`. A connection's way: it comes in by `entrance.rs`, `listener.rs` gives it a thread,
 //! `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask. The memory:
-//! `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA. `control.rs` is the way in of this machine's administrator.
+//! `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA.
+//! `control.rs` is the way in of this machine's administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a borrower reaches past the donor: the slabs of its own leases, by their last tokens, and nothing else. And what
-//! is said where there is no RDMA.
+//! What a borrower reaches past the donor: the slabs of its own leases, by their last tokens, and nothing else. And
+//! what is said where there is no RDMA.
 //!
 //! The trouble it guards against: the donor's processor is not asked, so what it has forgotten to close stays open, and
 //! a slab that is somebody else's by now is read or overwritten by whoever had it before.

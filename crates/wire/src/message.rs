@@ -102,8 +102,8 @@ pub enum Message {
         /// The borrower's end.
         end: PairEnd,
     },
-    /// Asks for the key by which RDMA connections of the borrower's reach into a slab. It is good until the lease ends or
-    /// has another token.
+    /// Asks for the key by which RDMA connections of the borrower's reach into a slab. It is good until the lease ends
+    /// or has another token.
     Key {
         /// Of which lease.
         lease: u64,

@@ -3,7 +3,7 @@
 
 //! The structures of libibverbs that cross its boundary, as `infiniband/verbs.h` of rdma-core 44 lays them out.
 //!
-//! Its ABI is versioned (`libibverbs.so.1`, symbols `IBVERBS_1.x`) and these structures have only ever grown at the end.
+//! Its ABI is versioned (`libibverbs.so.1`, symbols `IBVERBS_1.x`) and these structures have grown at the end alone.
 //! The test at the end compares every size and offset with the header of the machine, where there is one and a C
 //! compiler.
 

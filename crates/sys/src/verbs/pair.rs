@@ -33,8 +33,8 @@ const WORKS_MOST: u32 = 2;
 /// A packet that is not answered is sent again after 4.096 us times 2 to the power of this: 67 ms. A device may take up
 /// to four times as long.
 const TIMEOUT: u8 = 14;
-/// How often it is sent again. With the above, a peer that is gone is known after 0.5 to 1.9 seconds; who cannot wait so
-/// long gives up before and resets the pair. The field has room for 7, which Soft-RoCE takes for ever.
+/// How often it is sent again. With the above, a peer that is gone is known after 0.5 to 1.9 seconds; who cannot wait
+/// so long gives up before and resets the pair. The field has room for 7, which Soft-RoCE takes for ever.
 const RETRIES: u8 = 6;
 /// The wait that is asked of a peer that has sent too much: 0.64 ms. Nothing is sent here that could be too much.
 const RNR_TIMER: u8 = 12;

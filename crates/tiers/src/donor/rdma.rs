@@ -2,7 +2,8 @@
 // Copyright the Aquifer authors
 
 //! A donor over RDMA: its processor has no part in reads and writes. What is asked goes over the links, as TCP and TLS
-//! have them; bytes go by RDMA READ and WRITE between a dock of ours and the slab, and by a copy between dock and frame.
+//! have them; bytes go by RDMA READ and WRITE between a dock of ours and the slab, and by a copy between dock and
+//! frame.
 //!
 //! ```text
 //!   asked (grant, renew, pair, key) ── links, TCP or TLS ──────────────► donor

@@ -126,7 +126,8 @@ struct Said<'a> {
     device: Option<&'a str>,
 }
 
-const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, device=NAME, mirror=N, encrypt=ephemeral or size=SIZE";
+const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, device=NAME, mirror=N, \
+                       encrypt=ephemeral or size=SIZE";
 
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
