@@ -18,7 +18,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
-use aquifer_donor::{Address, CONNECTIONS_MOST, Files, Security, Source};
+use aquifer_donor::{Address, CONNECTIONS_MOST, DeviceChoice, Files, Security, Source};
 
 use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
@@ -42,6 +42,8 @@ Examples:
     --tier donor:10.0.0.2:7411,cert=borrower.pem,key=borrower.key,ca=ca.pem -- ./program
   aquifer donor --size 64GiB --listen unix:/run/aquifer.sock   for programs on this machine
   aquifer run --dram 4GiB --tier donor:unix:/run/aquifer.sock -- ./program
+  aquifer donor --size 64GiB --listen 10.0.0.2:7411 --rdma auto \\
+    --tls-cert donor.pem --tls-key donor.key --tls-ca ca.pem
   aquifer donor --size 8GiB --source huge --quota 2GiB --security plain
   aquifer donor --size 64GiB --source dax:/dev/dax0.0 --security plain
   aquifer donor --size 64GiB --security plain --control /run/donor.sock
@@ -60,6 +62,10 @@ pub struct DonorArgs {
     /// Where to listen; port 0 is any that is free; unix:PATH shares it with programs of this user and root
     #[arg(long, value_name = "ADDRESS:PORT", default_value = LISTEN)]
     listen: Address,
+
+    /// Let borrowers reach it by RDMA, too: a device's name, or auto
+    #[arg(long, value_name = "DEVICE|auto")]
+    rdma: Option<DeviceChoice>,
 
     #[command(flatten)]
     tls: TlsArgs,
@@ -111,7 +117,7 @@ pub struct TlsArgs {
     #[arg(long, value_name = "HOW", default_value = "tls", value_parser = ["tls", "plain"])]
     security: String,
 
-    /// The certificate of this side, in PEM, with those between it and its authority
+    /// This side's certificate, in PEM, with those up to its authority
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
 

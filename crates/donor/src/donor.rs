@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use aquifer_sys::verbs::Port;
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{EVERY_BYTE, Standing};
 
@@ -81,6 +82,11 @@ impl Donor {
         }
     }
 
+    /// Which port of which RDMA device borrowers reach, if they do.
+    pub fn rdma_port(&self) -> Option<&Port> {
+        self.shared.service.rdma_port()
+    }
+
     /// What it lends, in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.shared.service.capacity_bytes()
@@ -135,6 +141,7 @@ impl Donor {
             let _ = thread.join();
         }
         service.wipe_all();
+        service.end_one_sided();
     }
 }
 

@@ -301,6 +301,15 @@ impl LeaseTable {
         Ok(Access { slab, start })
     }
 
+    /// A borrower wants to touch all of a slab, as [`begin`](Self::begin).
+    pub fn begin_slab(&mut self, now_ms: u64, who: BorrowerId, lease: u64, token: u64) -> Result<Access, Refusal> {
+        self.expire(now_ms);
+        let (slab, _) = self.check(who, lease, token)?;
+        self.touch(now_ms, who);
+        self.slabs[slab as usize].accesses += 1;
+        Ok(Access { slab, start: 0 })
+    }
+
     /// The bytes are not touched any more.
     pub fn end(&mut self, access: Access) {
         let slab = &mut self.slabs[access.slab as usize];

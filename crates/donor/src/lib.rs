@@ -7,7 +7,8 @@
 //! machine, by way of a socket. Who has which slab is decided in [`leases`], which is pure; what is said on a
 //! connection, in `aquifer_wire`. A connection's way: it comes in by `entrance.rs`, `listener.rs` gives it a thread,
 //! `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask. The memory:
-//! `memory.rs`, and where it is shared, `lent_files.rs`. `control.rs` is the way in of this machine's administrator.
+//! `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA.
+//! `control.rs` is the way in of this machine's administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};
@@ -33,6 +34,7 @@ mod lent_file;
 mod lent_files;
 mod listener;
 mod memory;
+mod one_sided;
 mod prometheus;
 mod service;
 mod settings;
@@ -45,5 +47,5 @@ pub use control::{ControlFailure, reclaim, standing};
 pub use donor::{Donor, Observer};
 pub use memory::Source;
 pub use prometheus::to_prometheus;
-pub use settings::{Address, CONNECTIONS_MOST, LEASE, Patience, Security, Settings, StartFailure};
+pub use settings::{Address, CONNECTIONS_MOST, DeviceChoice, LEASE, Patience, Security, Settings, StartFailure};
 pub use status::{StatusFailure, local_status, status};

@@ -7,6 +7,8 @@
 //! Where it can be done, giving a slab's pages back to the kernel is the wipe: it zeroes a page before anybody has it
 //! again, and the machine has the memory until then. The mechanisms: `sys/src/lent_memory.rs`.
 
+use std::sync::Arc;
+
 use aquifer_sys::lent_memory::LentMemory;
 pub use aquifer_sys::lent_memory::Source;
 use aquifer_wire::SLAB_BYTES;
@@ -18,7 +20,7 @@ use crate::settings::{Address, Settings, StartFailure};
 /// See the module.
 #[derive(Debug)]
 pub(crate) enum Slabs {
-    Mapped(LentMemory),
+    Mapped(Arc<LentMemory>),
     Shared(LentFiles),
 }
 
@@ -33,7 +35,7 @@ impl Slabs {
         if let Some(node) = settings.node {
             memory.bind(node).map_err(|error| StartFailure::Node(node, error))?;
         }
-        Ok(Slabs::Mapped(memory))
+        Ok(Slabs::Mapped(Arc::new(memory)))
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
@@ -87,7 +89,7 @@ impl Slabs {
 }
 
 /// See [`Slabs::mapped`].
-pub(crate) struct Mapped<'a>(&'a LentMemory);
+pub(crate) struct Mapped<'a>(&'a Arc<LentMemory>);
 
 impl Mapped<'_> {
     pub(crate) fn read(&self, access: &Access, target: &mut [u8]) {
@@ -96,6 +98,15 @@ impl Mapped<'_> {
 
     pub(crate) fn write(&self, access: &Access, source: &[u8]) {
         self.0.copy_in(place(access), source);
+    }
+
+    /// Part of a slab that its holder does not need, and whose pages a device may have.
+    pub(crate) fn overwrite(&self, access: &Access, bytes: u64) {
+        self.0.store_zeros(place(access), bytes as usize);
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<LentMemory> {
+        self.0
     }
 }
 

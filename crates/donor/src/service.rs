@@ -14,13 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, Refusal, SLAB_BYTES, Standing};
+use aquifer_sys::verbs::{Port, VerbsFailure};
+use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, PairEnd, Refusal, SLAB_BYTES, Standing};
 
 use crate::body;
 use crate::leases::{Access, Claim, LeaseTable, Leaving};
 use crate::lent_file::LentFile;
 use crate::lent_files::LentFiles;
 use crate::memory::Slabs;
+use crate::one_sided::{self, OneSided};
 use crate::settings::{Settings, StartFailure};
 use crate::tallies::{Log, Tallies};
 
@@ -38,6 +40,8 @@ pub(crate) struct Service {
     keeper: Condvar,
     /// How often memory was taken back: what connections told their borrowers of before is not all of it any more.
     orders: AtomicU64,
+    /// What borrowers reach without us. Before the memory, of which it is.
+    one_sided: Option<OneSided>,
     slabs: Slabs,
     pub(crate) tallies: Tallies,
     started: Instant,
@@ -67,6 +71,9 @@ impl Visit<'_> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
+        if let Some(one_sided) = &self.service.one_sided {
+            one_sided.leave(self.who);
+        }
         if self.service.slabs.shared().is_some_and(|files| files.leave(self.who)) {
             let _ = self.service.release(self.who, EVERY_LEASE, 0);
         }
@@ -79,11 +86,20 @@ impl Service {
         let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::from(u32::MAX));
         let instance = aquifer_sys::raw::random()
             .map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
+        let memory = Slabs::new(settings, slabs)?;
+        let one_sided = match (&settings.rdma, memory.mapped()) {
+            (Some(choice), Some(mapped)) => {
+                let one_sided = OneSided::new(choice, settings.local_ip(), mapped.memory());
+                Some(one_sided.map_err(StartFailure::Rdma)?)
+            }
+            _ => None,
+        };
         Ok(Service {
             table: Mutex::new(LeaseTable::new(slabs, settings.quota_slabs(), lease_ms)),
             keeper: Condvar::new(),
             orders: AtomicU64::new(0),
-            slabs: Slabs::new(settings, slabs)?,
+            one_sided,
+            slabs: memory,
             tallies: Tallies::new(log),
             started: Instant::now(),
             instance,
@@ -126,6 +142,9 @@ impl Service {
             self.tallies.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
             Refusal::Full
         })?;
+        if let Some(one_sided) = &self.one_sided {
+            one_sided.enter(who);
+        }
         Ok(Visit { service: self, who, file })
     }
 
@@ -173,11 +192,17 @@ impl Service {
             }
             Message::Discard { lease, token, offset, bytes } => {
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
-                self.slabs.discard(&access, bytes);
+                match (&self.one_sided, self.slabs.mapped()) {
+                    // Pages that the device has must stay.
+                    (Some(_), Some(memory)) => memory.overwrite(&access, bytes),
+                    _ => self.slabs.discard(&access, bytes),
+                }
                 self.end(access);
                 self.tallies.add(Figure::DiscardsTotal, 1);
                 Ok(Message::Discarded)
             }
+            Message::Pair { lane, end } => self.pair(who, lane, end),
+            Message::Key { lease, token } => self.key(who, lease, token),
             Message::Status => {
                 body.clear();
                 body.extend_from_slice(&self.standing(connections).encode());
@@ -196,11 +221,59 @@ impl Service {
         drop(table);
         self.keeper.notify_all();
         let (lease, token) = (u64::from(granted.slab), granted.token);
+        // What was sent with the token before is refused when the new one is known.
+        self.shut_out(|one_sided| one_sided.close_before(granted.slab, token));
         if let Some(files) = self.slabs.shared() {
             self.provide(files, who, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
         }
         self.tallies.add(Figure::GrantsTotal, 1);
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
+    }
+
+    /// Which port borrowers reach by RDMA, if they do.
+    pub(crate) fn rdma_port(&self) -> Option<&Port> {
+        self.one_sided.as_ref().map(OneSided::port)
+    }
+
+    fn pair(&self, who: BorrowerId, lane: u32, end: PairEnd) -> Result<Message, Refusal> {
+        let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
+        match one_sided.pair(who, lane, end) {
+            Ok(end) => Ok(Message::Paired { end }),
+            Err(one_sided::Failure::Refused(refusal)) => Err(refusal),
+            Err(one_sided::Failure::Verbs(failure)) => {
+                self.tallies.say(&format!("no RDMA connection for a borrower: {failure}"));
+                Err(Refusal::Full)
+            }
+        }
+    }
+
+    /// The key of a slab, as an access to all of it: it gets no other token and is not wiped meanwhile.
+    fn key(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
+        let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
+        let access = self.table().begin_slab(self.now_ms(), who, lease, token)?;
+        let key = one_sided.key(who, access.slab, token);
+        self.end(access);
+        match key {
+            Ok(key) => Ok(Message::Keyed { key }),
+            Err(failure) => {
+                self.tallies.say(&format!("no way by RDMA into a slab: {failure}"));
+                Err(Refusal::Full)
+            }
+        }
+    }
+
+    /// Closes a window of the device's.
+    fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
+        if let Some(Err(failure)) = self.one_sided.as_ref().map(close) {
+            self.tallies.say(&format!("a borrower's RDMA connections were ended, because of {failure}"));
+        }
+    }
+
+    /// Nobody reaches anything any more.
+    pub(crate) fn end_one_sided(&self) {
+        if let Some(one_sided) = &self.one_sided {
+            one_sided.end();
+        }
     }
 
     /// Puts a slab that was granted into its borrower's file, as an access to all of it: it is not wiped meanwhile.
@@ -254,6 +327,7 @@ impl Service {
             table.expire(self.now_ms());
             let Some(slab) = table.take_unwiped() else { return };
             drop(table);
+            self.shut_out(|one_sided| one_sided.close(slab));
             self.slabs.wipe(slab);
             self.tallies.add(Figure::WipesTotal, 1);
             let is_ours_again = self.table().wiped(slab);

@@ -3,13 +3,14 @@
 
 //! What a donor is to lend and how, and why it may be unable to.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, Files};
 use aquifer_wire::SLAB_BYTES;
 use rustls::ServerConfig;
@@ -72,6 +73,27 @@ impl FromStr for Address {
 /// What stands before the path of a socket.
 const LOCAL: &str = "unix:";
 
+/// Over which RDMA device to lend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The one with the address at which the donor listens, or else the first one that is good for it.
+    Any,
+    /// The one of this name.
+    Named(String),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceChoice, String> {
+        match text {
+            "auto" => Ok(DeviceChoice::Any),
+            "" => Err("write auto, or the name of an RDMA device ('rdma link' shows them)".into()),
+            name => Ok(DeviceChoice::Named(name.to_owned())),
+        }
+    }
+}
+
 /// How the connections are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -133,6 +155,8 @@ pub struct Settings {
     pub source: Source,
     /// From which NUMA node; `None`: from any.
     pub node: Option<u32>,
+    /// Whether borrowers may reach into their leases by RDMA, past the donor; where it listens at a port.
+    pub rdma: Option<DeviceChoice>,
     /// How connections are protected, where they leave the machine.
     pub security: Security,
     /// How long leases last.
@@ -154,6 +178,7 @@ impl Settings {
             quota_bytes: None,
             source,
             node: None,
+            rdma: None,
             security,
             lease: LEASE,
             patience: Patience::default(),
@@ -169,6 +194,14 @@ impl Settings {
             Ok(0) => Err(StartFailure::TooSmall),
             Ok(slabs) if slabs <= SLABS_MOST => Ok(slabs),
             _ => Err(StartFailure::TooLarge),
+        }
+    }
+
+    /// The address at which it listens, where that is one.
+    pub(crate) fn local_ip(&self) -> Option<IpAddr> {
+        match self.listen {
+            Address::Tcp(address) if !address.ip().is_unspecified() => Some(address.ip()),
+            _ => None,
         }
     }
 
@@ -192,6 +225,8 @@ pub enum StartFailure {
     Memory(Source, io::Error),
     /// The memory cannot be had from this node.
     Node(u32, io::Error),
+    /// Nothing can be lent over RDMA.
+    Rdma(VerbsFailure),
     /// A thread or a descriptor cannot be had.
     System(io::Error),
     /// More than a donor can keep account of.
@@ -260,6 +295,7 @@ impl fmt::Display for StartFailure {
             StartFailure::Node(node, error) => {
                 write!(f, "no memory of NUMA node {node} ({error}); name a node of /sys/devices/system/node")
             }
+            StartFailure::Rdma(failure) => write!(f, "nothing can be lent over RDMA: {failure}"),
             StartFailure::System(error) => {
                 write!(f, "cannot start a thread or open a descriptor ({error}); raise the limits (ulimit -a)")
             }

@@ -51,6 +51,21 @@ pub fn binaries() -> &'static Path {
     })
 }
 
+/// A test program of another crate's, in release.
+pub fn test_program(package: &str, test: &str) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let words = ["test", "--release", "--no-run", "--message-format", "json", "-p", package, "--test", test];
+    let mut command = Command::new(cargo);
+    let output = command.current_dir(workspace()).args(words).arg("--target-dir").arg(target_directory()).output();
+    let output = output.expect("cargo can be started");
+    assert!(output.status.success(), "{test} does not build: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let objects = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let is_it = |object: &serde_json::Value| object["target"]["name"] == test && object["executable"].is_string();
+    let object = objects.into_iter().find(is_it).expect("cargo says where it is");
+    object["executable"].as_str().expect("it was just looked at").into()
+}
+
 /// The preload library with a planted bug (a fetch that is left out now and then), beside what is built otherwise.
 pub fn planted_library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();

@@ -107,7 +107,7 @@ pub fn linux() -> Option<(PathBuf, PathBuf)> {
 }
 
 /// The newest kernel below `root`, and the directory of its modules.
-fn kernel(root: &Path) -> Option<(PathBuf, PathBuf)> {
+pub(crate) fn kernel(root: &Path) -> Option<(PathBuf, PathBuf)> {
     let names = fs::read_dir(root.join("boot")).ok()?.flatten().map(|entry| entry.file_name());
     let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
     names.sort_unstable();
@@ -120,19 +120,27 @@ fn kernel(root: &Path) -> Option<(PathBuf, PathBuf)> {
 
 /// An archive of regular files as the kernel unpacks it: the `newc` format of cpio(5).
 #[derive(Default)]
-struct Archive {
+pub(crate) struct Archive {
     bytes: Vec<u8>,
     files: u32,
 }
 
 impl Archive {
     /// Adds a file that can be executed.
-    fn add(&mut self, name: &str, contents: &[u8]) {
-        const MODE: u32 = 0o100_755;
+    pub(crate) fn add(&mut self, name: &str, contents: &[u8]) {
+        self.entry(name, 0o100_755, contents);
+    }
+
+    /// Adds a directory, before what is in it.
+    pub(crate) fn directory(&mut self, name: &str) {
+        self.entry(name, 0o040_755, &[]);
+    }
+
+    fn entry(&mut self, name: &str, mode: u32, contents: &[u8]) {
         self.files += 1;
         let file_len = u32::try_from(contents.len()).expect("a program, or a module");
         let name_len = u32::try_from(name.len() + 1).expect("a short name");
-        let fields = [self.files, MODE, 0, 0, 1, 0, file_len, 0, 0, 0, 0, name_len, 0];
+        let fields = [self.files, mode, 0, 0, 1, 0, file_len, 0, 0, 0, 0, name_len, 0];
         self.bytes.extend_from_slice(b"070701");
         fields.iter().for_each(|field| self.bytes.extend_from_slice(format!("{field:08x}").as_bytes()));
         self.bytes.extend_from_slice(name.as_bytes());
@@ -146,7 +154,7 @@ impl Archive {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    fn end(mut self) -> Vec<u8> {
+    pub(crate) fn end(mut self) -> Vec<u8> {
         self.add("TRAILER!!!", &[]);
         self.bytes
     }

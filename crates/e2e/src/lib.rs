@@ -4,7 +4,8 @@
 //! Whole-product tests: real programs under the real `aquifer`, with the real preload library.
 //!
 //! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
-//! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run; [`matrix`] lists settings;
+//! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run, [`rdma_guest`] one with an
+//! RDMA device; [`matrix`] lists settings;
 //! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, [`verifying`] is
 //! for donors that are lost, and [`programs`] are those that people use.
 //!
@@ -18,6 +19,7 @@ pub mod build;
 pub mod guest;
 pub mod matrix;
 pub mod programs;
+pub mod rdma_guest;
 pub mod run;
 pub mod stress;
 pub mod verifying;

@@ -139,6 +139,17 @@ impl LentMemory {
         self.bytes == 0
     }
 
+    /// The address of `bytes` bytes at `offset`, for the kernel.
+    pub(crate) fn place_of(&self, offset: usize, bytes: usize) -> usize {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
+        self.address() + offset
+    }
+
+    /// Stores zeros in whole words, and gives no memory back: where a device may have the pages.
+    pub fn store_zeros(&self, offset: usize, bytes: usize) {
+        self.words(offset, bytes).iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
     fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(WORD_BYTES) && bytes.is_multiple_of(WORD_BYTES), "whole words");
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
@@ -169,7 +180,7 @@ impl LentMemory {
     /// are stored.
     pub fn wipe(&self, offset: usize, bytes: usize) {
         if !(self.wipes_by_giving_back && self.give_back(offset, bytes)) {
-            self.words(offset, bytes).iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            self.store_zeros(offset, bytes);
         }
     }
 

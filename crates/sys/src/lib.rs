@@ -37,6 +37,7 @@ pub mod thread_state;
 pub mod threads;
 pub mod uffd;
 pub mod uring;
+pub mod verbs;
 pub mod wakeup;
 pub mod watch;
 

@@ -53,6 +53,7 @@ pub fn all(state_directory: &Path) -> Vec<Ability> {
     abilities.extend(userfaults::all());
     abilities.extend(machine::storage(state_directory));
     abilities.extend(machine::limits());
+    abilities.push(machine::rdma());
     abilities.extend(machine::for_bench());
     abilities
 }

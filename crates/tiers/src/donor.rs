@@ -5,10 +5,11 @@
 //! shares with programs on its own machine.
 //!
 //! A demand read is one round trip of the faulting thread's own, straight into the frame; the background has a
-//! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`
-//! and `shared_memory.rs` those that there are, `links.rs` has their connections, `link.rs` is one, `channel.rs` what
-//! protects it, TLS or nothing. What goes over it: `docs/formats.md`; why so:
-//! `docs/decisions/0015-a-donor-lends-slabs.md`, `0019-shared-memory-is-a-file-for-each-borrower.md`.
+//! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`,
+//! `shared_memory.rs` and `rdma.rs` those that there are, `links.rs` has their connections, `link.rs` is one,
+//! `channel.rs` what protects it, TLS or nothing. What goes over it: `docs/formats.md`; why so:
+//! `docs/decisions/0015-a-donor-lends-slabs.md`, `0019-shared-memory-is-a-file-for-each-borrower.md`,
+//! `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
 //!
 //! After fork(2) parent and child read the same slabs, each over connections of its own, and each renews the leases of
 //! both: as one borrower, whose leases last until the last of them has been gone for the time of a lease.
@@ -25,6 +26,7 @@ mod place;
 mod plain;
 mod queue;
 mod ranges;
+mod rdma;
 mod recalls;
 mod remote;
 mod shared_memory;
@@ -50,6 +52,7 @@ pub(crate) use self::member::{Asked, Missed, Offer};
 use self::patience::Patience;
 use self::place::Place;
 pub(crate) use self::ranges::Writers;
+use self::rdma::{Rdma, RdmaFailure};
 pub(crate) use self::remote::{Piece, pieces};
 use self::remote::{Remote, Unlent};
 use self::shared_memory::SharedMemory;
@@ -79,7 +82,7 @@ impl Donor {
             return Self::with(spec, Box::new(memory), greeting, notices);
         }
         let (links, greeting) = greet(spec, Patience::ALONE)?;
-        Self::with(spec, Box::new(Tcp(Arc::new(links))), greeting, Vec::new())
+        Self::with(spec, network(spec, links, true)?, greeting, Vec::new())
     }
 
     /// Gives back what all processes of the tree have borrowed: they have ended. Where that cannot be said, it expires.
@@ -152,6 +155,27 @@ fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Links, Greeting), Open
         };
     }
     Err(last)
+}
+
+/// The way to a donor at a port. `answers`: it has greeted back, so RDMA to it can be tried.
+fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Transport>, OpenFailure> {
+    let links = Arc::new(links);
+    let Some(wanted) = &spec.rdma else { return Ok(Box::new(Tcp(links))) };
+    let opened = Rdma::open(wanted, links).map_err(RdmaFailure::Verbs);
+    let checked = opened.and_then(|rdma| if answers { rdma.check().map(|()| rdma) } else { Ok(rdma) });
+    let address = || spec.address.clone();
+    checked.map(|rdma| Box::new(rdma) as Box<dyn Transport>).map_err(|failure| match failure {
+        RdmaFailure::Verbs(failure) => OpenFailure::Rdma { address: address(), failure },
+        RdmaFailure::Path(device) => OpenFailure::RdmaPath { address: address(), device },
+        // It knows nothing of such a request.
+        RdmaFailure::Loss(Loss::Refused(Refusal::UnknownKind)) => OpenFailure::DonorNoRdma { address: address() },
+        RdmaFailure::Loss(Loss::Refused(refusal)) => {
+            OpenFailure::Donor { address: address(), source: io::Error::other(refusal) }
+        }
+        RdmaFailure::Loss(Loss::Connection(errno)) => {
+            OpenFailure::Donor { address: address(), source: io::Error::from_raw_os_error(errno) }
+        }
+    })
 }
 
 /// Who borrows: one of a tree, where there is one.

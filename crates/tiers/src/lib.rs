@@ -65,7 +65,9 @@ pub use figures::TierFigures;
 pub use flash::Flash;
 pub use open::{check_levels, check_place, farewell, open, open_levels};
 pub use open_failure::OpenFailure;
-pub use spec::{ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, Redundancy, SpecFailure, TierSpec};
+pub use spec::{
+    ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, RdmaSpec, Redundancy, SpecFailure, TierSpec,
+};
 pub use tier::{
     Completion, Leaving, LevelFigures, Mover, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait,
 };

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::{fmt, io};
 
 use aquifer_core::units::ByteSize;
+use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, Distrust};
 
 /// A tier that did not come up.
@@ -41,6 +42,11 @@ pub enum OpenFailure {
     },
     /// The donor lends in plain text, and was asked over TLS.
     DonorPlain {
+        /// Where.
+        address: String,
+    },
+    /// The donor does not lend over RDMA.
+    DonorNoRdma {
         /// Where.
         address: String,
     },
@@ -140,6 +146,20 @@ pub enum OpenFailure {
         /// What is wrong, and what would be right.
         reason: String,
     },
+    /// There is no RDMA on this machine, or none that can be used.
+    Rdma {
+        /// To which donor.
+        address: String,
+        /// Why.
+        failure: VerbsFailure,
+    },
+    /// RDMA packets to the donor do not get through.
+    RdmaPath {
+        /// Where.
+        address: String,
+        /// By which device.
+        device: String,
+    },
     /// Something that nearly always works did not.
     System {
         /// The kind of tier.
@@ -192,6 +212,10 @@ impl fmt::Display for OpenFailure {
                 f,
                 "the donor at {address} lends in plain text, and was asked over TLS; give the donor certificates, or write \
                  security=plain where nobody else is on the network"
+            ),
+            OpenFailure::DonorNoRdma { address } => write!(
+                f,
+                "the donor at {address} does not lend over RDMA; start it with --rdma auto, or leave rdma: out"
             ),
             OpenFailure::DonorTls { address } => write!(
                 f,
@@ -269,6 +293,14 @@ impl fmt::Display for OpenFailure {
                 write!(f, "{} cannot be opened for writing: {source}; {}", path.display(), remedy(source))
             }
             OpenFailure::Profile { name, reason } => write!(f, "device profile {name}: {reason}"),
+            OpenFailure::Rdma { address, failure } => {
+                write!(f, "no RDMA to {address}: {failure}; or leave rdma: out, which is TCP")
+            }
+            OpenFailure::RdmaPath { address, device } => write!(
+                f,
+                "RDMA packets from {device} to the donor at {address} are not answered; let UDP port 4791 through (RoCE), \
+                 name the device of the same network with device=, or leave rdma: out"
+            ),
             OpenFailure::System { tier, what, source } => {
                 write!(f, "the {tier} tier could not be opened: {what}: {source}; {}", remedy(source))
             }
@@ -312,6 +344,9 @@ mod tests {
                 "name=SERVERNAME",
             ),
             (OpenFailure::DonorPlain { address: "host:7000".into() }, "security=plain"),
+            (OpenFailure::DonorNoRdma { address: "host:7000".into() }, "--rdma auto"),
+            (OpenFailure::Rdma { address: "host:7000".into(), failure: VerbsFailure::NoDevice }, "modprobe rdma_rxe"),
+            (OpenFailure::RdmaPath { address: "host:7000".into(), device: "rxe0".into() }, "4791"),
             (OpenFailure::DonorTls { address: "host:7000".into() }, "cert=FILE"),
             (
                 OpenFailure::DonorTooSmall { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },

@@ -12,6 +12,7 @@
 //! donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE[,name=SERVERNAME][,size=SIZE]
 //! donor:HOST:PORT,security=plain[,size=SIZE]
 //! donor:unix:PATH[,size=SIZE]
+//! donor:rdma:HOST:PORT[,device=NAME],OPTION...     bytes by RDMA; what is asked goes over HOST:PORT as above
 //! donor:HOST:PORT[*WEIGHT]+HOST:PORT[*WEIGHT]...,OPTION...[,mirror=N]     several donors; the rest is as for one
 //! donor:...[,parity=K+M]                                                the same, each page in shards
 //! emulated:PROFILE[,size=SIZE]     the name of a profile, or the path of one
@@ -30,7 +31,7 @@ use std::str::FromStr;
 
 use aquifer_core::units::ByteSize;
 
-pub use self::donors::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, Redundancy};
+pub use self::donors::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy};
 use crate::failure_plan::FailurePlan;
 
 /// How deep `failing:` may stand in `failing:`.
@@ -300,14 +301,20 @@ mod tests {
     fn donors_take_an_address_and_options() {
         let security = DonorSecurity::Plain;
         let donor = |address: &str, size| {
-            TierSpec::Donor(DonorSpec { address: address.into(), size, security: security.clone(), tree: None })
+            TierSpec::Donor(DonorSpec {
+                address: address.into(),
+                size,
+                security: security.clone(),
+                rdma: None,
+                tree: None,
+            })
         };
         assert_eq!(spec("donor:host:7000,security=plain"), donor("host:7000", None));
         let sized = donor("[::1]:7000", Some(ByteSize(1 << 30)));
         assert_eq!(spec("donor:[::1]:7000,size=1GiB,security=plain"), sized);
         let local = |size| {
             let security = DonorSecurity::Local;
-            TierSpec::Donor(DonorSpec { address: "unix:/run/a:1.sock".into(), size, security, tree: None })
+            TierSpec::Donor(DonorSpec { address: "unix:/run/a:1.sock".into(), size, security, rdma: None, tree: None })
         };
         assert_eq!(spec("donor:unix:/run/a:1.sock"), local(None));
         assert_eq!(spec("donor:unix:/run/a:1.sock,size=1GiB"), local(Some(ByteSize(1 << 30))));

@@ -7,6 +7,7 @@
 //! table is in `docs/formats.md`. Next: `header.rs`, which puts it into bytes.
 
 use crate::header::{VERSION_NEWEST, VERSION_OLDEST};
+use crate::pair_end::PairEnd;
 use crate::refusal::Refusal;
 use crate::standing::STANDING_BYTES;
 
@@ -95,6 +96,22 @@ pub enum Message {
     },
     /// Asks how the donor stands.
     Status,
+    /// Asks for the other end of an RDMA connection, by which the borrower reaches into its leases without the donor.
+    /// One with the number of an older one takes its place.
+    Pair {
+        /// Which of the borrower's connections: a number that its processes do not share.
+        lane: u32,
+        /// The borrower's end.
+        end: PairEnd,
+    },
+    /// Asks for the key by which RDMA connections of the borrower's reach into a slab. It is good until the lease ends
+    /// or has another token.
+    Key {
+        /// Of which lease.
+        lease: u64,
+        /// Its fencing token.
+        token: u64,
+    },
     /// An administrator's order, on the donor's control socket alone: it shall take memory back and not lend it again.
     Reclaim {
         /// How much, in whole slabs, or [`EVERY_BYTE`].
@@ -146,6 +163,16 @@ pub enum Message {
     Discarded,
     /// Answers `Status`; a [`Standing`](crate::Standing) is the body.
     Standing,
+    /// Answers `Pair`.
+    Paired {
+        /// The donor's end, which is ready.
+        end: PairEnd,
+    },
+    /// Answers `Key`.
+    Keyed {
+        /// What a work has to show. The slab's first byte is at 0.
+        key: u32,
+    },
     /// Answers `Reclaim`.
     Reclaiming {
         /// How much borrowers have still to give back, of this order and of those before.
@@ -175,6 +202,8 @@ const READ: u16 = 5;
 const WRITE: u16 = 6;
 const DISCARD: u16 = 7;
 const STATUS: u16 = 8;
+const PAIR: u16 = 9;
+const KEY: u16 = 10;
 const RECLAIM: u16 = 0x10;
 /// Added to the kind of a request, it is the kind of its answer.
 const ANSWER: u16 = 0x8000;
@@ -193,6 +222,8 @@ impl Message {
             Message::Write { .. } => WRITE,
             Message::Discard { .. } => DISCARD,
             Message::Status => STATUS,
+            Message::Pair { .. } => PAIR,
+            Message::Key { .. } => KEY,
             Message::Reclaim { .. } => RECLAIM,
             Message::Welcome { .. } => ANSWER | HELLO,
             Message::Granted { .. } => ANSWER | GRANT,
@@ -202,6 +233,8 @@ impl Message {
             Message::Written => ANSWER | WRITE,
             Message::Discarded => ANSWER | DISCARD,
             Message::Standing => ANSWER | STATUS,
+            Message::Paired { .. } => ANSWER | PAIR,
+            Message::Keyed { .. } => ANSWER | KEY,
             Message::Reclaiming { .. } => ANSWER | RECLAIM,
             Message::Revoke { .. } => REVOKE,
             Message::Error { .. } => ERROR,
@@ -215,7 +248,10 @@ impl Message {
                 [u64::from(oldest) | u64::from(newest) << 16, borrower.0 as u64, (borrower.0 >> 64) as u64, 0]
             }
             Message::Grant { range } => [range, 0, 0, 0],
-            Message::Release { lease, token } => [lease, token, 0, 0],
+            Message::Release { lease, token } | Message::Key { lease, token } => [lease, token, 0, 0],
+            Message::Pair { lane, end } => end.numbers(lane),
+            Message::Paired { end } => end.numbers(0),
+            Message::Keyed { key } => [u64::from(key), 0, 0, 0],
             Message::Read { lease, token, offset, bytes } | Message::Discard { lease, token, offset, bytes } => {
                 [lease, token, offset, bytes]
             }
@@ -255,6 +291,11 @@ impl Message {
             WRITE => Message::Write { lease: a, token: b, offset: c },
             DISCARD => Message::Discard { lease: a, token: b, offset: c, bytes: d },
             STATUS => Message::Status,
+            PAIR => {
+                let (end, lane) = PairEnd::read(numbers);
+                Message::Pair { lane, end }
+            }
+            KEY => Message::Key { lease: a, token: b },
             RECLAIM => Message::Reclaim { bytes: a, within_ms: b },
             0x8001 => Message::Welcome {
                 version: a as u16,
@@ -270,6 +311,8 @@ impl Message {
             0x8006 => Message::Written,
             0x8007 => Message::Discarded,
             0x8008 => Message::Standing,
+            0x8009 => Message::Paired { end: PairEnd::read(numbers).0 },
+            0x800a => Message::Keyed { key: a as u32 },
             0x8010 => Message::Reclaiming { bytes: a },
             REVOKE => Message::Revoke { lease: a, range: b, within_ms: c },
             ERROR => Message::Error { refusal: Refusal::from_code(a).ok_or(Refusal::BadField)? },
@@ -294,6 +337,7 @@ impl Message {
             Message::Read { offset, bytes, .. } => whole(UNIT_BYTES, offset, bytes),
             Message::Discard { offset, bytes, .. } => whole(PAGE_BYTES, offset, bytes),
             Message::Write { offset, .. } => whole(UNIT_BYTES, offset, UNIT_BYTES),
+            Message::Pair { end, .. } | Message::Paired { end } => end.is_sound(),
             Message::Welcome { version, .. } => (VERSION_OLDEST..=VERSION_NEWEST).contains(&version),
             _ => true,
         }

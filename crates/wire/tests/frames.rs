@@ -7,8 +7,8 @@
 //! another place than it was sent to, because a length or an offset changed on the way.
 
 use aquifer_wire::{
-    BODY_BYTES_MOST, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, Refusal, STANDING_BYTES, Standing,
-    VERSION_NEWEST, choose_version,
+    BODY_BYTES_MOST, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, Refusal, STANDING_BYTES,
+    Standing, VERSION_NEWEST, choose_version,
 };
 
 const REQUEST: u64 = 0x1122_3344_5566_7788;
@@ -20,6 +20,11 @@ fn standing() -> Standing {
         count << 32 | count
     };
     Standing { figures: std::array::from_fn(|_| next()), refusals: std::array::from_fn(|_| next()) }
+}
+
+fn end() -> PairEnd {
+    let gid = std::array::from_fn(|at| at as u8 + 0x30);
+    PairEnd { pair: 0x0040_4142, psn: 0x0043_4445, lid: 0x4647, mtu: 5, gid }
 }
 
 /// One of each message, with its body.
@@ -37,6 +42,8 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         (Message::Write { lease, token, offset }, page.clone()),
         bare(Message::Discard { lease, token, offset, bytes }),
         bare(Message::Status),
+        bare(Message::Pair { lane: 0x5152_5354, end: end() }),
+        bare(Message::Key { lease, token }),
         bare(Message::Reclaim { bytes: 8 << 30, within_ms: 60_000 }),
         bare(Message::Welcome {
             version: 1,
@@ -52,6 +59,8 @@ fn every_message() -> Vec<(Message, Vec<u8>)> {
         bare(Message::Written),
         bare(Message::Discarded),
         (Message::Standing, standing().encode().to_vec()),
+        bare(Message::Paired { end: end() }),
+        bare(Message::Keyed { key: 0x6162_6364 }),
         bare(Message::Reclaiming { bytes: 3 << 30 }),
         bare(Message::Revoke { lease, range: 0x0a0b_0c0d, within_ms: 5000 }),
         bare(Message::Revoke { lease: EVERY_LEASE, range: 0, within_ms: 5000 }),
@@ -127,6 +136,7 @@ fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
     let write = Message::Write { lease: 1, token: 1, offset: 0 };
     let page = [7; 4096];
     let more = (BODY_BYTES_MOST + 4096).to_le_bytes();
+    let (pair, paired) = (Message::Pair { lane: 7, end: end() }, Message::Paired { end: end() });
     for (message, body, at, new, refusal) in [
         (read, &page[..0], 4, &2u16.to_le_bytes()[..], Refusal::Version),
         (read, &page[..0], 6, &0x77u16.to_le_bytes(), Refusal::UnknownKind),
@@ -142,6 +152,17 @@ fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
         (read, &page[..0], 48, &0u64.to_le_bytes(), Refusal::BadField),
         (read, &page[..0], 48, &u64::from(BODY_BYTES_MOST + 4096).to_le_bytes(), Refusal::BadField),
         (Message::Renew, &page[..0], 24, &[1], Refusal::BadField),
+        // A number of a queue pair, or of a packet, that is too long; no address; packets of no size; another form.
+        (pair, &page[..0], 27, &[1], Refusal::BadField),
+        (paired, &page[..0], 31, &[1], Refusal::BadField),
+        (pair, &page[..0], 32, &[0; 16], Refusal::BadField),
+        (pair, &page[..0], 54, &[0], Refusal::BadField),
+        (paired, &page[..0], 54, &[6], Refusal::BadField),
+        (pair, &page[..0], 55, &[2], Refusal::BadField),
+        (paired, &page[..0], 48, &[1], Refusal::BadField),
+        (pair, &page[..0], 16, &4096u32.to_le_bytes(), Refusal::Oversized),
+        (Message::Key { lease: 1, token: 1 }, &page[..0], 40, &[1], Refusal::BadField),
+        (Message::Keyed { key: 1 }, &page[..0], 28, &[1], Refusal::BadField),
         (Message::Error { refusal: Refusal::Full }, &page[..0], 24, &0u64.to_le_bytes(), Refusal::BadField),
     ] {
         assert_eq!(forged(message, body, at, new), Err(refusal), "{message:?} with {new:?} at {at}");

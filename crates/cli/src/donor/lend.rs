@@ -60,11 +60,16 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
     let is_local = matches!(args.listen, Address::Local(_));
     let security = if is_local { args.tls.none(&args.listen)? } else { args.tls.security(what)? };
     let source = if is_local { shared(&args.source)? } else { args.source.clone() };
+    if is_local && args.rdma.is_some() {
+        let cause = format!("nothing goes over a device at {}: programs there share the memory itself", args.listen);
+        return Err(Failure::new(ExitCode::Usage, cause, "leave --rdma out, or lend at a port"));
+    }
     let size = args.size.expect("clap asks for it");
     let settings = Settings::new(args.listen.clone(), size.0, source, security);
     Ok(Settings {
         quota_bytes: args.quota.map(|quota| quota.0),
         node: args.node,
+        rdma: args.rdma.clone(),
         lease: args.lease,
         connections_most: args.connections,
         control: args.control.clone(),
@@ -111,6 +116,7 @@ fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at
             "quota_bytes": quota,
             "source": source,
             "security": if is_local { "local" } else if is_plain { "plain" } else { "tls" },
+            "rdma": donor.rdma_port().map(|port| port.device.clone()),
             "lease_ms": lease_ms,
             "metrics": scraped_at.map(|address| address.to_string()),
             "pid": process::id(),
@@ -125,8 +131,12 @@ fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at
         true => ("in plain text", "security=plain"),
         false => ("over TLS", "cert=FILE,key=FILE,ca=FILE"),
     };
+    let (way, also) = match donor.rdma_port() {
+        Some(port) => ("rdma:", format!(", and its bytes by RDMA over {} as they are", port.device)),
+        None => ("", String::new()),
+    };
     format!(
-        "lends {} of {source} memory at {address} {how}\nborrow it with --tier donor:{address},{options}\n",
+        "lends {} of {source} memory at {address} {how}{also}\nborrow it with --tier donor:{way}{address},{options}\n",
         ByteSize(capacity)
     )
 }

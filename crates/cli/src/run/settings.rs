@@ -138,12 +138,14 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     let (kind, rest) = spec.split_once(':').expect("it could be read, so it has a kind");
     let path = match parsed {
         TierSpec::Donor(donor) => {
-            let options = rest.strip_prefix(&donor.address).expect("the address comes first");
+            let way = donor.way();
+            let named = rest.strip_prefix(way).and_then(|rest| rest.strip_prefix(&donor.address));
+            let options = named.expect("the address comes first");
             if let Some(path) = donor.socket_path() {
                 return Ok(format!("{kind}:unix:{}{options}", absolute_text("--tier", Path::new(path))?));
             }
             let name = name_of(&donor.security).unwrap_or_default();
-            return Ok(format!("{kind}:{}{}", resolved(&donor.address)?, donor_options(options, name)?));
+            return Ok(format!("{kind}:{way}{}{}", resolved(&donor.address)?, donor_options(options, name)?));
         }
         TierSpec::Array(array) => return Ok(format!("{kind}:{}", with_resolved_addresses(rest, array)?)),
         TierSpec::Flash(flash) => flash.path.as_path(),
@@ -167,7 +169,7 @@ fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Fail
     let (_, options) = rest.split_at(rest.find(',').unwrap_or(rest.len()));
     let mut addresses = Vec::new();
     for member in &array.members {
-        addresses.push(format!("{}*{}", resolved(&member.donor.address)?, member.weight));
+        addresses.push(format!("{}{}*{}", member.donor.way(), resolved(&member.donor.address)?, member.weight));
     }
     let names: Vec<&str> = array.members.iter().filter_map(|member| name_of(&member.donor.security)).collect();
     Ok(format!("{}{}", addresses.join("+"), donor_options(options, &names.join("+"))?))
@@ -293,6 +295,11 @@ mod tests {
             ("dram:", "dram:".into()),
             ("donor:unix:here.sock,size=1GiB", format!("donor:unix:{here}/here.sock,size=1GiB")),
             ("donor:127.0.0.1:7411,security=plain", "donor:127.0.0.1:7411,security=plain".into()),
+            ("donor:rdma:127.0.0.1:7411,security=plain", "donor:rdma:127.0.0.1:7411,security=plain".into()),
+            (
+                "donor:rdma:127.0.0.1:1+127.0.0.1:2*3,security=plain",
+                "donor:rdma:127.0.0.1:1*1+127.0.0.1:2*3,security=plain".into(),
+            ),
         ] {
             assert_eq!(with_absolute_path(typed, &typed.parse().unwrap()).unwrap(), told);
         }

@@ -8,7 +8,8 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use aquifer_donor::{Address, Security, Settings, Source};
+use aquifer_donor::{Address, DeviceChoice, Security, Settings, Source};
+use aquifer_sys::verbs;
 use aquifer_tiers::{Tier, TierSpec, open};
 
 use crate::certificates::{good, options};
@@ -18,6 +19,8 @@ use crate::certificates::{good, options};
 pub enum Kind {
     /// TCP in plain text.
     Plain,
+    /// RDMA, with what is asked in plain text over TCP. Where there is a device.
+    Rdma,
     /// Memory that is shared within the machine.
     Shared,
     /// TCP under TLS.
@@ -25,36 +28,63 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Plain, Kind::Shared, Kind::Tls];
+    /// Those that can be had here. `AQUIFER_RDMA=required` makes the want of a device a failure.
+    pub fn all() -> Vec<Kind> {
+        let mut all = vec![Kind::Plain, Kind::Shared, Kind::Tls];
+        all.extend(Kind::Rdma.is_there().then_some(Kind::Rdma));
+        all
+    }
+
+    /// Whether it can be had here. Says why not.
+    pub fn is_there(self) -> bool {
+        if self != Kind::Rdma {
+            return true;
+        }
+        match verbs::choose(None, None).and_then(|port| verbs::Device::open(&port)) {
+            Ok(_) => true,
+            Err(failure) if std::env::var("AQUIFER_RDMA").as_deref() == Ok("required") => panic!("{failure}"),
+            Err(failure) => {
+                println!("skipped, because {failure}");
+                false
+            }
+        }
+    }
 
     /// Of a donor with so many bytes, at an address of its own.
     pub fn settings(self, bytes: u64) -> Settings {
         let port = || Address::from(([127, 0, 0, 1], 0));
         let (address, security) = match self {
-            Kind::Plain => (port(), Security::Plain),
+            Kind::Plain | Kind::Rdma => (port(), Security::Plain),
             Kind::Shared => (socket(), Security::Plain),
             Kind::Tls => (port(), Security::Tls(good().donor.clone())),
         };
-        Settings::new(address, bytes, Source::Anonymous, security)
+        let rdma = (self == Kind::Rdma).then_some(DeviceChoice::Any);
+        Settings { rdma, ..Settings::new(address, bytes, Source::Anonymous, security) }
     }
 
     /// A tier of the donor at this address, as it is typed.
     pub fn spec(self, address: &Address, size: &str) -> String {
         let security = match self {
-            Kind::Plain => ",security=plain".into(),
+            Kind::Plain | Kind::Rdma => ",security=plain".into(),
             Kind::Shared => String::new(),
             Kind::Tls => options(&good().borrower),
         };
-        format!("donor:{address},size={size}{security}")
+        let way = if self == Kind::Rdma { "rdma:" } else { "" };
+        format!("donor:{way}{address},size={size}{security}")
     }
 
     pub fn tier(self, address: &Address, size: &str) -> Box<dyn Tier> {
         open(&self.spec(address, size).parse::<TierSpec>().unwrap()).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// Whether bytes go over a connection, so that they wait for it.
+    /// Whether what is asked goes over a network, where nobody says that the other end is gone.
     pub fn is_network(self) -> bool {
         self != Kind::Shared
+    }
+
+    /// Whether bytes are asked for, so that they wait for the connection and the donor.
+    pub fn asks_for_bytes(self) -> bool {
+        matches!(self, Kind::Plain | Kind::Tls)
     }
 }
 
@@ -76,6 +106,14 @@ pub fn socket() -> Address {
 macro_rules! for_each_kind {
     ($($test:ident),+ $(,)?) => {
         mod plain { $(#[test] fn $test() { super::$test($crate::kinds::Kind::Plain); })+ }
+        mod rdma {
+            $(#[test] fn $test() {
+                let kind = $crate::kinds::Kind::Rdma;
+                if kind.is_there() {
+                    super::$test(kind);
+                }
+            })+
+        }
         mod shared { $(#[test] fn $test() { super::$test($crate::kinds::Kind::Shared); })+ }
         mod tls { $(#[test] fn $test() { super::$test($crate::kinds::Kind::Tls); })+ }
     };

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::raw::{Errno, syscall};
-use crate::{direct_io, uring};
+use crate::{direct_io, uring, verbs};
 
 use super::Ability;
 
@@ -42,6 +42,21 @@ pub fn kernel() -> Vec<Ability> {
             remedy: "give the process a second CPU (taskset, cpuset)",
         },
     ]
+}
+
+/// One-sided access to donors.
+pub fn rdma() -> Ability {
+    let opened = verbs::choose(None, None).and_then(|port| verbs::Device::open(&port).map(|_| port));
+    let found = opened.map(|port| {
+        let by = port.ip().map_or_else(|| format!("InfiniBand, LID {}", port.lid), |ip| format!("RoCE v2 at {ip}"));
+        format!("{} port {}: {by}", port.device, port.number)
+    });
+    Ability::tried(
+        "rdma",
+        found.map_err(|failure| failure.to_string()),
+        "donors are reached by TCP: the processors of both ends have a part in each read",
+        "a card with its driver and rdma-core; or 'rdma link add rxe0 type rxe netdev eth0', in software, to try it",
+    )
 }
 
 /// How cold memory is read and written.

@@ -10,6 +10,7 @@
 //! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
 //! word that fork(2) clears, and refused.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -158,6 +159,13 @@ impl Links {
             }
             _ => Ok(greeting),
         }
+    }
+
+    /// By which address of this machine the donor is reached, where a link is connected.
+    pub(crate) fn local_ip(&self) -> Option<IpAddr> {
+        let connected = self.lines.iter().find(|line| line.link.may_be_connected())?;
+        let address = rustix::net::getsockname(connected.link.socket()).ok()?;
+        SocketAddr::try_from(address).ok().map(|address| address.ip().to_canonical())
     }
 
     pub(crate) fn place(&self) -> &Place {

@@ -19,9 +19,9 @@ use super::patience::Patience;
 use super::place::Place;
 use super::ranges::{Lease, Ranges, Writers};
 use super::remote::{Piece, Remote, Unlent};
-use super::tcp::{self, Tcp};
+use super::tcp;
 use super::transport::Loss;
-use super::{failure, greet, remote, security, system, who};
+use super::{failure, greet, network, remote, security, system, who};
 use crate::array::{Room, Store};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::open_failure::OpenFailure;
@@ -36,6 +36,7 @@ pub(crate) struct Offer {
     links: Links,
     greeting: Result<Greeting, OpenFailure>,
     patience: Patience,
+    spec: DonorSpec,
 }
 
 impl Offer {
@@ -43,7 +44,7 @@ impl Offer {
     pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, OpenFailure> {
         let patience = if is_redundant { Patience::AMONG_OTHERS } else { Patience::ALONE };
         match greet(spec, patience) {
-            Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), patience }),
+            Ok((links, greeting)) => Ok(Offer { links, greeting: Ok(greeting), patience, spec: spec.clone() }),
             Err(refused @ OpenFailure::Donor { .. }) if is_redundant => {
                 let Some(address) = spec.address.to_socket_addrs().ok().and_then(|mut all| all.next()) else {
                     return Err(refused);
@@ -52,7 +53,7 @@ impl Offer {
                 let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
                 let links = Links::new(tcp::LINKS, Place::Tcp(address), security, who, patience)
                     .map_err(|errno| system("making sockets", errno))?;
-                Ok(Offer { links, greeting: Err(refused), patience })
+                Ok(Offer { links, greeting: Err(refused), patience, spec: spec.clone() })
             }
             Err(refused) => Err(refused),
         }
@@ -70,8 +71,8 @@ impl Offer {
 
     /// The donor as a member of an array of `slabs` slabs.
     pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, OpenFailure> {
+        let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
-        let transport = Box::new(Tcp(Arc::new(self.links)));
         Ok(Share(remote(transport, lease, slabs, self.patience, Unlent::Gone, writers)?))
     }
 }

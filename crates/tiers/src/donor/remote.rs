@@ -47,7 +47,10 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Remote {
     transport: Box<dyn Transport>,
     ranges: Arc<Ranges>,
+    /// Whether what is asked is answered.
     contact: Contact,
+    /// Whether bytes come, where they go past the donor: it may be deaf, and its memory be there.
+    past: Contact,
     grants: Turns,
     lease: Duration,
     patience: Patience,
@@ -97,10 +100,12 @@ impl Remote {
     ) -> Result<Remote, Errno> {
         let ranges = Arc::new(Ranges::new(slabs, writers)?);
         transport.recalls().note_in(Arc::clone(&ranges));
+        transport.prepare(slabs);
         Ok(Remote {
             transport,
             ranges,
             contact: Contact::new(patience.loss),
+            past: Contact::new(patience.loss),
             grants: Turns::default(),
             lease,
             patience,
@@ -161,7 +166,8 @@ impl Remote {
                 return Ok(());
             };
             let read = if self.transport.waits() {
-                self.persist(|| self.transport.read(piece, lease, into))
+                let contact = if self.transport.goes_past() { &self.past } else { &self.contact };
+                persist(contact, || self.transport.read(piece, lease, into))
             } else {
                 self.transport.read(piece, lease, into)
             };
@@ -229,7 +235,9 @@ impl Remote {
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let mut refusal = Refusal::NoLease;
         for _ in 0..LEASES_TRIED_MOST {
-            let written = if self.transport.waits() {
+            let written = if self.transport.goes_past() {
+                self.write_past(piece, bytes)
+            } else if self.transport.waits() {
                 self.persist(|| self.write_with(piece, self.writable(piece.range)?, bytes))
             } else {
                 self.lease_to_write(piece.range).and_then(|lease| self.write_with(piece, lease, bytes))
@@ -246,6 +254,25 @@ impl Remote {
             }
         }
         Err(errno_of(refusal))
+    }
+
+    /// A write that the donor has no part in, but for the lease: each has its own end.
+    fn write_past(&self, piece: Piece, bytes: &[u8]) -> Result<(), Loss> {
+        let mut tries = self.past.begin().map_err(Loss::Connection)?;
+        loop {
+            let lease = self.lease_to_write(piece.range)?;
+            match self.write_with(piece, lease, bytes) {
+                Err(Loss::Connection(errno)) => {
+                    if is_final(errno) || !tries.again(errno) {
+                        return Err(Loss::Connection(errno));
+                    }
+                }
+                answered => {
+                    self.past.answered();
+                    return answered;
+                }
+            }
+        }
     }
 
     fn write_with(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
@@ -394,6 +421,7 @@ impl Remote {
         self.ranges.forget_all();
         self.transport.start_over();
         self.contact.forget();
+        self.past.forget();
     }
 
     /// In a forked child.
@@ -401,26 +429,31 @@ impl Remote {
         if self.transport.renew()? {
             self.ranges.doubt_all();
             self.contact.forget();
+            self.past.forget();
             self.grants.forget();
             self.is_opener.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Tries until there is an answer, or the donor counts as lost.
-    fn persist<T>(&self, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
-        let mut tries = self.contact.begin().map_err(Loss::Connection)?;
-        loop {
-            match attempt() {
-                Err(Loss::Connection(errno)) => {
-                    if is_final(errno) || !tries.again(errno) {
-                        return Err(Loss::Connection(errno));
-                    }
+    fn persist<T>(&self, attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
+        persist(&self.contact, attempt)
+    }
+}
+
+/// Tries until there is an answer, or the donor counts as lost.
+fn persist<T>(contact: &Contact, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
+    let mut tries = contact.begin().map_err(Loss::Connection)?;
+    loop {
+        match attempt() {
+            Err(Loss::Connection(errno)) => {
+                if is_final(errno) || !tries.again(errno) {
+                    return Err(Loss::Connection(errno));
                 }
-                answered => {
-                    self.contact.answered();
-                    return answered;
-                }
+            }
+            answered => {
+                contact.answered();
+                return answered;
             }
         }
     }

@@ -5,7 +5,8 @@
 //!
 //! Two kinds of things go that way. What is *asked* ([`Transport::ask`]), grants above all, is a message of
 //! `aquifer_wire` that the donor answers. *Bytes* go between a frame and a slab ([`Transport::read`],
-//! [`Transport::write`]): as messages, too (`tcp.rs`), or past the donor (`shared_memory.rs`).
+//! [`Transport::write`]): as messages, too (`tcp.rs`), or past the donor (`shared_memory.rs`,
+//! `rdma.rs`).
 //!
 //! All of it runs on the calling thread, which may be the faulting one inside a signal handler: it allocates nothing,
 //! logs nothing, and comes to its end within a bounded time. It is tried once: whether to try again is decided in
@@ -35,6 +36,11 @@ pub(crate) enum Loss {
 
 /// See the module.
 pub(crate) trait Transport: Send + Sync {
+    /// So many slabs there are. Once, before anything is read or written.
+    fn prepare(&self, slabs: usize) {
+        let _ = slabs;
+    }
+
     /// Asks for one thing that has no bytes with it, either way.
     fn ask(&self, message: Message) -> Result<Message, Loss>;
 
@@ -68,6 +74,11 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Whether bytes are waited for. When not, the processor copies them itself.
     fn waits(&self) -> bool;
+
+    /// Whether bytes are there, or not, whatever becomes of what is asked.
+    fn goes_past(&self) -> bool {
+        false
+    }
 
     /// In a forked child: connections of its own in place of its parent's. Returns whether there was anything to do.
     fn renew(&self) -> Result<bool, Errno>;

@@ -21,6 +21,8 @@ pub struct DonorSpec {
     pub size: Option<ByteSize>,
     /// How connections are protected.
     pub security: DonorSecurity,
+    /// Whether bytes go by RDMA, past the donor, and over which device.
+    pub rdma: Option<RdmaSpec>,
     /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them
     /// have ended. Nobody types it.
     pub tree: Option<u64>,
@@ -32,11 +34,26 @@ const LOCAL: &str = "unix:";
 const SOCKET_PATH_BYTES_MOST: usize = 107;
 
 impl DonorSpec {
+    /// What stands before its address: how bytes go there, where that is not by what is asked.
+    pub fn way(&self) -> &'static str {
+        if self.rdma.is_some() { RDMA } else { "" }
+    }
+
     /// The path of its socket, where the donor is on this machine and shares its memory.
     pub fn socket_path(&self) -> Option<&str> {
         self.address.strip_prefix(LOCAL)
     }
 }
+
+/// RDMA to a donor, described.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RdmaSpec {
+    /// Over which device of this machine; by default the one with the address by which the donor is reached.
+    pub device: Option<String>,
+}
+
+/// What stands before the address of a donor that is reached by RDMA.
+const RDMA: &str = "rdma:";
 
 /// How connections to a donor are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,9 +132,11 @@ struct Said<'a> {
     names: Option<&'a str>,
     mirror: Option<&'a str>,
     parity: Option<&'a str>,
+    device: Option<&'a str>,
 }
 
-const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, mirror=N, parity=K+M, encrypt=ephemeral or size=SIZE";
+const OPTIONS: &str = "cert=FILE, key=FILE, ca=FILE, name=SERVERNAME, security=plain, device=NAME, mirror=N, parity=K+M, \
+                       encrypt=ephemeral or size=SIZE";
 
 /// A donor, or several.
 pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
@@ -128,13 +147,18 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     let said = Said::read(rest)?;
     let mut members = Vec::new();
     for text in addresses.split('+') {
-        members.push(member(text)?);
+        members.push(member(text.strip_prefix(RDMA).unwrap_or(text))?);
+    }
+    let by_rdma: Vec<bool> = addresses.split('+').map(|text| text.starts_with(RDMA)).collect();
+    if said.device.is_some() && !by_rdma.contains(&true) {
+        return Err("device= is for RDMA; write donor:rdma:HOST:PORT, or leave it out".into());
     }
     let names = said.names(members.len())?;
     let specs = members.iter().enumerate().map(|(index, (address, weight))| {
         let name = names.as_ref().map(|names| names[if names.len() == 1 { 0 } else { index }]);
         let security = said.security(address, name, addresses)?;
-        let donor = DonorSpec { address: (*address).to_owned(), size: None, security, tree: None };
+        let rdma = by_rdma[index].then(|| RdmaSpec { device: said.device.map(str::to_owned) });
+        let donor = DonorSpec { address: (*address).to_owned(), size: None, security, rdma, tree: None };
         Ok(MemberSpec { donor, weight: weight.unwrap_or(1) })
     });
     let mut specs = specs.collect::<Result<Vec<MemberSpec>, String>>()?;
@@ -178,7 +202,13 @@ fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
              most"
         ));
     }
-    Ok(DonorSpec { address: address.into(), size: only_size(rest)?, security: DonorSecurity::Local, tree: None })
+    Ok(DonorSpec {
+        address: address.into(),
+        size: only_size(rest)?,
+        security: DonorSecurity::Local,
+        rdma: None,
+        tree: None,
+    })
 }
 
 /// `HOST:PORT`, and `*WEIGHT` behind it.
@@ -218,6 +248,7 @@ impl<'a> Said<'a> {
                 ("key", Some(file)) if !file.is_empty() => said.key = Some(file),
                 ("ca", Some(file)) if !file.is_empty() => said.ca = Some(file),
                 ("name", Some(text)) => said.names = Some(text),
+                ("device", Some(name)) if !name.is_empty() => said.device = Some(name),
                 ("mirror", Some(number)) => said.mirror = Some(number),
                 ("parity", Some(numbers)) => said.parity = Some(numbers),
                 (word, _) => return Err(unknown(word, OPTIONS)),
@@ -346,6 +377,16 @@ mod tests {
     }
 
     #[test]
+    fn each_donor_is_reached_by_tcp_or_by_rdma() {
+        let TierSpec::Donor(one) = "donor:rdma:a:1,security=plain".parse().unwrap() else { panic!("not a donor") };
+        assert_eq!((one.address.as_str(), one.rdma), ("a:1", Some(RdmaSpec::default())));
+        let spec = array("donor:rdma:a:1*2+b:2,security=plain,device=mlx5_0");
+        let device = Some("mlx5_0".to_owned());
+        let members: Vec<_> = spec.members.into_iter().map(|it| (it.donor.address, it.donor.rdma, it.weight)).collect();
+        assert_eq!(members, [("a:1".into(), Some(RdmaSpec { device }), 2), ("b:2".into(), None, 1)]);
+    }
+
+    #[test]
     fn each_donor_has_a_name_of_its_own_or_all_have_one() {
         let names = |text: &str| {
             let name = |member: MemberSpec| match member.donor.security {
@@ -387,6 +428,10 @@ mod tests {
             ("donor:a:1+b:2,parity,security=plain", "'parity'", "parity=K+M"),
             ("donor:a:1+b:2,parity=4+18446744073709551615,security=plain", "shards", "10 at most"),
             ("donor:a:1+b:2+c:3,parity=2+1,mirror=2,security=plain", "two ways", "one of them"),
+            ("donor:rdma:a,security=plain", "'a'", "donor:HOST:PORT"),
+            ("donor:rdma:a:1+a:1,security=plain", "'a:1' is given twice", "a weight"),
+            ("donor:a:1,security=plain,device=rxe0", "for RDMA", "donor:rdma:HOST:PORT"),
+            ("donor:rdma:a:1,security=plain,device=", "'device'", "device=NAME"),
             ("donor:a:1+b:2", "over TLS", "donor:a:1+b:2,security=plain"),
             ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+y+z", "3 names for 2 donors", "one for each"),
             ("donor:a:1+b:2,cert=c,key=k,ca=a,name=x+", "''", "a host's name"),

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the Aquifer authors
+#
+# What the guest with Soft-RoCE does, after its init has made the device rxe0 at 10.0.0.1: each part says at its end
+# `PART name PASSED` or `PART name FAILED`. Read by crates/e2e/tests/rdma.rs. For busybox's sh.
+
+TIER=donor:rdma:10.0.0.1:7411,security=plain
+
+part() { # name status
+    if [ "$2" = 0 ]; then echo "PART $1 PASSED"; else echo "PART $1 FAILED"; fi
+}
+
+# The donor's figure of a name.
+figure() { # name port
+    aquifer donor status 10.0.0.1:$2 --security plain --json | sed "s/.*\"$1\":\([0-9]*\).*/\1/"
+}
+
+lend() { # port
+    aquifer donor --size 128MiB --listen 10.0.0.1:$1 --security plain --rdma auto --control /tmp/control.$1 \
+        >/tmp/donor.$1 2>&1 &
+    DONOR=$!
+    wait_for "grep -q lends /tmp/donor.$1"
+}
+
+wait_for() { # command
+    n=0
+    until eval "$1" >/dev/null 2>&1; do
+        n=$((n + 1))
+        [ $n -gt 600 ] && { echo "waited too long for: $1"; return 1; }
+        sleep 0.2
+    done
+}
+
+# Starts the verifying program, and waits until it has filled its memory.
+verify() { # name tier
+    aquifer run --dram 24MiB --tier "$2" --stats-json /tmp/$1.json -- /bin/verify /tmp/$1 >/tmp/$1.out 2>/tmp/$1.err &
+    PROGRAM=$!
+    wait_for "test -e /tmp/$1.ready"
+}
+
+# Lets it verify all of it once more, and end. Its words: wrong W lost L longest MS steps S.
+finish() { # name
+    : >/tmp/$1
+    wait $PROGRAM
+    STATUS=$?
+    [ $STATUS = 0 ] || { head -c 2000 /tmp/$1.err; cat /tmp/donor.*; }
+    read _ WRONG _ LOST _ LONGEST _ </tmp/$1.out
+    echo "$1: status $STATUS, wrong ${WRONG:-?}, lost ${LOST:-?}, longest step ${LONGEST:-?} ms"
+}
+
+doctor() {
+    aquifer doctor | grep rdma
+    aquifer doctor --json | grep '"name":"rdma"' | grep -q '"found":true'
+    part doctor $?
+}
+
+# Where there is no device, it is said so.
+refused() {
+    aquifer donor --size 16MiB --listen 10.0.0.1:7499 --security plain --rdma mlx5_0 >/tmp/refused 2>&1
+    cat /tmp/refused
+    grep -q 'name one of rxe0' /tmp/refused
+    part no-such-device $?
+    aquifer donor --size 16MiB --listen 10.0.0.1:7498 --security plain >/tmp/tcp 2>&1 &
+    TCP=$!
+    wait_for "grep -q lends /tmp/tcp"
+    aquifer run --dram 24MiB --tier donor:rdma:10.0.0.1:7498,security=plain -- /bin/verify /tmp/none >/tmp/refused 2>&1
+    cat /tmp/refused
+    grep -q 'does not lend over RDMA' /tmp/refused
+    part donor-without-rdma $?
+    kill -9 $TCP
+}
+
+# The donor serves no byte of what is read and written; what is not its to lend any more is an error.
+lending() {
+    lend 7411
+    aquifer doctor --tier $TIER,size=16MiB
+    aquifer doctor --tier donor:10.0.0.1:7411,security=plain,size=16MiB
+    before=$(figure reads_total 7411)
+    verify whole $TIER
+    sleep 2
+    finish whole
+    reads=$(($(figure reads_total 7411) - before))
+    echo "reads that the donor's processor answered: $reads"
+    [ "$STATUS $WRONG $LOST $reads" = "0 0 0 0" ]
+    part verifying $?
+    verify revoked $TIER
+    aquifer donor reclaim /tmp/control.7411 --bytes 128MiB --within 1ms
+    sleep 1
+    finish revoked
+    [ "$STATUS $WRONG" = "0 0" ] && [ "$LOST" -gt 0 ]
+    part revoked $?
+    kill -9 $DONOR
+}
+
+killed() {
+    lend 7412
+    verify killed donor:rdma:10.0.0.1:7412,security=plain
+    kill -9 $DONOR
+    sleep 1
+    finish killed
+    [ "$STATUS $WRONG" = "0 0" ] && [ "$LOST" -gt 0 ]
+    part killed $?
+}
+
+# One of two that have the same bytes is killed: the program does not notice.
+mirrored() {
+    lend 7413
+    FIRST=$DONOR
+    lend 7414
+    verify mirrored "donor:rdma:10.0.0.1:7413+rdma:10.0.0.1:7414,mirror=2,security=plain"
+    kill -9 $FIRST
+    sleep 3
+    finish mirrored
+    [ "$STATUS $WRONG $LOST" = "0 0 0" ] && [ "$LONGEST" -le 2000 ]
+    part mirrored $?
+    kill -9 $DONOR
+}
+
+AQUIFER_RDMA=required verbs --test-threads 1
+part verbs $?
+AQUIFER_RDMA=required rdma-donor --test-threads 1
+part leases $?
+AQUIFER_RDMA=required transports rdma:: --test-threads 1
+part transports $?
+doctor
+refused
+lending
+killed
+mirrored

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor over RDMA: its processor has no part in reads and writes. What is asked goes over the links, as TCP and TLS
+//! have them; bytes go by RDMA READ and WRITE between a dock of ours and the slab, and by a copy between dock and
+//! frame.
+//!
+//! ```text
+//!   asked (grant, renew, pair, key) ── links, TCP or TLS ──────────────► donor
+//!   bytes   frame ◄─copy─► dock ◄── lane: a queue pair, one work ──────► slab, past the donor
+//! ```
+//!
+//! A slab is opened by its key, which the donor gives out for a lease and its token, and which it takes back with them:
+//! what is late is refused by the device. So the rules of `remote.rs` hold as they do for requests. What the device
+//! refuses is asked about over the links, which say why.
+//!
+//! A frame's pages come and go by UFFDIO_MOVE, which refuses pages that are registered: hence docks, and the copy.
+//!
+//! In a forked child all of this is the parent's (`sys/src/verbs.rs`). Its bytes go over its own links, as requests.
+//!
+//! Threads: any, also in a signal handler. What is posted and polled there allocates nothing; a lane is taken by an
+//! exchange, and whoever finds none waits within a bound.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
+
+use aquifer_sys::futex::EventCount;
+use aquifer_sys::raw::{Errno, now_ns, random};
+use aquifer_sys::signals::{self, HEEDED_WITHIN};
+use aquifer_sys::verbs::{Completion, Device, Dock, Domain, End, QueuePair, VerbsFailure, Work, choose};
+use aquifer_wire::{Message, PairEnd, SLAB_BYTES};
+
+use super::links::{Begun, Links};
+use super::ranges::Lease;
+use super::recalls::Recalls;
+use super::remote::{Piece, Remote};
+use super::tcp::Tcp;
+use super::transport::{Loss, Transport};
+use crate::plain_queue::PlainQueue;
+use crate::spec::RdmaSpec;
+use crate::tier::TierQueue;
+
+/// Connections: what so many threads read and write at the same time. A choice, as for TCP; a worker has one of them
+/// while it moves blocks.
+const LANES: usize = 4;
+/// Bytes of a lane's dock: a block of 1 MiB goes at once. All docks together stay below what a user may lock by default
+/// (8 MiB, `ulimit -l`).
+const DOCK_BYTES: usize = 1 << 20;
+/// How long a completion is looked for before the kernel is asked to wake us: as long as a wake-up costs, so that at
+/// most twice the best is spent.
+const POLLED_NS: u64 = 50_000;
+/// How often a donor that has just greeted is asked for the first connection.
+const CHECKS_MOST: u32 = 3;
+/// Looks for a lane that came free, before the kernel is asked to wait.
+const SPINS: u32 = 200;
+
+/// Why there is no RDMA to a donor.
+#[derive(Debug)]
+pub(crate) enum RdmaFailure {
+    /// On this machine.
+    Verbs(VerbsFailure),
+    /// The donor does not, or not now.
+    Loss(Loss),
+    /// The two are connected, and no packet gets through.
+    Path(String),
+}
+
+impl From<VerbsFailure> for RdmaFailure {
+    fn from(failure: VerbsFailure) -> Self {
+        RdmaFailure::Verbs(failure)
+    }
+}
+
+/// A queue pair and its dock.
+struct Lane {
+    /// Which of this borrower's connections it is, for the donor.
+    number: u32,
+    is_connected: bool,
+    pair: QueuePair,
+    dock: Dock,
+}
+
+/// A lane that is taken.
+struct Taken<'a> {
+    /// Always there until it is dropped.
+    lane: Option<MutexGuard<'a, Lane>>,
+    freed: &'a EventCount,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.lane = None;
+        self.freed.signal();
+    }
+}
+
+/// See the module.
+pub(crate) struct Rdma {
+    /// What is asked; and all of it in a forked child.
+    tcp: Tcp,
+    device: Arc<Device>,
+    lanes: Box<[Mutex<Lane>]>,
+    freed: EventCount,
+    /// For each range the lower half of the token that it is for, and the key. From when it is known how many there
+    /// are.
+    keys: OnceLock<Box<[AtomicU64]>>,
+}
+
+/// What is to be done with which bytes.
+enum Bytes<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
+}
+
+impl Rdma {
+    /// Opens the device, and makes lanes that are not connected yet.
+    pub(crate) fn open(spec: &RdmaSpec, links: Arc<Links>) -> Result<Rdma, VerbsFailure> {
+        let port = choose(spec.device.as_deref(), links.local_ip())?;
+        let device = Arc::new(Device::open(&port)?);
+        let domain = Arc::new(Domain::new(&device)?);
+        let family = random().map_err(|errno| VerbsFailure::Call { what: "getrandom", errno: errno.0 })? as u32;
+        let lane = |index: usize| {
+            let number = family & !0xff | index as u32;
+            let (pair, dock) = (QueuePair::new(&domain)?, Dock::new(&domain, DOCK_BYTES)?);
+            Ok(Mutex::new(Lane { number, is_connected: false, pair, dock }))
+        };
+        let lanes = (0..LANES).map(lane).collect::<Result<_, VerbsFailure>>()?;
+        Ok(Rdma { tcp: Tcp(links), device, lanes, freed: EventCount::new(), keys: OnceLock::new() })
+    }
+
+    /// Connects the first lane, to see whether packets get through.
+    pub(crate) fn check(&self) -> Result<(), RdmaFailure> {
+        let mut taken = self.take().map_err(RdmaFailure::Loss)?;
+        let lane = taken.lane.as_mut().expect("it was just taken");
+        let mut tries = 1;
+        loop {
+            match self.connect(lane) {
+                Ok(()) => return Ok(()),
+                Err(Loss::Connection(libc::EHOSTUNREACH)) => {
+                    return Err(RdmaFailure::Path(self.device.port().device.clone()));
+                }
+                // The link may have been left idle for too long while the device was opened.
+                Err(Loss::Connection(_)) if tries < CHECKS_MOST => tries += 1,
+                Err(loss) => return Err(RdmaFailure::Loss(loss)),
+            }
+        }
+    }
+
+    fn links(&self) -> &Links {
+        &self.tcp.0
+    }
+
+    fn take(&self) -> Result<Taken<'_>, Loss> {
+        let started = now_ns();
+        loop {
+            let ticket = self.freed.ticket();
+            for lane in &self.lanes {
+                let lane = match lane.try_lock() {
+                    Ok(lane) => lane,
+                    // Connected or not, it says so itself.
+                    Err(TryLockError::Poisoned(left)) => left.into_inner(),
+                    Err(TryLockError::WouldBlock) => continue,
+                };
+                return Ok(Taken { lane: Some(lane), freed: &self.freed });
+            }
+            if now_ns().saturating_sub(started) > self.links().patience().turn().as_nanos() as u64 {
+                return Err(Loss::Connection(libc::ETIMEDOUT));
+            }
+            self.freed.spin_then_sleep(ticket, SPINS, HEEDED_WITHIN);
+            signals::end_if_asked();
+        }
+    }
+
+    /// Connects a lane anew, and sends a packet each way. EHOSTUNREACH: it does not come back.
+    fn connect(&self, lane: &mut Lane) -> Result<(), Loss> {
+        lane.is_connected = false;
+        let errno = |errno: Errno| Loss::Connection(errno.0);
+        lane.pair.reset().map_err(errno)?;
+        let psn = random().map_err(errno)? as u32;
+        let End { pair, psn, lid, mtu, gid } = lane.pair.end(psn);
+        let end = PairEnd { pair, psn, lid, mtu, gid };
+        let Message::Paired { end } = self.links().ask(Message::Pair { lane: lane.number, end }, &[], &mut [])? else {
+            return Err(Loss::Connection(libc::EPROTO));
+        };
+        let PairEnd { pair, psn: first, lid, mtu, gid } = end;
+        lane.pair.connect(psn, &End { pair, psn: first, lid, mtu, gid }, false).map_err(errno)?;
+        lane.is_connected = true;
+        // A write of no bytes needs no key, and is answered as any.
+        match self.carry_out(lane, Work::Write, 0, 0, 0) {
+            Ok(Completion::Done) => Ok(()),
+            Ok(_) | Err(Loss::Connection(libc::ETIMEDOUT)) => {
+                lane.is_connected = false;
+                Err(Loss::Connection(libc::EHOSTUNREACH))
+            }
+            Err(loss) => Err(loss),
+        }
+    }
+
+    /// One work on a connected lane, to its end. Whatever goes wrong ends the connection.
+    fn carry_out(&self, lane: &mut Lane, work: Work, bytes: usize, remote: u64, key: u32) -> Result<Completion, Loss> {
+        let posted = lane.pair.post(work, &mut lane.dock, 0, bytes, remote, key);
+        let completed = posted.and_then(|()| completion(&lane.pair, self.links().patience().answer));
+        if completed != Ok(Some(Completion::Done)) {
+            lane.is_connected = false;
+        }
+        match completed {
+            Ok(Some(completion)) => Ok(completion),
+            Ok(None) => {
+                // The dock is the device's until then.
+                lane.pair.reset().map_err(|errno| Loss::Connection(errno.0))?;
+                Err(Loss::Connection(libc::ETIMEDOUT))
+            }
+            Err(Errno(errno)) => Err(Loss::Connection(errno)),
+        }
+    }
+
+    /// What opens the slab of a lease.
+    fn key(&self, range: u64, lease: Lease) -> Result<u32, Loss> {
+        let word = self.key_word(range)?;
+        let known = word.load(Ordering::Acquire);
+        if known != 0 && known >> 32 == lease.token() & u64::from(u32::MAX) {
+            return Ok(known as u32);
+        }
+        let (slab, token) = (lease.slab(), lease.token());
+        let Message::Keyed { key } = self.links().ask(Message::Key { lease: slab, token }, &[], &mut [])? else {
+            return Err(Loss::Connection(libc::EPROTO));
+        };
+        word.store(token << 32 | u64::from(key), Ordering::Release);
+        Ok(key)
+    }
+
+    fn key_word(&self, range: u64) -> Result<&AtomicU64, Loss> {
+        let keys = self.keys.get().ok_or(Loss::Connection(libc::EPROTO))?;
+        keys.get(range as usize).ok_or(Loss::Connection(libc::EPROTO))
+    }
+
+    fn move_bytes(&self, piece: Piece, lease: Lease, mut bytes: Bytes<'_>) -> Result<(), Loss> {
+        let mut taken = self.take()?;
+        let lane = &mut **taken.lane.as_mut().expect("it was just taken");
+        // Keys are learnt by whoever has a lane: see `start_over`.
+        let key = self.key(piece.range, lease)?;
+        if !lane.is_connected {
+            self.connect(lane)?;
+        }
+        let mut at = 0;
+        while at < piece.bytes {
+            let count = (piece.bytes - at).min(DOCK_BYTES);
+            let remote = piece.offset % SLAB_BYTES + at as u64;
+            let work = match &bytes {
+                Bytes::Read(_) => Work::Read,
+                Bytes::Write(from) => {
+                    lane.dock.copy_in(0, &from[at..at + count]);
+                    Work::Write
+                }
+            };
+            match self.carry_out(lane, work, count, remote, key)? {
+                Completion::Done => {}
+                Completion::Refused => return Err(self.why_refused(piece.range, lease)),
+                Completion::Silent => return Err(Loss::Connection(libc::ETIMEDOUT)),
+                Completion::Failed(_) => return Err(Loss::Connection(libc::EIO)),
+            }
+            if let Bytes::Read(into) = &mut bytes {
+                lane.dock.copy_out(0, &mut into[at..at + count]);
+            }
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// What the donor says of a lease that its device has refused.
+    fn why_refused(&self, range: u64, lease: Lease) -> Loss {
+        let forgotten = self.key_word(range).map(|word| word.store(0, Ordering::Release));
+        match forgotten.and_then(|()| self.key(range, lease)) {
+            // It is good, and has another key now.
+            Ok(_) => Loss::Connection(libc::ECONNRESET),
+            Err(loss) => loss,
+        }
+    }
+}
+
+/// The completion of the one work under way; `None` when it does not come within `patience`.
+fn completion(pair: &QueuePair, patience: Duration) -> Result<Option<Completion>, Errno> {
+    let begun = now_ns();
+    loop {
+        let waited = now_ns().saturating_sub(begun);
+        if let Some(completion) = pair.poll()? {
+            return Ok(Some(completion));
+        }
+        if waited < POLLED_NS {
+            std::hint::spin_loop();
+            continue;
+        }
+        pair.arm()?;
+        // It may have come before that.
+        if let Some(completion) = pair.poll()? {
+            return Ok(Some(completion));
+        }
+        let Some(rest) = (patience.as_nanos() as u64).checked_sub(waited) else { return Ok(None) };
+        pair.wait(HEEDED_WITHIN.min(Duration::from_nanos(rest)));
+        signals::end_if_asked();
+    }
+}
+
+impl Transport for Rdma {
+    fn prepare(&self, slabs: usize) {
+        let _ = self.keys.set((0..slabs).map(|_| AtomicU64::new(0)).collect());
+    }
+
+    fn ask(&self, message: Message) -> Result<Message, Loss> {
+        self.tcp.ask(message)
+    }
+
+    fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
+        if self.device.is_own() {
+            self.move_bytes(piece, lease, Bytes::Read(into))
+        } else {
+            self.tcp.read(piece, lease, into)
+        }
+    }
+
+    fn begin_read(&self, piece: Piece, lease: Lease) -> Option<Begun<'_>> {
+        if self.device.is_own() { None } else { self.tcp.begin_read(piece, lease) }
+    }
+
+    fn write(&self, piece: Piece, lease: Lease, bytes: &[u8]) -> Result<(), Loss> {
+        if self.device.is_own() {
+            self.move_bytes(piece, lease, Bytes::Write(bytes))
+        } else {
+            self.tcp.write(piece, lease, bytes)
+        }
+    }
+
+    fn open_queue(&self, remote: &Arc<Remote>, depth: u32) -> Result<Box<dyn TierQueue>, Errno> {
+        Ok(Box::new(PlainQueue::new(Arc::clone(remote), depth)))
+    }
+
+    fn recalls(&self) -> &Recalls {
+        self.tcp.recalls()
+    }
+
+    fn start_over(&self) {
+        self.tcp.start_over();
+        if !self.device.is_own() {
+            return;
+        }
+        // Another run of the donor gives the same tokens again, and maybe the same keys to other slabs. Whoever has a
+        // lane gives it back within a bound.
+        let mut lanes: Vec<_> =
+            self.lanes.iter().map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        lanes.iter_mut().for_each(|lane| lane.is_connected = false);
+        let keys = self.keys.get().into_iter().flatten();
+        keys.for_each(|word| word.store(0, Ordering::Release));
+        drop(lanes);
+        self.freed.signal();
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn goes_past(&self) -> bool {
+        true
+    }
+
+    fn renew(&self) -> Result<bool, Errno> {
+        self.tcp.renew()
+    }
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What one side tells the other of its end of an RDMA connection: in the four numbers of `Pair` and of `Paired`.
+//!
+//! | number | bits  | what                                                                            |
+//! |--------|-------|---------------------------------------------------------------------------------|
+//! | 0      | 0–23  | the queue pair's number                                                         |
+//! | 0      | 32–55 | the number of its first packet                                                  |
+//! | 1, 2   | all   | the port's address (GID), byte 0 in the lowest bits of number 1                 |
+//! | 3      | 0–31  | which of the borrower's connections it is; 0 in the answer                      |
+//! | 3      | 32–47 | the port's address in its InfiniBand subnet (LID); 0 by RoCE                    |
+//! | 3      | 48–55 | the port's largest packet: 1 is 256 bytes, each further one twice as long, to 5 |
+//! | 3      | 56–63 | the form of this table: 1                                                       |
+
+/// The form of the table, so that another one can follow without another version of all.
+const FORM: u8 = 1;
+/// Numbers of queue pairs and of packets have so many bits.
+const NUMBER_BITS: u32 = 24;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairEnd {
+    /// The queue pair's number, below 2 to the power of 24.
+    pub pair: u32,
+    /// The number of its first packet, below 2 to the power of 24.
+    pub psn: u32,
+    /// The port's address in its InfiniBand subnet; 0 by RoCE.
+    pub lid: u16,
+    /// The port's largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
+    pub mtu: u8,
+    /// The port's address.
+    pub gid: [u8; 16],
+}
+
+impl PairEnd {
+    pub(crate) fn numbers(&self, lane: u32) -> [u64; 4] {
+        let [low, high] = [&self.gid[..8], &self.gid[8..]]
+            .map(|half| u64::from_le_bytes(half.try_into().expect("a half of sixteen bytes")));
+        let about = u64::from(lane) | u64::from(self.lid) << 32 | u64::from(self.mtu) << 48 | u64::from(FORM) << 56;
+        [u64::from(self.pair) | u64::from(self.psn) << 32, low, high, about]
+    }
+
+    /// The end, and which connection it is of. What the casts cut off shows when they are written again.
+    pub(crate) fn read(numbers: [u64; 4]) -> (PairEnd, u32) {
+        let [pairs, low, high, about] = numbers;
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&low.to_le_bytes());
+        gid[8..].copy_from_slice(&high.to_le_bytes());
+        let (lid, mtu) = ((about >> 32) as u16, (about >> 48) as u8);
+        (PairEnd { pair: pairs as u32, psn: (pairs >> 32) as u32, lid, mtu, gid }, about as u32)
+    }
+
+    pub(crate) fn is_sound(&self) -> bool {
+        self.pair < 1 << NUMBER_BITS
+            && self.psn < 1 << NUMBER_BITS
+            && (1..=5).contains(&self.mtu)
+            && self.gid != [0; 16]
+    }
+}
