@@ -11,8 +11,8 @@
 //! writes with tokens alone that were granted to itself, and with which nothing of its own is in doubt: what a relative
 //! has sent to a slab that was its before, even one that was killed meanwhile, is out.
 //!
-//! Where relatives write to different parts of one slab (`array.rs`, with parity), they would take it from each other for
-//! ever. There a token is everybody's, and so is the doubt in it: all relatives know the newest token with which
+//! Where relatives write to different parts of one slab (`array.rs`, with parity), they would take it from each other
+//! for ever. There a token is everybody's, and so is the doubt in it: all relatives know the newest token with which
 //! something may be on its way. What a relative that is killed has just sent is not known, and may arrive behind the
 //! write of another to the same place: the pager's guard sees that.
 //!
