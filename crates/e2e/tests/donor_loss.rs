@@ -202,13 +202,13 @@ fn with_a_mirror_no_loss_of_a_donor_is_noticed() {
 }
 
 #[test]
-#[ignore = "takes minutes: docs/testing.md has the command, and what is known to fail"]
+#[ignore = "does not always pass: docs/testing.md says how it fails, and has the command"]
 fn with_parity_no_loss_of_a_donor_is_noticed() {
     no_loss_is_noticed("donor-loss-parity", PARITY_DONORS, 1, ",parity=4+1,size=96MiB");
 }
 
 #[test]
-#[ignore = "takes minutes: docs/testing.md has the command, and what is known to fail"]
+#[ignore = "does not always pass: docs/testing.md says how it fails, and has the command"]
 fn with_two_shards_of_parity_no_loss_of_two_donors_is_noticed() {
     no_loss_is_noticed("donor-loss-two", 7, 2, ",parity=4+2,size=96MiB");
 }
