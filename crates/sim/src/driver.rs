@@ -238,12 +238,12 @@ impl Driver {
         !full
     }
 
-    /// The worker's part, until it would sleep.
+    /// The worker's part: once its bell has rung it goes on until a plan is empty, as the pager's does.
     fn work(&mut self) {
+        if !self.engine.wants_worker() {
+            return;
+        }
         for _ in 0..PLANS_MOST {
-            if !self.engine.wants_worker() {
-                return;
-            }
             self.tell(Told::Plan { blocks: TRANSFERS.blocks as u32, pages: TRANSFERS.pages });
             if self.plan.tasks.is_empty() {
                 return;
