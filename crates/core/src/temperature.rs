@@ -130,8 +130,13 @@ impl Temperatures {
             }
             (Arrival::Rescued, before) => before.unwrap_or(0).saturating_add(RESCUED),
         };
-        *reading = Reading::new(temperature, RESIDENT);
+        *reading = self.put_resident(temperature, weight);
+    }
+
+    /// The reading of a block of `weight` pages that is resident, and as hot as `temperature`.
+    pub(crate) fn put_resident(&mut self, temperature: Temperature, weight: u32) -> Reading {
         *self.histogram.count(RESIDENT, temperature) += u64::from(weight);
+        Reading::new(temperature, RESIDENT)
     }
 
     /// A resident block of `weight` pages was evicted.

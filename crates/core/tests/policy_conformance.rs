@@ -50,6 +50,7 @@ enum Step {
     Arrive { block: u32, weight: u32, arrival: Arrival },
     Remove { block: u32 },
     Victim,
+    Cut,
     Grow { blocks: u32, resident_pages: u64 },
 }
 
@@ -67,6 +68,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (any::<u32>(), weight, arrivals()).prop_map(|(block, weight, arrival)| Step::Arrive { block, weight, arrival }),
         6 => Just(Step::Victim),
+        1 => Just(Step::Cut),
         2 => any::<u32>().prop_map(|block| Step::Remove { block }),
         1 => (1..200u32, 1..20_000u64).prop_map(|(blocks, resident_pages)| Step::Grow { blocks, resident_pages }),
     ];
@@ -93,7 +95,14 @@ fn check(name: PolicyName, steps: &[Step]) {
                 held.remove(&block);
                 policy.removed(BlockIndex(block));
             }
-            Step::Victim => give(&mut *policy, &mut held),
+            Step::Victim => _ = give(&mut *policy, &mut held),
+            // A smaller block of the victim's index, as its last part would be.
+            Step::Cut => {
+                if let Some(block) = give(&mut *policy, &mut held) {
+                    held.insert(block.0, 1);
+                    policy.put_back(block, 1);
+                }
+            }
             Step::Grow { blocks, resident_pages } => {
                 // May shrink, but not below a block that is held.
                 let blocks = blocks.max(held.keys().next_back().map_or(1, |last| last + 1));
@@ -111,11 +120,13 @@ fn check(name: PolicyName, steps: &[Step]) {
 }
 
 /// Takes one victim: a held block, or none when nothing is held.
-fn give(policy: &mut dyn Policy, held: &mut BTreeMap<u32, u32>) {
-    match policy.victim() {
+fn give(policy: &mut dyn Policy, held: &mut BTreeMap<u32, u32>) -> Option<BlockIndex> {
+    let victim = policy.victim();
+    match victim {
         Some(block) => assert!(held.remove(&block.0).is_some(), "{} gave {block:?}, not held", policy.name()),
         None => assert!(held.is_empty(), "{} gave nothing but holds {}", policy.name(), held.len()),
     }
+    victim
 }
 
 proptest! {
@@ -124,6 +135,20 @@ proptest! {
         for name in PolicyName::ALL {
             check(name, &steps);
         }
+    }
+}
+
+#[test]
+fn the_parts_of_a_victim_leave_before_other_blocks() {
+    for name in PolicyName::ALL {
+        let mut policy = build(name);
+        policy.grow(256, 256);
+        (0..8).for_each(|block| policy.arrived(BlockIndex(block * 32), 32, Arrival::Fresh));
+        let first = policy.victim().expect("blocks are held");
+        (1..32).rev().for_each(|part| policy.put_back(BlockIndex(first.0 + part), 1));
+        let next: Vec<u32> = std::iter::from_fn(|| policy.victim()).take(31).map(|block| block.0).collect();
+        assert_eq!(next, (first.0 + 1..first.0 + 32).collect::<Vec<u32>>(), "{name}");
+        assert_eq!(policy.resident_pages(), 7 * 32, "{name}");
     }
 }
 

@@ -349,7 +349,7 @@ impl Engine {
         while !plan.is_full()
             && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target
         {
-            let Some(block) = self.policy.victim() else { return };
+            let Some(block) = self.next_victim() else { return };
             let Some(pages) = self.plan_leaving(block, plan) else { return };
             leaving += pages;
         }

@@ -12,6 +12,10 @@
 //! when most fetches of late were, and one by one they would be of few pages for each block (`clusters.rs`), it splits
 //! the block. Where they would be of many it makes the block whole again.
 //!
+//! A large block that came with a stream, and is used page by page since, does not leave by itself: some page of it is
+//! always touched while it waits on standby, and brings all of it back. So a victim is cut where what faults there
+//! would be split, and its parts leave one by one: those that nobody touches go.
+//!
 //! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
 
 use super::Engine;
@@ -69,6 +73,30 @@ impl Engine {
         };
         self.clusters.saw(page, self.map.stride(suited) == 1);
         suited
+    }
+
+    /// Takes the next victim out of the policy, cut to the size that suits what faults there.
+    pub(super) fn next_victim(&mut self) -> Option<BlockIndex> {
+        let victim = self.policy.victim()?;
+        Some(if self.leaves_in_parts(victim) { self.cut(victim) } else { victim })
+    }
+
+    fn leaves_in_parts(&self, block: BlockIndex) -> bool {
+        let (region, pages) = (self.map.region_of(block), self.map.pages(block));
+        // Parts outside the mapping would be blocks without a page.
+        let whole = pages.count == self.map.block(block).order.pages();
+        let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start);
+        self.settings.elastic && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
+    }
+
+    /// Cuts a resident block that the policy has let go of, and gives it back all parts but the first, which it will
+    /// let go of next.
+    fn cut(&mut self, block: BlockIndex) -> BlockIndex {
+        let (unit, end) = (self.map.region_of(block).unit, block.0 + self.map.stride(block));
+        let first = self.map.split(block, unit, self.map.pages(block).start);
+        debug_assert_eq!(first, block, "the first part has the index of the whole");
+        (first.0 + 1..end).rev().for_each(|part| self.policy.put_back(BlockIndex(part), unit.pages()));
+        first
     }
 
     fn split(&mut self, page: u64, block: BlockIndex) -> BlockIndex {
@@ -139,9 +167,10 @@ mod tests {
         engine.map.block(engine.map.find(page).expect("managed")).order
     }
 
-    /// Says that every block has been written back.
-    fn store_all(engine: &mut Engine) {
-        let blocks: Vec<BlockIndex> = engine.map.blocks_in(0, PAGES).collect();
+    /// Says that every block but that with `page` has been written back.
+    fn store_all_but(engine: &mut Engine, page: u64) {
+        let but = engine.map.find(page).expect("managed");
+        let blocks: Vec<BlockIndex> = engine.map.blocks_in(0, PAGES).filter(|block| *block != but).collect();
         for block in blocks {
             engine.slot_for(block).expect("the tier has room");
             let entry = engine.map.block_mut(block);
@@ -181,20 +210,45 @@ mod tests {
     fn scattered_faults_split_what_they_hit() {
         for (elastic, wanted) in [(true, Order::MIN), (false, Order::DEFAULT)] {
             let mut engine = engine(elastic);
-            store_all(&mut engine);
-            let blocks = PAGES / u64::from(Order::DEFAULT.pages());
-            // Places of a linear congruential generator with the full period.
-            let places = std::iter::successors(Some(1), |at| Some((at * 405 + 131) % blocks)).take(300);
-            let pages = places.map(|at| at * 32 + at % 7 * 4);
-            let mut last = 0;
-            for page in pages {
-                let block = engine.map.find(page).expect("managed");
-                if engine.map.block(block).is_away() {
-                    touch(&mut engine, page);
-                    last = page;
-                }
-            }
+            store_all_but(&mut engine, 0);
+            let last = scatter(&mut engine);
             assert_eq!(order_at(&engine, last), wanted, "elastic: {elastic}");
+        }
+    }
+
+    /// Touches a page of each of many blocks that are away, until fetches count as scattered. Returns the last one.
+    fn scatter(engine: &mut Engine) -> u64 {
+        let blocks = PAGES / u64::from(Order::DEFAULT.pages());
+        // Places of a linear congruential generator with the full period.
+        let places = std::iter::successors(Some(1), |at| Some((at * 405 + 131) % blocks)).take(300);
+        let mut last = 0;
+        for page in places.map(|at| at * 32 + at % 7 * 4) {
+            if engine.map.block(engine.map.find(page).expect("managed")).is_away() {
+                touch(engine, page);
+                last = page;
+            }
+        }
+        last
+    }
+
+    #[test]
+    fn a_large_victim_leaves_in_parts_where_faults_are_scattered() {
+        for (elastic, scattered, wanted) in
+            [(true, true, Order::MIN), (true, false, Order::DEFAULT), (false, true, Order::DEFAULT)]
+        {
+            let mut engine = engine(elastic);
+            touch(&mut engine, 0);
+            if scattered {
+                store_all_but(&mut engine, 0);
+                scatter(&mut engine);
+            }
+            let before = engine.resident_pages();
+            let victim = engine.next_victim().expect("blocks are resident");
+            assert_eq!(engine.map.pages(victim).start, 0);
+            assert_eq!(engine.map.block(victim).order, wanted, "elastic {elastic}, scattered {scattered}");
+            assert_eq!(engine.policy.resident_pages(), before - u64::from(wanted.pages()));
+            engine.policy.put_back(victim, wanted.pages());
+            engine.check();
         }
     }
 }

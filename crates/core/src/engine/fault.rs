@@ -290,7 +290,7 @@ impl Engine {
             let known_clean = self.map.block(block).known_clean;
             return FaultStep::Clean { block, pages: self.map.pages(block), frame, known_clean };
         }
-        let victim = self.policy.victim();
+        let victim = self.next_victim();
         match victim.and_then(|block| Some((block, self.start_leaving(block, false)?))) {
             Some((block, frame)) => FaultStep::Evict { block, pages: self.map.pages(block), frame },
             None => FaultStep::Wait,

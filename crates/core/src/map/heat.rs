@@ -7,6 +7,7 @@
 //! it does anyway. What the numbers mean is in `temperature.rs`.
 
 use super::BlockMap;
+use crate::block::State;
 use crate::policy::Arrival;
 use crate::temperature::{Temperature, Temperatures};
 use crate::units::BlockIndex;
@@ -56,14 +57,21 @@ impl BlockMap {
         hottest
     }
 
-    /// After blocks have changed their size: those of `units` units from `first` on are all away, and as hot as that.
+    /// After blocks have changed their size: those of `units` units from `first` on are all in one state, and as hot as
+    /// that.
     pub(super) fn share_heat(&mut self, heat: Option<Temperature>, first: BlockIndex, units: u32) {
         let (Some(heat), stride) = (heat, self.stride(first)) else { return };
+        let resident = self.block(first).state == State::Resident;
         for unit in (first.0..first.0 + units).step_by(stride as usize) {
             // Parts outside the mapping have no pages, and would never be forgotten.
             if self.pages(BlockIndex(unit)).count > 0 {
                 let entry = &mut self.blocks[unit as usize];
-                entry.reading = self.temperatures.put_away(heat, entry.order.pages());
+                let weight = entry.order.pages();
+                entry.reading = if resident {
+                    self.temperatures.put_resident(heat, weight)
+                } else {
+                    self.temperatures.put_away(heat, weight)
+                };
             }
         }
     }

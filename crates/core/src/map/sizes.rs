@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Changes the size of blocks that are away: one into several, several into one.
+//! Changes the size of blocks: one that is away or resident into several, several that are away into one.
 //!
-//! Pure, and allocates nothing: a block has the index of its first unit, so a fault may do it. Which size suits is
-//! decided in `engine/elastic.rs`.
+//! Pure, and allocates nothing: a block has the index of its first unit, so a fault may do it. No byte moves: what is
+//! away has its place in the tier by its address, and what is resident has no frame. Which size suits is decided in
+//! `engine/elastic.rs`.
 
 use super::BlockMap;
 use crate::block::{Block, State};
 use crate::units::{BlockIndex, Order};
 
 impl BlockMap {
-    /// Cuts a block that is away into blocks of `order`. The one with `page` is returned.
+    /// Cuts a block that is away or resident into blocks of `order`. The one with `page` is returned.
     pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: u64) -> BlockIndex {
         assert!(
             order <= self.block(block).order && order >= self.region_of(block).unit,
             "a split makes blocks smaller"
         );
         let units = self.stride(block);
+        let state = self.block(block).state;
+        assert!(state == State::Resident || self.block(block).is_away(), "a block in {state:?} is not cut");
         let heat = self.take_heat(block, units);
-        self.resize(block, self.block(block).state, order, units);
+        self.resize(block, state, order, units);
         self.share_heat(heat, block, units);
         self.find(page).expect("a split takes no page away")
     }
@@ -47,12 +50,12 @@ impl BlockMap {
         first
     }
 
-    /// Gives the `units` from `first` on, which are all away, blocks of `order` in `state`.
+    /// Gives the `units` from `first` on, at whose blocks nobody is at work, blocks of `order` in `state`.
     fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
-        let old = *self.block(first);
-        assert!(old.is_away(), "only what is away changes its size");
+        let Block { region, sealed, protected, evicted_at, .. } = *self.block(first);
         for unit in first.0..first.0 + units {
-            self.blocks[unit as usize] = Block { state, evicted_at: old.evicted_at, ..Block::new(old.region, order) };
+            let new = Block::new(region, order);
+            self.blocks[unit as usize] = Block { state, sealed, protected, evicted_at, ..new };
         }
     }
 }
@@ -61,6 +64,7 @@ impl BlockMap {
 mod tests {
     use super::*;
     use crate::map::{Delivery, Pages};
+    use crate::policy::Arrival;
     use crate::slabs::OwnSlabs;
     use crate::units::PAGE_BYTES;
 
@@ -78,5 +82,35 @@ mod tests {
         assert_eq!(map.pages(large), Pages { start: 1000, count: 256 });
         assert_eq!(map.find(1255), Some(large));
         assert_eq!(map.next_in_region(large), map.find(1256));
+    }
+
+    #[test]
+    fn a_resident_block_is_cut_where_it_is() {
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
+        let block = map.find(1000).expect("managed");
+        map.heat(block, Arrival::Rescued, 0);
+        let entry = map.block_mut(block);
+        entry.become_state(State::Installing);
+        entry.become_state(State::Resident);
+        (entry.sealed, entry.protected) = (true, true);
+        let before = *map.temperatures().histogram();
+        let part = map.split(block, Order::UNIT, 1004);
+        assert_eq!(map.pages(part), Pages { start: 1004, count: 4 });
+        for page in 1000..1032 {
+            let part = map.block(map.find(page).expect("managed"));
+            assert_eq!((part.state, part.sealed, part.protected), (State::Resident, true, true));
+        }
+        assert_eq!(*map.temperatures().histogram(), before);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not cut")]
+    fn a_block_at_which_somebody_is_at_work_is_not_cut() {
+        let mut map = BlockMap::new(Box::new(OwnSlabs::new(16)), Order::UNIT);
+        map.insert(1000, 2100, Order::DEFAULT, Delivery::Signal);
+        let block = map.find(1000).expect("managed");
+        map.block_mut(block).become_state(State::Fetching);
+        map.split(block, Order::UNIT, 1000);
     }
 }

@@ -54,6 +54,11 @@ impl Policy for Clock {
         self.ring.pop(0)
     }
 
+    fn put_back(&mut self, block: BlockIndex, weight: u32) {
+        self.ring.push_oldest(0, block, weight);
+        self.ring.set_mark(block, 0);
+    }
+
     fn resident_pages(&self) -> u64 {
         self.ring.pages_all()
     }

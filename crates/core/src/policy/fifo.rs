@@ -36,6 +36,10 @@ impl Policy for Fifo {
         self.queue.pop(0)
     }
 
+    fn put_back(&mut self, block: BlockIndex, weight: u32) {
+        self.queue.push_oldest(0, block, weight);
+    }
+
     fn resident_pages(&self) -> u64 {
         self.queue.pages_all()
     }

@@ -66,20 +66,36 @@ impl<const N: usize> Lists<N> {
 
     /// Puts `block` at the newest end of `list`. It must be on none.
     pub fn push(&mut self, list: usize, block: BlockIndex, weight: u32) {
+        self.join(list, block, weight);
+        let ends = &mut self.ends[list];
+        let node = &mut self.nodes[block.0 as usize];
+        (node.newer, node.older) = (NIL, ends.newest);
+        match std::mem::replace(&mut ends.newest, block.0) {
+            NIL => ends.oldest = block.0,
+            newest => self.nodes[newest as usize].newer = block.0,
+        }
+    }
+
+    /// As [`push`](Self::push), at the oldest end: the block that `pop` takes next.
+    pub fn push_oldest(&mut self, list: usize, block: BlockIndex, weight: u32) {
+        self.join(list, block, weight);
+        let ends = &mut self.ends[list];
+        let node = &mut self.nodes[block.0 as usize];
+        (node.newer, node.older) = (ends.oldest, NIL);
+        match std::mem::replace(&mut ends.oldest, block.0) {
+            NIL => ends.newest = block.0,
+            oldest => self.nodes[oldest as usize].older = block.0,
+        }
+    }
+
+    /// Counts `block` among those of `list`.
+    fn join(&mut self, list: usize, block: BlockIndex, weight: u32) {
         let node = &mut self.nodes[block.0 as usize];
         assert!(node.list == ON_NO_LIST, "{block:?} arrived twice");
         node.weight = u16::try_from(weight).expect("a block is at most 512 pages");
         node.list = list as u8;
-        let ends = &mut self.ends[list];
-        (node.newer, node.older) = (NIL, ends.newest);
-        if ends.newest == NIL {
-            ends.oldest = block.0;
-        } else {
-            self.nodes[ends.newest as usize].newer = block.0;
-        }
-        ends.newest = block.0;
-        ends.pages += u64::from(weight);
-        ends.blocks += 1;
+        self.ends[list].pages += u64::from(weight);
+        self.ends[list].blocks += 1;
     }
 
     /// Takes the oldest block of `list`.

@@ -58,6 +58,10 @@ impl Policy for Lru {
         self.lists.pop(OLD).or_else(|| self.lists.pop(YOUNG))
     }
 
+    fn put_back(&mut self, block: BlockIndex, weight: u32) {
+        self.lists.push_oldest(OLD, block, weight);
+    }
+
     fn resident_pages(&self) -> u64 {
         self.lists.pages_all()
     }

@@ -57,6 +57,10 @@ pub trait Policy: Send {
     /// with `arrived(.., Rescued)` when the block turns out to be hot, and otherwise not at all.
     fn victim(&mut self) -> Option<BlockIndex>;
 
+    /// `block`, of `weight` pages, is a part of the last victim, which was cut, and stays for now. It is not among the
+    /// policy's blocks. The one that was put back last is the next victim.
+    fn put_back(&mut self, block: BlockIndex, weight: u32);
+
     /// Pages of all blocks held now.
     fn resident_pages(&self) -> u64;
 }

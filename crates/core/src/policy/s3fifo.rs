@@ -34,6 +34,8 @@ use crate::units::BlockIndex;
 const SMALL: usize = 0;
 /// Blocks worth keeping.
 const MAIN: usize = 1;
+/// Parts of a victim that was cut: they leave first.
+const PARTS: usize = 2;
 
 /// Shares and rates are in 1/1024.
 const ONE: u32 = 1024;
@@ -98,7 +100,7 @@ struct SmallWon {
 
 /// See the module.
 pub struct S3Fifo {
-    lists: Lists<2>,
+    lists: Lists<3>,
     /// What the caller said the resident set may hold.
     capacity_pages: u64,
     /// What was held when a victim was last asked for: what the resident set holds in truth.
@@ -342,6 +344,10 @@ impl Policy for S3Fifo {
 
     fn victim(&mut self) -> Option<BlockIndex> {
         self.full_pages = Some(self.lists.pages_all());
+        if let Some(part) = self.lists.pop(PARTS) {
+            self.record_departure(part, SMALL);
+            return Some(part);
+        }
         let list = self.victim_list();
         if list == MAIN {
             self.send_round();
@@ -349,6 +355,12 @@ impl Policy for S3Fifo {
         let block = self.lists.pop(list).or_else(|| self.lists.pop(SMALL))?;
         self.record_departure(block, list);
         Some(block)
+    }
+
+    fn put_back(&mut self, block: BlockIndex, weight: u32) {
+        self.left_pages = self.left_pages.wrapping_sub(weight); // It was counted with the whole.
+        self.lists.push_oldest(PARTS, block, weight);
+        self.lists.set_mark(block, 0);
     }
 
     fn resident_pages(&self) -> u64 {
