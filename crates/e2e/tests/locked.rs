@@ -38,6 +38,39 @@ fn memory_is_locked_up_to_half_the_budget() {
     }
 }
 
+/// A lock was forgotten when its memory moved or grew.
+#[test]
+fn locked_memory_stays_locked_where_it_moves() {
+    let body = "size_t mib = 1 << 20; char *start = touch(80);\
+        char *one = mmap(0, 16 * mib, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\
+        for (size_t at = 0; at < 16 * mib; at += 64) one[at] = (char)(at >> 12 | 1);\
+        if (munmap(one + 4 * mib, 12 * mib) || mlock(one, 4 * mib)) return 2;\
+        char *two = mremap(one, 4 * mib, 6 * mib, MREMAP_MAYMOVE);\
+        if (two == MAP_FAILED) { perror(\"grow\"); return 3; }\
+        char *place = mmap(0, 8 * mib, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\
+        two = mremap(two, 6 * mib, 8 * mib, MREMAP_MAYMOVE | MREMAP_FIXED, place);\
+        if (two != place) { perror(\"move\"); return 4; }\
+        if (mremap(two, 8 * mib, 40 * mib, MREMAP_MAYMOVE) != MAP_FAILED || errno != EAGAIN) return 5;\
+        for (size_t at = 0; at < 80 * mib; at += 64) if (start[at] != (char)(at >> 12 | 1)) return 6;\
+        static unsigned char there[8 << 8];\
+        if (mincore(two, 8 * mib, there)) return 7;\
+        for (size_t page = 0; page < sizeof there; page++) if (!(there[page] & 1)) return 8;\
+        for (size_t at = 0; at < 4 * mib; at += 64) if (two[at] != (char)(at >> 12 | 1)) return 9;\
+        unsigned long locked = 0; char line[256]; FILE *status = fopen(\"/proc/self/status\", \"r\");\
+        while (fgets(line, sizeof line, status)) sscanf(line, \"VmLck: %lu\", &locked);\
+        if (locked < 8 << 10 || locked > 9 << 10) { fprintf(stderr, \"%lu KiB locked\\n\", locked); return 10; }\
+        if (munlockall() || munmap(two, 8 * mib)) return 11;\
+        return 0;";
+    let Some(program) = compile_small("moved-locked", body) else { return };
+    for delivery in ["signal", "listener"] {
+        for exchange in ["move", "copy"] {
+            let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+            let ended = run(managed(&words, &program, &[]), LIMIT);
+            assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}", ended.stderr);
+        }
+    }
+}
+
 /// Locked before the pager starts, it stays locked afterwards; and MCL_FUTURE ends nothing.
 #[test]
 fn memory_locked_early_stays() {

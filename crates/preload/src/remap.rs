@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! mremap(2) of managed memory. The kernel cannot do it while some of it is away, so it grows in place by a mapping
-//! behind it, and moves by a copy, which keeps the rights of each page.
+//! behind it, and moves by a copy, which keeps the rights of each page. What is locked is locked where it has come to.
 //!
 //! Not one step, as the kernel's is: who looks at either place meanwhile may see memory that can be read and is not
 //! written yet.
@@ -16,6 +16,7 @@ use aquifer_sys::rights::{self, Part};
 use aquifer_sys::{own_stack, signals};
 
 use crate::kernel::libc_result;
+use crate::locks;
 use crate::mappings::{advise, can_be_mapped, map, unmap};
 use crate::start::instance;
 
@@ -84,13 +85,21 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
     }
     // In a box, as an outcome is two words.
     let parts = (*own_stack::call(move || Box::new(rights::of(old, old + old_len.min(new_len)))))?;
+    let is_locked = instance().is_some_and(|instance| instance.adopter.is_locked(old, old_len));
     if !fixed && !stays {
         let grown = grow(old + old_len, new_len - old_len, &parts);
+        if grown.is_ok() && is_locked {
+            let (end, more) = (old + old_len, new_len - old_len);
+            lock(end, more).inspect_err(|_| _ = give_back(end, more))?;
+        }
         if grown.is_ok() || !is(libc::MREMAP_MAYMOVE) {
             return grown.map(|()| old).map_err(|_| Errno(libc::ENOMEM));
         }
     }
     let new = copy(old, &parts, new_len, fixed.then_some(target))?;
+    if is_locked {
+        lock_instead((old, old_len), (new, new_len)).inspect_err(|_| _ = give_back(new, new_len))?;
+    }
     let left = if stays { empty(old, old_len) } else { give_back(old, old_len) };
     left.inspect_err(|_| _ = give_back(new, new_len))?;
     Ok(new)
@@ -155,6 +164,19 @@ fn permit(start: usize, len: usize, rights: c_int) -> Result<(), Errno> {
     }
     // SAFETY: the program's memory, which it has asked to be moved.
     unsafe { syscall(libc::SYS_mprotect, [start, len, rights as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Locks the second range for the first, whose lock makes room for it. An error, and the first stays locked, where the
+/// second is more than may be locked.
+fn lock_instead(old: (usize, usize), new: (usize, usize)) -> Result<(), Errno> {
+    locks::unlock([old.0, old.1, 0, 0, 0, 0]);
+    lock(new.0, new.1).inspect_err(|_| _ = lock(old.0, old.1))
+}
+
+/// As mlock(2), with the error of mremap(2).
+fn lock(start: usize, len: usize) -> Result<(), Errno> {
+    let result = locks::lock(libc::SYS_mlock, [start, len, 0, 0, 0, 0]);
+    if result == 0 { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
 }
 
 /// Unmaps what the program has moved away from. Sealed memory stays where it is.
