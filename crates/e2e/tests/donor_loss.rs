@@ -184,7 +184,15 @@ impl Game {
     fn settle(&self) {
         // What is counted is published now and then.
         std::thread::sleep(Duration::from_millis(2500));
-        eventually("all slabs have their copies", || self.figure("slabs_degraded") == self.figure("slabs_rebuilt"));
+        let mut said = Instant::now();
+        eventually("all slabs have their copies", || {
+            let (degraded, rebuilt) = (self.figure("slabs_degraded"), self.figure("slabs_rebuilt"));
+            if said.elapsed() > Duration::from_secs(5) {
+                println!("  degraded {degraded} rebuilt {rebuilt} lost {} members_lost {}", self.figure("slabs_lost"), self.figure("members_lost"));
+                said = Instant::now();
+            }
+            degraded == rebuilt
+        });
     }
 
     fn end(self) -> Ended {
@@ -219,6 +227,7 @@ fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str) 
     let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let rounds = setting("AQUIFER_LOSS_ROUNDS").unwrap_or(6);
     let seed: u64 = setting("AQUIFER_LOSS_SEED").unwrap_or(1);
+    let only = setting("AQUIFER_LOSS_ONLY");
     let more = std::env::var("AQUIFER_LOSS_OPTIONS").unwrap_or_default();
     println!("to repeat: AQUIFER_LOSS_ROUNDS={rounds} AQUIFER_LOSS_SEED={seed} AQUIFER_LOSS_OPTIONS={more}");
     let Some(mut game) = Game::start(name, donors, &format!("{options}{more}")) else { return };
@@ -231,8 +240,10 @@ fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str) 
         let first = (random >> 20) as usize % donors;
         let mut lost: Vec<&mut Donor> = game.donors.iter_mut().collect();
         lost.rotate_left(first);
-        lose(round, pause, &mut lost[..at_once]);
+        lose(only.unwrap_or(round), pause, &mut lost[..at_once]);
+        let begun = Instant::now();
         game.settle();
+        println!("  settled in {:?}", begun.elapsed());
     }
     let rebuilt = game.figure("slabs_rebuilt");
     let ended = game.end();

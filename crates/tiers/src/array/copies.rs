@@ -21,7 +21,7 @@ use super::member::{Member, Trouble};
 use super::place::Place;
 use crate::donor::{Piece, pieces};
 use crate::figures::count;
-use crate::places::{Refused, Seen};
+use crate::places::{Eighths, Refused, Seen};
 
 /// How often a read is repeated because the slab's place has changed meanwhile.
 const PLACES_SEEN_MOST: u32 = 16;
@@ -191,7 +191,7 @@ impl Parts {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
-            let _stay = self.places.enter(piece.range as usize).ok_or(libc::EAGAIN)?;
+            let _stay = self.places.enter(piece.range as usize, eighths(piece)).ok_or(libc::EAGAIN)?;
             if self.shape.is_cut() {
                 self.write_shards(piece, part)?;
             } else {
@@ -367,6 +367,11 @@ impl Parts {
         }
         Err(libc::EBUSY)
     }
+}
+
+/// Where in its slab a piece lies.
+pub(super) fn eighths(piece: Piece) -> Eighths {
+    Eighths::of(piece.offset % SLAB_BYTES, piece.bytes as u64, SLAB_BYTES)
 }
 
 /// Whether the bytes may be had later.
