@@ -102,7 +102,11 @@ fn who_moves_a_slab_is_told_what_was_written_meanwhile_once_it_is_there() {
     drop(second);
     assert_eq!(going.try_commit(5), Err(Unready::Touched(Eighths(0b111))));
     drop(places.enter(0, Eighths(0b100)).unwrap());
-    assert_eq!(going.try_commit(5), Err(Unready::Touched(Eighths(0b100))), "what was copied once more is not told again");
+    assert_eq!(
+        going.try_commit(5),
+        Err(Unready::Touched(Eighths(0b100))),
+        "what was copied once more is not told again"
+    );
     assert!(going.is_under_way() && places.see(0).place == 0);
     assert_eq!(going.try_commit(5), Ok(()));
     assert_eq!((places.see(0).place, going.is_under_way()), (5, false));

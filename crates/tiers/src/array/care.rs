@@ -222,9 +222,8 @@ impl Parts {
         let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
         let new = kept.with(target);
         let start = slab as u64 * SLAB_BYTES;
-        let copied = catch_up(&going, new, |eighth| {
-            self.copy_piece(place, new, target, start + eighth * PIECE_BYTES, buffer)
-        });
+        let copied =
+            catch_up(&going, new, |eighth| self.copy_piece(place, new, target, start + eighth * PIECE_BYTES, buffer));
         drop(going);
         if copied {
             // Who had it before, and was taken out of its place while it was there.

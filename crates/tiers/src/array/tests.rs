@@ -7,6 +7,7 @@
 //! Time is not theirs: who looks for a lost member, and when, is said by the tests.
 
 mod parity;
+mod silence;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};

@@ -145,11 +145,23 @@ impl TcpQueue {
     }
 
     fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
-        let (activity, done) = match operation {
-            Operation::Read => (Activity::Read, self.remote.read_bytes(offset, buffer.bytes_mut())),
-            Operation::Write => (Activity::Write, self.remote.write_bytes(offset, buffer.bytes())),
+        let outcome = self.carry_out(operation, offset, &mut buffer);
+        self.finish(operation, offset, buffer, tag, outcome);
+    }
+
+    fn carry_out(&self, operation: Operation, offset: u64, buffer: &mut FrameBuffer) -> Result<(), i32> {
+        match operation {
+            Operation::Read => self.remote.read_bytes(offset, buffer.bytes_mut()),
+            Operation::Write => self.remote.write_bytes(offset, buffer.bytes()),
+        }
+    }
+
+    fn finish(&mut self, operation: Operation, offset: u64, buffer: FrameBuffer, tag: u64, outcome: Result<(), i32>) {
+        let activity = match operation {
+            Operation::Read => Activity::Read,
+            Operation::Write => Activity::Write,
         };
-        let outcome = done.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
+        let outcome = outcome.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
         self.finished.add(tag, buffer, outcome);
     }
 
@@ -275,8 +287,13 @@ impl TcpQueue {
         for flights in [&self.flying, &self.outgoing] {
             flights.iter().for_each(|flight| self.doubt(flight.operation, flight.offset, flight.lease));
         }
+        let mut gone = None;
         while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
-            self.do_now(flight.operation, flight.offset, flight.buffer, flight.tag);
+            let Flight { operation, offset, mut buffer, tag, .. } = flight;
+            // What one has found out is enough for all.
+            let outcome = gone.map_or_else(|| self.carry_out(operation, offset, &mut buffer), Err);
+            gone = gone.or(outcome.err().filter(|errno| *errno == libc::EHOSTDOWN));
+            self.finish(operation, offset, buffer, tag, outcome);
         }
     }
 
