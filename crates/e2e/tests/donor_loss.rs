@@ -7,9 +7,9 @@
 //! With a mirror or with parity, none of that may be a wrong byte, an error, or a stand of more than two seconds. Where
 //! more is lost than that makes up for, what was with the donors is an error, and the rest goes on.
 //!
-//! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others, `AQUIFER_LOSS_ONLY` for one of the things
-//! that happen to donors, by its number in `lose`, `AQUIFER_LOSS_OPTIONS` for more options behind the tier, such as
-//! `,encrypt=ephemeral`; a failure prints them. `docs/testing.md` has the commands.
+//! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others, `AQUIFER_LOSS_ONLY` for one of the
+//! things that happen to donors, by its number in `lose`, `AQUIFER_LOSS_OPTIONS` for more options behind the tier, such
+//! as `,encrypt=ephemeral`; a failure prints them. `docs/testing.md` has the commands.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -30,7 +30,7 @@
 //! | 0–15              | how many write now                                               |
 //! | 16                | somebody moves it                                                |
 //! | 18                | the place that is not current is being written                   |
-//! | 24–31             | to which eighths somebody has written, or begun to, since the move began, or since who moves took note |
+//! | 24–31             | to which eighths somebody has written, or begun to, since who moves began or last took note |
 //! | 32–63             | the version: how often the place has changed                     |
 
 use crate::atomic::{AtomicU64, Ordering, fence};

@@ -33,8 +33,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const ROUND: Duration = Duration::from_millis(20);
 /// How long a lost member keeps slabs that others have, too. A choice: longer than a donor's hiccup.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
-/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds. An eighth, since that
-/// is what writers say.
+/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds. An eighth, since
+/// that is what writers say.
 const PIECE_BYTES: u64 = SLAB_BYTES / 8;
 /// How often what was written to a slab while it was copied is copied once more, and how often who writes to it at that
 /// moment is waited for, before it has to wait for its turn. Choices: each time what is left takes a fraction of the

@@ -20,6 +20,7 @@ use super::Parts;
 use super::member::{Member, Trouble};
 use super::place::Place;
 use crate::donor::{Piece, pieces};
+use crate::failure::TierFailure;
 use crate::figures::count;
 use crate::places::{Eighths, Refused, Seen};
 
@@ -125,6 +126,18 @@ impl Parts {
             // What it had of others lay in the same room, unless that has been taken anew since.
             let others = self.shape.slabs_of(self.shape.range_of(slab), self.slabs).filter(|other| *other != slab);
             others.for_each(|other| self.take_out(other, member, false));
+        }
+    }
+
+    /// As [`request_failed`](Self::request_failed), for a queue, which does once more what has failed: who was silent
+    /// is judged then.
+    pub(super) fn flight_failed(&self, member: usize, slab: usize, failure: &TierFailure) {
+        match failure.errno().unwrap_or(libc::EIO) {
+            libc::ETIMEDOUT => {
+                self.members[member].is_silent.store(true, Ordering::Relaxed);
+                self.members[member].suspect();
+            }
+            errno => self.request_failed(member, slab, errno),
         }
     }
 

@@ -139,7 +139,7 @@ impl ArrayQueue {
         let Flight { operation, offset, tag, slab, seen, member, .. } = flight;
         let Completion { buffer, outcome, .. } = completion;
         if let Err(failure) = &outcome {
-            self.parts.request_failed(member, slab, failure.errno().unwrap_or(libc::EIO));
+            self.parts.flight_failed(member, slab, failure);
         }
         match operation {
             Operation::Read if outcome.is_ok() && self.parts.places.holds(slab, seen) => {

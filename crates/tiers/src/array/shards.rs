@@ -39,8 +39,8 @@ use crate::figures::count;
 /// donors answer within some hundred microseconds.
 const SHARD_BYTES_MOST: usize = 32 << 10;
 /// For so long after its beginning a write that enough members have taken is sent to others once more, in nanoseconds:
-/// members have half of it for their answers (`donor/patience.rs`), and one of them at least gets a second chance.
-const STRAGGLERS_PATIENCE: u64 = 900_000_000;
+/// longer than members have for their answers (`donor/patience.rs`), so that one of them at least gets a second chance.
+const STRAGGLERS_PATIENCE: u64 = 700_000_000;
 /// Threads that read or write at the same time: those of the program and of the pager, beyond the CPUs of most
 /// machines.
 const FRAMES: Range<u32> = 0..16;

@@ -31,11 +31,10 @@ impl Patience {
     };
 
     /// Where others have the bytes, too. What several donors are asked at once, they have the same 0.4 seconds for. Who
-    /// has not answered gets a second chance, which is a new connection, of 0.25 seconds without TLS, one donor after the
-    /// other. Waits are cut into pieces (`place.rs`), with which those are 0.6 and 0.4 at the most, so that a program
-    /// that meets two such donors stands still for 1.4. Reads ask those first who did not stand still lately
-    /// (`array/shards/gather.rs`), and writes that are stored often enough go on without the others after 0.9 seconds
-    /// (`array/shards.rs`).
+    /// has not answered gets a second chance, which is a new connection, of 0.25 seconds without TLS, one donor after
+    /// the other. Waits are cut into pieces (`place.rs`), with which those are 0.6 and 0.4 at the most. Reads ask
+    /// those first who did not stand still lately (`array/shards/gather.rs`). Writes that are stored often enough go on
+    /// without the others after 0.7 seconds (`array/shards.rs`).
     pub(crate) const AMONG_OTHERS: Patience = Patience {
         connect: Duration::from_millis(250),
         handshake: Duration::from_millis(400),

@@ -130,6 +130,11 @@ impl Remote {
         }
     }
 
+    /// Whether others have the bytes, too, or it is for an array to say that they are gone.
+    pub(crate) fn is_member(&self) -> bool {
+        self.unlent == Unlent::Gone
+    }
+
     /// Whether bytes are waited for.
     pub(crate) fn waits(&self) -> bool {
         self.transport.waits()
@@ -441,7 +446,8 @@ impl Remote {
     }
 }
 
-/// Tries until there is an answer, or the donor counts as lost; where others may be asked, until it does not greet back.
+/// Tries until there is an answer, or the donor counts as lost; where others may be asked, until it does not greet
+/// back.
 fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
     let mut tries = contact.begin().map_err(Loss::Connection)?;
     loop {

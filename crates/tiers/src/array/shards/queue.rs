@@ -247,7 +247,7 @@ impl ShardQueue {
             Err(failure) => {
                 let (slab, place) = (flight.slab, Place(flight.seen.place));
                 if let Some(member) = place.at(position) {
-                    self.parts.request_failed(member, slab, failure.errno().unwrap_or(libc::EIO));
+                    self.parts.flight_failed(member, slab, &failure);
                 }
             }
         }

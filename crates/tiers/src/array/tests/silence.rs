@@ -142,7 +142,7 @@ fn a_write_stands_briefly_for_silent_donors() {
 
 #[test]
 fn the_background_stands_briefly_for_silent_donors() {
-    for (data, parity) in [(4, 1)] {
+    for (data, parity) in [(4, 1), (4, 2), (4, 4)] {
         for operation in [Operation::Write, Operation::Read] {
             with_silent_donors(data, parity, |array, queue| {
                 let version = if operation == Operation::Write { 9 } else { 2 };
