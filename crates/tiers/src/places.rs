@@ -10,7 +10,8 @@
 //! - **Who reads** sees the place, reads, and asks whether that is still it. If not, it reads again.
 //! - **Who writes** enters first, and leaves when the bytes are there. A place does not move from under it.
 //! - **Who moves a slab** begins, copies, and commits. That comes to nothing when somebody has written meanwhile or is
-//!   writing now: then the copy may be of before, and it tries again later.
+//!   writing now: then the copy may be of before. Who writes says to which eighths of the slab, so who moves copies
+//!   those once more and commits again, or tries again later.
 //! - **Who changes a place** at once, without a copy, does not ask who is writing: the place is a first one, or what
 //!   it takes away does not have the bytes anyway. It ends a move that is under way.
 //!
@@ -28,8 +29,8 @@
 //! |-------------------|------------------------------------------------------------------|
 //! | 0–15              | how many write now                                               |
 //! | 16                | somebody moves it                                                |
-//! | 17                | somebody has written, or begun to, since the move began          |
 //! | 18                | the place that is not current is being written                   |
+//! | 24–31             | to which eighths somebody has written, or begun to, since who moves began or last took note |
 //! | 32–63             | the version: how often the place has changed                     |
 
 use crate::atomic::{AtomicU64, Ordering, fence};
@@ -41,8 +42,9 @@ const WRITERS_MOST: u64 = u16::MAX as u64;
 
 const WRITERS: u64 = 0xffff;
 const MOVING: u64 = 1 << 16;
-const TOUCHED: u64 = 1 << 17;
 const CHANGING: u64 = 1 << 18;
+const TOUCHED: u64 = 0xff << TOUCHED_SHIFT;
+const TOUCHED_SHIFT: u32 = 24;
 const VERSION_SHIFT: u32 = 32;
 
 /// How often a change is tried while somebody else changes the same place, which takes some instructions. Who is told
@@ -61,6 +63,38 @@ pub struct Seen {
     /// What it is. 0: none.
     pub place: u64,
     version: u32,
+}
+
+/// Which eighths of a slab, one bit each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Eighths(pub u8);
+
+impl Eighths {
+    /// The whole slab.
+    pub const ALL: Eighths = Eighths(0xff);
+
+    /// What `len` bytes from `within` on lie in, of a slab of so many bytes, in which they are.
+    pub fn of(within: u64, len: u64, slab_bytes: u64) -> Eighths {
+        let one = slab_bytes / u64::from(u8::BITS);
+        let last = (within + len.max(1) - 1) / one;
+        Eighths((within / one..=last).fold(0, |mask, eighth| mask | 1 << eighth))
+    }
+
+    /// Their numbers.
+    pub fn numbers(self) -> impl Iterator<Item = u64> {
+        (0..u64::from(u8::BITS)).filter(move |number| self.0 & 1 << number != 0)
+    }
+}
+
+/// Why a move has not come to its end yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unready {
+    /// Somebody has written to these eighths, and is done with it. They have to be copied, or copied again.
+    Touched(Eighths),
+    /// Somebody is writing now.
+    Busy,
+    /// It has been ended by a change of the place.
+    Over,
 }
 
 /// Why a place was not changed.
@@ -128,16 +162,16 @@ impl Places {
         version_of(self.state(slab).load(Ordering::SeqCst)) == seen.version
     }
 
-    /// Somebody begins to write. `None` when there are too many already. Who has entered, sees the place.
-    pub fn enter(&self, slab: usize) -> Option<Stay<'_>> {
-        self.count_in(slab).then(|| Stay { places: self, slab })
+    /// Somebody begins to write there. `None` when there are too many already. Who has entered, sees the place.
+    pub fn enter(&self, slab: usize, where_to: Eighths) -> Option<Stay<'_>> {
+        self.count_in(slab, where_to).then(|| Stay { places: self, slab })
     }
 
     /// As [`enter`](Self::enter), for who keeps the account of its stay itself: it ends with
     /// [`count_out`](Self::count_out).
-    pub fn count_in(&self, slab: usize) -> bool {
+    pub fn count_in(&self, slab: usize, where_to: Eighths) -> bool {
         let next = |state: u64| {
-            let touched = if state & MOVING != 0 { TOUCHED } else { 0 };
+            let touched = if state & MOVING != 0 { u64::from(where_to.0) << TOUCHED_SHIFT } else { 0 };
             (state & WRITERS < WRITERS_MOST).then_some((state | touched) + 1)
         };
         self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
@@ -226,21 +260,51 @@ impl Move<'_> {
     /// The slab is at `place` from now on. False when somebody has written meanwhile, or the place was changed: then
     /// nothing has happened, and what was copied is worth nothing.
     pub fn commit(self, place: u64) -> bool {
+        // Dropped here, which ends the move where it has not been committed.
+        self.try_commit(place).is_ok()
+    }
+
+    /// As [`commit`](Self::commit); but what was written meanwhile may be copied once more, and the move goes on.
+    pub fn try_commit(&self, place: u64) -> Result<(), Unready> {
+        self.take_note()?;
         let (places, slab, seen) = (self.places, self.slab, self.seen);
-        if places.begin_change(slab, seen, may_commit).is_err() {
-            return false;
+        match places.begin_change(slab, seen, may_commit) {
+            Ok(()) => {}
+            Err(Refused::Busy) => return Err(Unready::Busy),
+            Err(Refused::Changed(_)) => return Err(Unready::Over),
         }
         let version = places.write_next(slab, seen, place);
         // A writer that has come since sees the old place, and writes there: then this is no move.
         let end = |state: u64| {
             may_commit(state & !CHANGING).then_some(at_version(state & !(CHANGING | MOVING | TOUCHED), version))
         };
-        let committed = places.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end).is_ok();
-        if !committed {
+        let committed = places.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end);
+        committed.map(|_| ()).map_err(|_| {
             places.state(slab).fetch_and(!CHANGING, Ordering::SeqCst);
+            Unready::Busy
+        })
+    }
+
+    /// Takes note of what was written since the last time, at a moment when nobody writes: so what is copied from now
+    /// on has it.
+    fn take_note(&self) -> Result<(), Unready> {
+        let state = self.places.state(self.slab);
+        let note = |state: u64| {
+            let is_ours = state & (WRITERS | MOVING | CHANGING) == MOVING && version_of(state) == self.seen.version;
+            is_ours.then_some(state & !TOUCHED)
+        };
+        match state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, note) {
+            Ok(before) if before & TOUCHED == 0 => Ok(()),
+            Ok(before) => Err(Unready::Touched(Eighths((before >> TOUCHED_SHIFT) as u8))),
+            Err(state) if state & MOVING == 0 || version_of(state) != self.seen.version => Err(Unready::Over),
+            Err(_) => Err(Unready::Busy),
         }
-        // Dropped here, which ends the move where it has not been committed.
-        committed
+    }
+
+    /// Whether it has not been ended by a change, so that it is worth going on.
+    pub fn is_under_way(&self) -> bool {
+        let state = self.places.state(self.slab).load(Ordering::SeqCst);
+        state & MOVING != 0 && version_of(state) == self.seen.version
     }
 }
 

@@ -24,7 +24,7 @@ mod atomic {
 
 use atomic::AtomicU64;
 use atomic::Ordering::SeqCst;
-use places::{PLACE_WORDS, Places};
+use places::{Eighths, PLACE_WORDS, Places, Unready};
 
 /// Orders that are tried; a few seconds.
 const ORDERS: usize = 20_000;
@@ -34,6 +34,8 @@ const PREEMPTIONS: usize = 4;
 const SCRIBBLE: u64 = 1 << 40;
 const FIRST: u64 = 0b01;
 const SECOND: u64 = 0b10;
+/// Where the one word of a slab is.
+const HERE: Eighths = Eighths(0b100);
 
 struct World {
     places: Places,
@@ -55,7 +57,7 @@ impl World {
     }
 
     fn write(&self, value: u64) {
-        let stay = self.places.enter(0).expect("few writers");
+        let stay = self.places.enter(0, HERE).expect("few writers");
         self.sites(stay.see().place).for_each(|site| site.store(value, SeqCst));
         drop(stay);
         self.done.store(value, SeqCst);
@@ -63,7 +65,7 @@ impl World {
 
     /// As a member that fails: it gets nothing, and is out of the place before the write succeeds.
     fn write_degraded(&self, value: u64, lost: u64) {
-        let stay = self.places.enter(0).expect("few writers");
+        let stay = self.places.enter(0, HERE).expect("few writers");
         let seen = stay.see();
         self.sites(seen.place & !lost).for_each(|site| site.store(value, SeqCst));
         let mut seen = seen;
@@ -100,6 +102,21 @@ impl World {
         self.sites(to).for_each(|site| site.store(value, SeqCst));
         if going.commit(to) && is_alone {
             self.sites(from).for_each(|site| site.store(SCRIBBLE, SeqCst));
+        }
+    }
+
+    /// A second copy, also of what is written meanwhile.
+    fn catch_up(&self) {
+        let Some(going) = self.places.begin_move(0) else { return };
+        let from = going.from();
+        loop {
+            let value = self.sites(from).last().expect("it is somewhere").load(SeqCst);
+            self.sites(!from).for_each(|site| site.store(value, SeqCst));
+            // Nobody else needs that copy until it counts, and nobody waits for it.
+            match going.try_commit(FIRST | SECOND) {
+                Err(Unready::Touched(eighths)) => assert_eq!(eighths, HERE),
+                Ok(()) | Err(Unready::Busy | Unready::Over) => return,
+            }
         }
     }
 
@@ -158,5 +175,16 @@ fn a_copy_and_a_loss_at_the_same_time_leave_what_was_written_last() {
     let story = || together(FIRST, &[|it| it.write(1), |it| it.copy(), |it| it.read()]);
     shuttle::check_pct(story, ORDERS, PREEMPTIONS);
     let story = || together(FIRST | SECOND, &[|it| it.write_degraded(1, SECOND), |it| it.copy(), |it| it.read()]);
+    shuttle::check_pct(story, ORDERS, PREEMPTIONS);
+}
+
+#[test]
+fn a_copy_that_catches_up_with_writers_has_what_they_wrote() {
+    let twice: fn(&World) = |it| {
+        it.write(1);
+        it.write(2);
+    };
+    shuttle::check_pct(move || together(FIRST, &[twice, |it| it.catch_up(), |it| it.read()]), ORDERS, PREEMPTIONS);
+    let story = || together(FIRST | SECOND, &[|it| it.write_degraded(1, SECOND), |it| it.catch_up(), |it| it.read()]);
     shuttle::check_pct(story, ORDERS, PREEMPTIONS);
 }

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use aquifer_tiers::places::{PLACE_WORDS, Places, Refused};
+use aquifer_tiers::places::{Eighths, PLACE_WORDS, Places, Refused, Unready};
 
 fn table(slabs: usize) -> Places {
     let words: Vec<AtomicU64> = (0..slabs * PLACE_WORDS).map(|_| AtomicU64::new(0)).collect();
@@ -44,17 +44,17 @@ fn a_slab_moves_when_nobody_writes() {
 #[test]
 fn who_writes_keeps_a_slab_where_it_is() {
     let places = table(1);
-    let stay = places.enter(0).unwrap();
+    let stay = places.enter(0, Eighths::ALL).unwrap();
     assert!(places.begin_move(0).is_none());
     drop(stay);
     let going = places.begin_move(0).unwrap();
-    let stay = places.enter(0).unwrap();
+    let stay = places.enter(0, Eighths::ALL).unwrap();
     assert!(!going.is_undisturbed());
     assert!(!going.commit(5), "somebody is writing");
     assert_eq!(stay.see().place, 0);
     drop(stay);
     let going = places.begin_move(0).unwrap();
-    drop(places.enter(0).unwrap());
+    drop(places.enter(0, Eighths::ALL).unwrap());
     assert!(!going.commit(5), "somebody has written");
     let going = places.begin_move(0).unwrap();
     assert!(going.commit(5));
@@ -64,7 +64,7 @@ fn who_writes_keeps_a_slab_where_it_is() {
 fn a_change_ends_a_move_and_asks_no_writer() {
     let places = table(1);
     let going = places.begin_move(0).unwrap();
-    let _stay = places.enter(0).unwrap();
+    let _stay = places.enter(0, Eighths::ALL).unwrap();
     places.change(0, places.see(0), 9).unwrap();
     assert!(!going.is_undisturbed());
     assert!(!going.commit(5));
@@ -85,8 +85,41 @@ fn a_late_end_of_a_move_does_not_end_the_next_one() {
 #[test]
 fn there_are_only_so_many_writers() {
     let places = table(1);
-    let stays: Vec<_> = (0..u16::MAX).map(|_| places.enter(0).unwrap()).collect();
-    assert!(places.enter(0).is_none());
+    let stays: Vec<_> = (0..u16::MAX).map(|_| places.enter(0, Eighths::ALL).unwrap()).collect();
+    assert!(places.enter(0, Eighths::ALL).is_none());
     drop(stays);
-    assert!(places.enter(0).is_some() && places.begin_move(0).is_some());
+    assert!(places.enter(0, Eighths::ALL).is_some() && places.begin_move(0).is_some());
+}
+
+#[test]
+fn who_moves_a_slab_is_told_what_was_written_meanwhile_once_it_is_there() {
+    let places = table(1);
+    let going = places.begin_move(0).unwrap();
+    let first = places.enter(0, Eighths(0b1)).unwrap();
+    let second = places.enter(0, Eighths(0b110)).unwrap();
+    drop(first);
+    assert_eq!(going.try_commit(5), Err(Unready::Busy), "the other one has not written yet");
+    drop(second);
+    assert_eq!(going.try_commit(5), Err(Unready::Touched(Eighths(0b111))));
+    drop(places.enter(0, Eighths(0b100)).unwrap());
+    assert_eq!(
+        going.try_commit(5),
+        Err(Unready::Touched(Eighths(0b100))),
+        "what was copied once more is not told again"
+    );
+    assert!(going.is_under_way() && places.see(0).place == 0);
+    assert_eq!(going.try_commit(5), Ok(()));
+    assert_eq!((places.see(0).place, going.is_under_way()), (5, false));
+    drop(going);
+    let going = places.begin_move(0).unwrap();
+    places.change(0, places.see(0), 9).unwrap();
+    assert_eq!(going.try_commit(6), Err(Unready::Over));
+}
+
+#[test]
+fn eighths_are_those_that_a_request_lies_in() {
+    let of = |within, len| Eighths::of(within, len, 8 << 12);
+    assert_eq!((of(0, 4096), of(7 << 12, 4096), of(0, 8 << 12)), (Eighths(1), Eighths(0x80), Eighths::ALL));
+    assert_eq!((of(4095, 2), of(4096, 512), of(9000, 0)), (Eighths(0b11), Eighths(0b10), Eighths(0b100)));
+    assert_eq!(of(9000, 512).numbers().collect::<Vec<_>>(), [2]);
 }

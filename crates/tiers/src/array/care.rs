@@ -7,8 +7,9 @@
 //! back it begins with nothing. So does one that was started anew, which says so at once (ESTALE). Only where nobody
 //! else has a slab, it stays with the one that is lost for as long as that may come back.
 //!
-//! A copy is made by `places.rs`'s rules: whoever writes to the slab meanwhile is not waited for and does not wait, and
-//! the copy comes to nothing. So it does not matter which process of a family makes it.
+//! A copy is made by `places.rs`'s rules: whoever writes to the slab meanwhile does not wait, and what was written is
+//! copied once more, so that a slab gets its copy also where the program writes to it all the time. It does not matter
+//! which process of a family makes it.
 //!
 //! Threads: the pager's one for tending. May allocate.
 
@@ -22,6 +23,7 @@ use super::Parts;
 use super::place::Place;
 use crate::donor::pieces;
 use crate::figures::count;
+use crate::places::{Eighths, Move, Unready};
 
 /// How often to come when nothing is to be done: a loss is found by whoever meets it, and only looked after here.
 const IDLE: Duration = Duration::from_secs(1);
@@ -31,8 +33,14 @@ const PAUSE: Duration = Duration::from_millis(10);
 const ROUND: Duration = Duration::from_millis(20);
 /// How long a lost member keeps slabs that others have, too. A choice: longer than a donor's hiccup.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
-/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds.
-const PIECE_BYTES: u64 = 256 << 10;
+/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds. An eighth, since
+/// that is what writers say.
+const PIECE_BYTES: u64 = SLAB_BYTES / 8;
+/// How often what was written to a slab while it was copied is copied once more, and how often who writes to it at that
+/// moment is waited for, before it has to wait for its turn. Choices: each time what is left takes a fraction of the
+/// time of the whole slab, so that fewer writes come between.
+const CATCHES_UP_MOST: u32 = 32;
+const WRITER_PAUSE: Duration = Duration::from_millis(1);
 /// Slabs that one round looks at: some milliseconds.
 const LOOKED_AT_MOST: usize = 1 << 16;
 
@@ -214,15 +222,10 @@ impl Parts {
         let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
         let new = kept.with(target);
         let start = slab as u64 * SLAB_BYTES;
-        for offset in (start..start + SLAB_BYTES).step_by(PIECE_BYTES as usize) {
-            let copied = going.is_undisturbed() && self.copy_piece(place, new, target, offset, buffer);
-            if !copied {
-                drop(going);
-                let _ = self.release(slab, target);
-                return Copied::NotNow;
-            }
-        }
-        if going.commit(new.0) {
+        let copied =
+            catch_up(&going, new, |eighth| self.copy_piece(place, new, target, start + eighth * PIECE_BYTES, buffer));
+        drop(going);
+        if copied {
             // Who had it before, and was taken out of its place while it was there.
             (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| _ = self.release(slab, other));
             return Copied::Yes;
@@ -252,4 +255,25 @@ impl Parts {
         }
         Ok(())
     }
+}
+
+/// Copies a slab, and what is written to it meanwhile, until its place can be the new one. False where that has come to
+/// nothing.
+fn catch_up(going: &Move<'_>, new: Place, mut copy: impl FnMut(u64) -> bool) -> bool {
+    let mut left = Eighths::ALL;
+    for _ in 0..CATCHES_UP_MOST {
+        if !left.numbers().all(|eighth| going.is_under_way() && copy(eighth)) {
+            return false;
+        }
+        left = match going.try_commit(new.0) {
+            Ok(()) => return true,
+            Err(Unready::Touched(again)) => again,
+            Err(Unready::Busy) => {
+                std::thread::sleep(WRITER_PAUSE);
+                Eighths(0)
+            }
+            Err(Unready::Over) => return false,
+        };
+    }
+    false
 }

@@ -20,8 +20,9 @@ use super::Parts;
 use super::member::{Member, Trouble};
 use super::place::Place;
 use crate::donor::{Piece, pieces};
+use crate::failure::TierFailure;
 use crate::figures::count;
-use crate::places::{Refused, Seen};
+use crate::places::{Eighths, Refused, Seen};
 
 /// How often a read is repeated because the slab's place has changed meanwhile.
 const PLACES_SEEN_MOST: u32 = 16;
@@ -128,6 +129,18 @@ impl Parts {
         }
     }
 
+    /// As [`request_failed`](Self::request_failed), for a queue, which does once more what has failed: who was silent
+    /// is judged then.
+    pub(super) fn flight_failed(&self, member: usize, slab: usize, failure: &TierFailure) {
+        match failure.errno().unwrap_or(libc::EIO) {
+            libc::ETIMEDOUT => {
+                self.members[member].is_silent.store(true, Ordering::Relaxed);
+                self.members[member].suspect();
+            }
+            errno => self.request_failed(member, slab, errno),
+        }
+    }
+
     /// What a member's failure says of it.
     pub(super) fn note(&self, member: usize, errno: i32) -> Trouble {
         let trouble = Trouble::of(errno);
@@ -191,7 +204,7 @@ impl Parts {
         let mut rest = bytes;
         for piece in pieces(offset, bytes.len() as u64) {
             let (part, behind) = rest.split_at(piece.bytes);
-            let _stay = self.places.enter(piece.range as usize).ok_or(libc::EAGAIN)?;
+            let _stay = self.places.enter(piece.range as usize, eighths(piece)).ok_or(libc::EAGAIN)?;
             if self.shape.is_cut() {
                 self.write_shards(piece, part)?;
             } else {
@@ -367,6 +380,11 @@ impl Parts {
         }
         Err(libc::EBUSY)
     }
+}
+
+/// Where in its slab a piece lies.
+pub(super) fn eighths(piece: Piece) -> Eighths {
+    Eighths::of(piece.offset % SLAB_BYTES, piece.bytes as u64, SLAB_BYTES)
 }
 
 /// Whether the bytes may be had later.

@@ -15,7 +15,7 @@
 //!
 //! Threads: any, also in a signal handler. Locks nothing, and allocates nothing but for queues.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
@@ -137,6 +137,8 @@ pub(crate) struct Member {
     full_until_ns: AtomicU64,
     /// How long its answers take, more or less.
     answers_in_ns: AtomicU64,
+    /// It was asked and has not answered, and nobody has looked since.
+    pub(crate) is_silent: AtomicBool,
 }
 
 impl Member {
@@ -150,6 +152,7 @@ impl Member {
             pause_ns,
             full_until_ns: zero(),
             answers_in_ns: zero(),
+            is_silent: AtomicBool::new(false),
         }
     }
 
@@ -219,6 +222,7 @@ impl Member {
 
     /// Somebody has looked, and it was there or not.
     pub(crate) fn looked(&self, was_there: bool) {
+        self.is_silent.store(!was_there, Ordering::Relaxed);
         let pause = if was_there {
             self.store.look_every()
         } else {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use aquifer_sys::FrameBuffer;
 
+use super::copies::eighths;
 use super::lanes::Lanes;
 use super::place::Place;
 use super::{NAME, Parts, failure};
@@ -75,7 +76,8 @@ impl ArrayQueue {
             return self.finished.add(tag, buffer, Err(failure));
         }
         let mut parts = pieces(offset, buffer.len() as u64);
-        let slab = parts.next().map_or(0, |piece| piece.range as usize);
+        let piece = parts.next().expect("a request has bytes");
+        let slab = piece.range as usize;
         if parts.next().is_some() {
             return self.do_now(operation, offset, buffer, tag);
         }
@@ -90,7 +92,7 @@ impl ArrayQueue {
                 }
             }
             Operation::Write => {
-                let entered = self.parts.places.count_in(slab);
+                let entered = self.parts.places.count_in(slab, eighths(piece));
                 let place = if entered { self.parts.place_to_write(slab) } else { Err(libc::EAGAIN) };
                 match place {
                     Ok((seen, place)) if place.members().all(|member| !self.parts.members[member].is_lost()) => {
@@ -137,7 +139,7 @@ impl ArrayQueue {
         let Flight { operation, offset, tag, slab, seen, member, .. } = flight;
         let Completion { buffer, outcome, .. } = completion;
         if let Err(failure) = &outcome {
-            self.parts.request_failed(member, slab, failure.errno().unwrap_or(libc::EIO));
+            self.parts.flight_failed(member, slab, failure);
         }
         match operation {
             Operation::Read if outcome.is_ok() && self.parts.places.holds(slab, seen) => {

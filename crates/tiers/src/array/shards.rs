@@ -20,10 +20,11 @@ mod gather;
 mod queue;
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
-use aquifer_sys::raw::Errno;
+use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::spare_frames::SpareFrames;
 
 pub(super) use self::queue::ShardQueue;
@@ -31,12 +32,15 @@ use super::code::{Code, positions};
 use super::place::{POSITIONS, Place};
 use super::shape::Shape;
 use super::{Member, Parts};
-use crate::donor::{Asked, Piece};
+use crate::donor::{Asked, Missed, Piece};
 use crate::figures::count;
 
 /// Of each shard, what goes over the wire at once. A choice: with four data shards that is a block of 128 KiB, which
 /// donors answer within some hundred microseconds.
 const SHARD_BYTES_MOST: usize = 32 << 10;
+/// For so long after its beginning a write that enough members have taken is sent to others once more, in nanoseconds:
+/// longer than members have for their answers (`donor/patience.rs`), so that one of them at least gets a second chance.
+const STRAGGLERS_PATIENCE: u64 = 700_000_000;
 /// Threads that read or write at the same time: those of the program and of the pager, beyond the CPUs of most
 /// machines.
 const FRAMES: Range<u32> = 0..16;
@@ -167,19 +171,34 @@ impl Parts {
     /// are enough.
     fn spread(&self, place: Place, among: u16, slab: usize, part: Piece, shards: &[u8]) -> Result<u16, i32> {
         let shard = |position: usize| &shards[position * part.bytes..][..part.bytes];
+        let started = now_ns();
         let mut requests: Requests<'_> = Default::default();
         for position in positions(among) {
             let member = self.at(place, position).map(|(_, member)| member);
             requests[position] = member.and_then(|member| member.store.begin_write(part, shard(position)));
         }
-        let has_taken = |(_, request): &(usize, Option<Asked<'_>>)| request.is_some();
-        let sent = requests.into_iter().enumerate().filter(has_taken);
-        let taken = sent.filter_map(|(position, request)| request?.finish(&mut []).is_ok().then_some(position));
-        let mut written = mask(taken);
+        let (mut written, mut silent) = (0, 0);
+        for (position, request) in requests.into_iter().enumerate() {
+            match request.map(|request| request.finish(&mut [])) {
+                Some(Ok(())) => written |= 1 << position,
+                Some(Err(Missed::Silent)) => silent |= 1 << position,
+                _ => {}
+            }
+        }
         let mut failed = libc::EHOSTDOWN;
-        // Not before nobody has a link that another thread may wait for.
-        for position in positions(among & !written) {
+        // Not before nobody has a link that another thread may wait for. Who has had its time comes last, and before
+        // them who did not answer others lately.
+        let rest = among & !written;
+        let doubtful = self.silent(place, rest & !silent);
+        let in_order = [rest & !silent & !doubtful, doubtful, rest & silent];
+        for position in in_order.into_iter().flat_map(positions) {
             let Some((index, member)) = self.at(place, position) else { continue };
+            let is_late = now_ns().saturating_sub(started) > STRAGGLERS_PATIENCE;
+            if is_late && self.is_enough(written) {
+                // Without it, then. What is lost that way is made anew; a program that stands still is not.
+                self.request_failed(index, slab, libc::ETIMEDOUT);
+                continue;
+            }
             match member.store.write(part.offset, shard(position)) {
                 Ok(()) => written |= 1 << position,
                 Err(errno) => {
@@ -189,6 +208,12 @@ impl Parts {
             }
         }
         if self.is_enough(written) { Ok(written) } else { Err(failed) }
+    }
+
+    /// Those of these positions whose members did not answer lately, and for whom nobody has looked since.
+    fn silent(&self, place: Place, among: u16) -> u16 {
+        let is_silent = |member: &Member| member.is_silent.load(Ordering::Relaxed);
+        mask(positions(among).filter(|position| self.at(place, *position).is_some_and(|(_, it)| is_silent(it))))
     }
 
     /// Whether shards at these positions are enough to read what is stored.

@@ -7,6 +7,7 @@
 //! Time is not theirs: who looks for a lost member, and when, is said by the tests.
 
 mod parity;
+mod silence;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
@@ -39,6 +40,8 @@ struct Memory {
     is_leaving: AtomicBool,
     /// Operations until one fails; negative: none does.
     fails_in: AtomicI64,
+    /// What others do when somebody begins to copy a slab here.
+    meanwhile: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
 impl Memory {
@@ -52,6 +55,7 @@ impl Memory {
             lies: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
             fails_in: AtomicI64::new(-1),
+            meanwhile: Mutex::default(),
         })
     }
 
@@ -95,6 +99,7 @@ impl Store for Arc<Memory> {
 
     fn take(&self, slab: usize) -> Result<(), i32> {
         self.answer()?;
+        self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|act| act());
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
         if slabs.len() >= self.room.load(Ordering::SeqCst) && !slabs.contains_key(&slab) {
             return Err(libc::ENOSPC);
@@ -298,6 +303,36 @@ fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
         settle(&array);
     }
     assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
+}
+
+/// A slab that the program writes to all the time never got its copy: each copy came to nothing.
+#[test]
+fn a_slab_gets_its_copy_however_often_it_is_written_to() {
+    for (shape, donors) in [(Shape { needed: 1, total: 2 }, 3), (Shape { needed: 4, total: 5 }, 6)] {
+        let members = members(donors);
+        let array = Arc::new(shaped(&members, shape));
+        (0..SLABS as u64).for_each(|slab| write(&*array, slab * 512, 0).unwrap());
+        let versions = Arc::new(AtomicU64::new(0));
+        members[0].restart();
+        (0..2).for_each(|_| array.parts.look(0));
+        for member in &members {
+            let (array, versions) = (Arc::downgrade(&array), Arc::clone(&versions));
+            let act = move || {
+                let (array, version) = (array.upgrade().unwrap(), versions.fetch_add(1, Ordering::SeqCst) + 1);
+                (0..SLABS as u64).for_each(|slab| write(&*array, slab * 512, version).unwrap());
+            };
+            *member.meanwhile.lock().unwrap() = Some(Box::new(act));
+        }
+        for _ in 0..4 * SLABS {
+            array.parts.settle();
+        }
+        assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == shape.total), "{shape:?}");
+        let version = versions.load(Ordering::SeqCst);
+        assert!(version > 0);
+        members[1].go_away(true);
+        (0..SLABS as u64).for_each(|slab| read(&*array, slab * 512, version).unwrap());
+        members.iter().for_each(|member| *member.meanwhile.lock().unwrap() = None);
+    }
 }
 
 #[test]

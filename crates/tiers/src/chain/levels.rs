@@ -20,7 +20,7 @@ use super::level::{self, Level};
 use super::place::{NOWHERE, Place};
 use super::{NAME, Piece, pieces};
 use crate::failure::{Activity, Cause, Disposition, TierFailure};
-use crate::places::{PLACE_WORDS, Places, Refused, Seen};
+use crate::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
 
 /// How often a read looks again because the slab has moved meanwhile. It has to move at each look for that.
 const LOOKS_MOST: u32 = 16;
@@ -197,7 +197,7 @@ impl Levels {
 
     /// Where to write the slab to, which does not move until [`end_write`](Self::end_write). Places it if need be.
     fn begin_write(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
-        if !self.places.count_in(slab as usize) {
+        if !self.places.count_in(slab as usize, Eighths::ALL) {
             return Err(busy(Activity::Write, slab));
         }
         let found = self.find_or_settle(slab, refusals);
@@ -242,7 +242,7 @@ impl Levels {
 
     /// As [`begin_write`](Self::begin_write), for a queue: `None` where a level may refuse the slab still.
     pub(super) fn begin_plain_write(&self, slab: u32) -> Option<Target> {
-        if !self.places.count_in(slab as usize) {
+        if !self.places.count_in(slab as usize, Eighths::ALL) {
             return None;
         }
         let seen = self.places.see(slab as usize);

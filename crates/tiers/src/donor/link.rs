@@ -256,7 +256,9 @@ impl Link {
                 Ok(bytes) => sent += bytes,
                 Err(errno) => deadline.judge(errno)?,
             }
-            deadline.check()?;
+            if sent < HEADER_BYTES + payload.len() {
+                deadline.check()?;
+            }
         }
         Ok(())
     }
@@ -284,16 +286,18 @@ impl Link {
         self.recalls.heed(message)
     }
 
+    /// Fills `into`. What is there is taken, however late it is: who asks several donors looks at one after the other,
+    /// and may have waited for another one meanwhile.
     fn receive(&self, into: &mut [u8], deadline: Deadline) -> Result<(), Loss> {
         let mut filled = 0;
         while filled < into.len() {
-            match self.receive_some(&mut into[filled..], RecvFlags::WAITALL) {
+            let flags = if deadline.check().is_ok() { RecvFlags::WAITALL } else { RecvFlags::DONTWAIT };
+            match self.receive_some(&mut into[filled..], flags) {
                 Ok(0) => return Err(Loss::Connection(libc::ECONNRESET)),
                 Ok(bytes) => filled += bytes,
                 // Half of it is no answer that can be passed over later.
                 Err(errno) => deadline.judge(errno).map_err(|loss| if filled == 0 { loss } else { AMIDST })?,
             }
-            deadline.check()?;
         }
         Ok(())
     }

@@ -217,7 +217,11 @@ impl Links {
         let taken = self.take()?;
         let link = &taken.line.link;
         if !link.is_connected(&self.place) {
-            self.connect(link)?;
+            // Told from an answer that does not come: whoever does not even greet back is not asked for more.
+            self.connect(link).map_err(|miss| match Loss::from(miss) {
+                Loss::Connection(libc::ETIMEDOUT) => Loss::Connection(libc::EHOSTDOWN),
+                loss => loss,
+            })?;
         }
         link.exchange(&self.place, message, payload, into, &self.patience)
     }

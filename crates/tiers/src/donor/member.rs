@@ -106,8 +106,10 @@ impl Drop for Sent<'_> {
 pub(crate) enum Missed {
     /// The donor is there, and has not done it.
     Refused,
-    /// It has not answered.
+    /// It has not answered, for as long as it may take.
     Silent,
+    /// The connection has ended.
+    Broken,
 }
 
 impl Asked<'_> {
@@ -126,7 +128,8 @@ impl Asked<'_> {
         }
         outcome.map_err(|loss| match loss {
             Loss::Refused(_) => Missed::Refused,
-            Loss::Connection(_) => Missed::Silent,
+            Loss::Connection(libc::ETIMEDOUT) => Missed::Silent,
+            Loss::Connection(_) => Missed::Broken,
         })
     }
 }

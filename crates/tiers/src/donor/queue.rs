@@ -145,11 +145,23 @@ impl TcpQueue {
     }
 
     fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
-        let (activity, done) = match operation {
-            Operation::Read => (Activity::Read, self.remote.read_bytes(offset, buffer.bytes_mut())),
-            Operation::Write => (Activity::Write, self.remote.write_bytes(offset, buffer.bytes())),
+        let outcome = self.carry_out(operation, offset, &mut buffer);
+        self.finish(operation, offset, buffer, tag, outcome);
+    }
+
+    fn carry_out(&self, operation: Operation, offset: u64, buffer: &mut FrameBuffer) -> Result<(), i32> {
+        match operation {
+            Operation::Read => self.remote.read_bytes(offset, buffer.bytes_mut()),
+            Operation::Write => self.remote.write_bytes(offset, buffer.bytes()),
+        }
+    }
+
+    fn finish(&mut self, operation: Operation, offset: u64, buffer: FrameBuffer, tag: u64, outcome: Result<(), i32>) {
+        let activity = match operation {
+            Operation::Read => Activity::Read,
+            Operation::Write => Activity::Write,
         };
-        let outcome = done.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
+        let outcome = outcome.map_err(|errno| failure(activity, offset, Cause::Errno(errno)));
         self.finished.add(tag, buffer, outcome);
     }
 
@@ -159,7 +171,7 @@ impl TcpQueue {
             self.fall_back();
         }
         if now_ns().saturating_sub(self.moved_ns) > self.links.patience().answer.as_nanos() as u64 {
-            self.fall_back();
+            if self.remote.is_member() { self.give_up() } else { self.fall_back() }
         }
         let waits_to_send = !self.outgoing.is_empty();
         if self.waits_to_send != waits_to_send {
@@ -269,14 +281,34 @@ impl TcpQueue {
 
     /// The connection has failed: what was on its way is done the ordinary way, and what may arrive late is fenced off.
     fn fall_back(&mut self) {
+        self.disconnect();
+        let mut gone = None;
+        while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
+            let Flight { operation, offset, mut buffer, tag, .. } = flight;
+            // What one has found out is enough for all.
+            let outcome = gone.map_or_else(|| self.carry_out(operation, offset, &mut buffer), Err);
+            gone = gone.or(outcome.err().filter(|errno| *errno == libc::EHOSTDOWN));
+            self.finish(operation, offset, buffer, tag, outcome);
+        }
+    }
+
+    /// The donor is silent, and is a member of an array, which asks it once more at the same time as the others: queues
+    /// would do so one after the other.
+    fn give_up(&mut self) {
+        self.disconnect();
+        while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
+            let Flight { operation, offset, buffer, tag, .. } = flight;
+            self.finish(operation, offset, buffer, tag, Err(libc::ETIMEDOUT));
+        }
+    }
+
+    /// What is on its way may arrive late: it is fenced off.
+    fn disconnect(&mut self) {
         self.link.disconnect(self.links.place());
         self.arriving = NOTHING;
         self.sent = 0;
         for flights in [&self.flying, &self.outgoing] {
             flights.iter().for_each(|flight| self.doubt(flight.operation, flight.offset, flight.lease));
-        }
-        while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
-            self.do_now(flight.operation, flight.offset, flight.buffer, flight.tag);
         }
     }
 

@@ -130,6 +130,11 @@ impl Remote {
         }
     }
 
+    /// Whether others have the bytes, too, or it is for an array to say that they are gone.
+    pub(crate) fn is_member(&self) -> bool {
+        self.unlent == Unlent::Gone
+    }
+
     /// Whether bytes are waited for.
     pub(crate) fn waits(&self) -> bool {
         self.transport.waits()
@@ -167,7 +172,7 @@ impl Remote {
             };
             let read = if self.transport.waits() {
                 let contact = if self.transport.goes_past() { &self.past } else { &self.contact };
-                persist(contact, || self.transport.read(piece, lease, into))
+                persist(contact, self.unlent, || self.transport.read(piece, lease, into))
             } else {
                 self.transport.read(piece, lease, into)
             };
@@ -437,17 +442,19 @@ impl Remote {
     }
 
     fn persist<T>(&self, attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
-        persist(&self.contact, attempt)
+        persist(&self.contact, self.unlent, attempt)
     }
 }
 
-/// Tries until there is an answer, or the donor counts as lost.
-fn persist<T>(contact: &Contact, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
+/// Tries until there is an answer, or the donor counts as lost; where others may be asked, until it does not greet
+/// back.
+fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
     let mut tries = contact.begin().map_err(Loss::Connection)?;
     loop {
         match attempt() {
             Err(Loss::Connection(errno)) => {
-                if is_final(errno) || !tries.again(errno) {
+                let is_gone = unlent == Unlent::Gone && errno == libc::EHOSTDOWN;
+                if is_gone || is_final(errno) || !tries.again(errno) {
                     return Err(Loss::Connection(errno));
                 }
             }

@@ -4,6 +4,7 @@
 //! Gathers as many shards as it takes: from all members at once, and, where that is not enough, from one after the
 //! other.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aquifer_sys::raw::now_ns;
@@ -105,13 +106,16 @@ impl<'a> Gathering<'a> {
         match request.finish(&mut shards[position * self.part.bytes..][..self.part.bytes]) {
             Ok(()) => self.there |= 1 << position,
             Err(Missed::Refused) => self.refused |= 1 << position,
-            Err(Missed::Silent) => self.silent |= 1 << position,
+            Err(Missed::Silent | Missed::Broken) => self.silent |= 1 << position,
         }
         self.there & 1 << position != 0
     }
 
     fn suspect(&self, position: usize) {
         if let Some((_, member)) = self.parts.at(self.place, position) {
+            if self.silent & 1 << position != 0 {
+                member.is_silent.store(true, Ordering::Relaxed);
+            }
             member.suspect();
         }
     }
@@ -129,7 +133,8 @@ impl<'a> Gathering<'a> {
     }
 
     /// Reads what is lacking. Who has refused is read from in any case: that says whether there is a newer token, or
-    /// nothing any more. Who is lost comes last, and before them who was asked and has not answered.
+    /// nothing any more. Who is lost comes last, and before them who was asked and has not answered, by this read or
+    /// one before: so whoever stands still is waited for where nobody knew it, and once.
     fn one_by_one(&mut self, among: u16, slab: usize, shards: &mut [u8]) -> Result<(), i32> {
         let mut failed = None;
         for position in positions(self.refused) {
@@ -137,7 +142,7 @@ impl<'a> Gathering<'a> {
         }
         let rest = among & !self.there & !self.refused;
         let lost = mask(positions(rest).filter(|position| self.is_lost(*position)));
-        let silent = self.silent & !lost;
+        let silent = (self.silent | self.parts.silent(self.place, rest)) & !lost;
         for position in positions(rest & !lost & !silent).chain(positions(rest & silent)).chain(positions(lost)) {
             if !self.lacks() {
                 break;

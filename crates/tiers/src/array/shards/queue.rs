@@ -17,6 +17,7 @@ use std::sync::Arc;
 use aquifer_sys::FrameBuffer;
 
 use super::{QUEUE_FRAMES, mask, positions};
+use crate::array::copies::eighths;
 use crate::array::lanes::Lanes;
 use crate::array::place::{POSITIONS, Place};
 use crate::array::queue::activity;
@@ -127,7 +128,7 @@ impl ShardQueue {
 
     fn start_write(&mut self, request: Request, piece: Piece) -> Option<Request> {
         let slab = piece.range as usize;
-        let entered = self.parts.places.count_in(slab);
+        let entered = self.parts.places.count_in(slab, eighths(piece));
         let place = if entered { self.parts.place_to_write(slab) } else { Err(libc::EAGAIN) };
         let held_up = match place {
             Ok((seen, place)) if positions(place.positions()).all(|position| self.is_there(place, position)) => {
@@ -246,7 +247,7 @@ impl ShardQueue {
             Err(failure) => {
                 let (slab, place) = (flight.slab, Place(flight.seen.place));
                 if let Some(member) = place.at(position) {
-                    self.parts.request_failed(member, slab, failure.errno().unwrap_or(libc::EIO));
+                    self.parts.flight_failed(member, slab, &failure);
                 }
             }
         }
