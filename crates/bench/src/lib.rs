@@ -29,6 +29,7 @@ mod machine;
 mod measure;
 mod overhead;
 mod overhead_donor;
+mod overhead_rdma;
 mod overhead_run;
 mod ping_pong;
 mod plan;

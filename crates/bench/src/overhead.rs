@@ -23,7 +23,8 @@ use crate::verdict::Verdict;
 pub enum Overhead {
     /// What a run costs that never needs the pager.
     BelowBudget,
-    /// What a read from a donor costs beyond a round trip of the same sizes, and what TLS takes of the throughput.
+    /// What a read from a donor costs beyond a round trip of the same sizes or, by RDMA, beyond the device's own read;
+    /// and what TLS takes of the throughput.
     Donor,
     /// What a fault costs beyond the tier's own time for a read of the block.
     Fault,
@@ -92,6 +93,11 @@ pub const NO_BAR: f64 = f64::INFINITY;
 pub const TLS_THROUGHPUT: &str = "tls-2MiB";
 
 impl Case {
+    /// Whether it needs a device for RDMA.
+    pub fn is_rdma(&self) -> bool {
+        self.name.starts_with("rdma-")
+    }
+
     /// Whether more is better.
     fn is_least(&self) -> bool {
         self.overhead == Overhead::BelowBudget || self.name == TLS_THROUGHPUT
@@ -105,7 +111,7 @@ const fn of_donor(name: &'static str, block_bytes: u64, bar: f64) -> Case {
 
 /// Each fault case has eight times as much memory as budget, so that seven touches of eight miss. A program below
 /// its budget takes more than a second, so that starting two processes more does not decide.
-pub const CASES: [Case; 11] = [
+pub const CASES: [Case; 13] = [
     Case {
         overhead: Overhead::Fault,
         name: "4KiB",
@@ -150,6 +156,8 @@ pub const CASES: [Case; 11] = [
     of_donor("tls-4KiB", 4 << 10, NO_BAR),
     of_donor("shm-4KiB", 4 << 10, NO_BAR),
     of_donor(TLS_THROUGHPUT, 2 << 20, 0.5),
+    of_donor("rdma-4KiB", 4 << 10, NO_BAR),
+    of_donor("rdma-128KiB", 128 << 10, NO_BAR),
     Case {
         overhead: Overhead::BelowBudget,
         name: "stream",
@@ -263,6 +271,9 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::BelowBudget => (format!("{} below its budget: run time of dram over ours", case.name), "x"),
         Overhead::Donor if case.name == TLS_THROUGHPUT => {
             ("a donor's throughput over TLS over that in plain text".into(), "x")
+        }
+        Overhead::Donor if case.is_rdma() => {
+            (format!("a read from a donor beyond the device's own time for it, {}", case.name), " us")
         }
         Overhead::Donor => (format!("a read from a donor beyond the round trip alone, {}, one CPU", case.name), " us"),
         Overhead::Fault => {

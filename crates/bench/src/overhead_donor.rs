@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Makes the runs that show what a read from a donor costs: `aquifer donor` and `aquifer doctor --tier` beside each
-//! other, and a round trip of the same sizes by nobody of ours (`ping_pong.rs`).
+//! other, and a round trip of the same sizes by nobody of ours (`ping_pong.rs`). By RDMA: `overhead_rdma.rs`.
 //!
 //! Latencies on one CPU: there the two ends wake each other always in the same way, and what is left is what both
 //! compute. Throughput on as many as there are.
@@ -20,10 +20,10 @@ use crate::process;
 use crate::undo::{self, SERVER_KIND, Undo, UndoList};
 
 /// What a donor listens at, and what both sides say about security.
-struct Way {
-    listen: String,
-    donor_words: Vec<String>,
-    options: String,
+pub(crate) struct Way {
+    pub(crate) listen: String,
+    pub(crate) donor_words: Vec<String>,
+    pub(crate) options: String,
 }
 
 /// The commands of `docs/donor.md`, for this machine.
@@ -40,14 +40,17 @@ done";
 impl OverheadBench<'_> {
     /// The value of a case, and what to say about it.
     pub(crate) fn donor(&self, case: &Case) -> Result<(f64, String), BenchFailure> {
+        if case.is_rdma() {
+            return self.rdma(case);
+        }
         let mut files = UndoList::default();
         let directory = self.settings.dir.join(undo::name(self.token, SERVER_KIND));
         files.push(Undo::RemoveTree(directory.clone()));
         fs::create_dir_all(&directory)
             .map_err(|error| BenchFailure::io(format!("cannot make {}", directory.display()), &error))?;
         if case.name == TLS_THROUGHPUT {
-            let plain = self.read_us(case, &plain(), "read_us_p50", None)?;
-            let tls = self.read_us(case, &self.tls(&directory)?, "read_us_p50", None)?;
+            let plain = self.read_us(case, &plain(), "", "read_us_p50", None)?;
+            let tls = self.read_us(case, &self.tls(&directory)?, "", "read_us_p50", None)?;
             let rate = |us: f64| case.block_bytes as f64 / us / 1e3;
             return Ok((plain / tls, format!("{:.2} GB/s over TLS, {:.2} in plain text", rate(tls), rate(plain))));
         }
@@ -62,17 +65,24 @@ impl OverheadBench<'_> {
         let cpu = first_cpu_of_ours()?;
         // Before and after: a machine that changes its mood in between is seen.
         let before = ping_pong::round_trip_us(cpu, case.block_bytes as usize)?;
-        let read = self.read_us(case, &way, "read_us_p50", Some(cpu))?;
+        let read = self.read_us(case, &way, "", "read_us_p50", Some(cpu))?;
         let raw = (before + ping_pong::round_trip_us(cpu, case.block_bytes as usize)?) / 2.0;
         Ok((read - raw, format!("a read {read:.1} us, the round trip alone {raw:.1}")))
     }
 
-    /// The time of a read of the case's size, as the tier's owner measures it.
-    fn read_us(&self, case: &Case, way: &Way, which: &str, cpu: Option<u32>) -> Result<f64, BenchFailure> {
+    /// The time of a read of the case's size, as the tier's owner measures it. `by` stands before the address.
+    pub(crate) fn read_us(
+        &self,
+        case: &Case,
+        way: &Way,
+        by: &str,
+        which: &str,
+        cpu: Option<u32>,
+    ) -> Result<f64, BenchFailure> {
         let words = cpu.map_or_else(Vec::new, |cpu| vec!["taskset".into(), "--cpu-list".into(), cpu.to_string()]);
         let lender = Lender::start(self.aquifer, &words, &way.listen, case.tier_bytes, &way.donor_words)?;
         let mut command = cpu.map_or_else(|| Command::new(self.aquifer), |cpu| on_cpu(cpu, self.aquifer));
-        command.args(["doctor", "--json", "--tier"]).arg(format!("donor:{}{}", lender.address, way.options));
+        command.args(["doctor", "--json", "--tier"]).arg(format!("donor:{by}{}{}", lender.address, way.options));
         let finished = process::run(command, TIER_TIMEOUT, self.interrupt)?;
         if !finished.status.success() {
             return Err(BenchFailure::trouble(format!("the tier cannot be measured: {}", finished.complaint()), ""));
@@ -102,7 +112,7 @@ impl OverheadBench<'_> {
     }
 }
 
-fn plain() -> Way {
+pub(crate) fn plain() -> Way {
     Way {
         listen: "127.0.0.1:0".into(),
         donor_words: vec!["--security".into(), "plain".into()],

@@ -18,6 +18,7 @@ use crate::interrupt::Interrupt;
 use crate::overhead::{self, CASES, Case, Overhead, OverheadRun};
 use crate::process;
 use crate::progress::Progress;
+use crate::record::Skipped;
 use crate::result::parse_output;
 use crate::table;
 use crate::undo::{self, Undo, UndoList};
@@ -34,10 +35,27 @@ pub struct OverheadBench<'a> {
 }
 
 impl OverheadBench<'_> {
-    /// Every case that was asked for, in rounds. Stops early only for a signal; what has been measured is kept.
-    pub fn measure(&self, progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
+    /// The cases that were asked for, and those of them that this machine cannot show.
+    pub fn cases(&self) -> Result<(Vec<&'static Case>, Vec<Skipped>), BenchFailure> {
+        let asked = CASES.iter().filter(|case| self.settings.overheads.contains(&case.overhead));
+        let (past, mut here): (Vec<&Case>, Vec<&Case>) = asked.partition(|case| case.is_rdma());
+        let reason = if past.is_empty() { None } else { self.no_rdma()? };
+        let Some(reason) = reason else {
+            here.extend(past);
+            return Ok((here, Vec::new()));
+        };
+        let skipped = |case: &Case| Skipped {
+            workload: format!("overhead {}", case.overhead),
+            contender: case.name.into(),
+            reason: reason.clone(),
+        };
+        Ok((here, past.into_iter().map(skipped).collect()))
+    }
+
+    /// These cases, in rounds. Stops early only for a signal; what has been measured is kept.
+    pub fn measure(&self, cases: &[&Case], progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
         let mut runs = Vec::new();
-        for case in CASES.iter().filter(|case| self.settings.overheads.contains(&case.overhead)) {
+        for case in cases {
             for round in 0..self.settings.overhead_rounds(case.overhead) {
                 let title = format!("{} {} round {}", case.overhead, case.name, round + 1);
                 progress.begin(&title);

@@ -194,9 +194,14 @@ fn measure_overheads(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Ve
         });
         return (Vec::new(), None);
     };
-    let asked = CASES.iter().filter(|case| settings.overheads.contains(&case.overhead));
-    progress.start(asked.map(|case| settings.overhead_rounds(case.overhead) as usize).sum());
-    OverheadBench { settings, token, aquifer, interrupt }.measure(progress)
+    let bench = OverheadBench { settings, token, aquifer, interrupt };
+    let (cases, skipped) = match bench.cases() {
+        Ok(cases) => cases,
+        Err(failure) => return (Vec::new(), Some(failure)),
+    };
+    plan.skipped.extend(skipped);
+    progress.start(cases.iter().map(|case| settings.overhead_rounds(case.overhead) as usize).sum());
+    bench.measure(&cases, progress)
 }
 
 fn report(settings: &Settings, record: &Record) -> Result<ExitCode, BenchFailure> {

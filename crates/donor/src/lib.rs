@@ -7,7 +7,8 @@
 //! machine, by way of a socket. Who has which slab is decided in [`leases`], which is pure; what is said on a
 //! connection, in `aquifer_wire`. A connection's way: it comes in by `entrance.rs`, `listener.rs` gives it a thread,
 //! `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask. The memory:
-//! `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA.
+//! `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
+//! `guests.rs` the books on that.
 //! `control.rs` is the way in of this machine's administrator.
 //!
 //! ```
@@ -28,6 +29,7 @@ mod connection;
 mod control;
 mod donor;
 mod entrance;
+mod guests;
 mod knock;
 pub mod leases;
 mod lent_file;

@@ -16,8 +16,6 @@
 //!
 //! Threads: any connection's, and the keeper.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,10 +24,11 @@ use aquifer_sys::raw::random;
 use aquifer_sys::verbs::{Device, Domain, End, Port, QueuePair, VerbsFailure, Window, choose};
 use aquifer_wire::{BorrowerId, PairEnd, Refusal, SLAB_BYTES};
 
+use crate::guests::{Guests, Known, TooMany};
 use crate::settings::DeviceChoice;
 
-/// Queue pairs of one borrower at most: those of sixteen processes.
-const PAIRS_MOST: usize = 128;
+/// Windows that are opened for one key, each while those before it are open, until its key is a new one.
+const OPENED_MOST: usize = 20;
 
 /// See the module.
 pub(crate) struct OneSided {
@@ -38,28 +37,7 @@ pub(crate) struct OneSided {
     books: Mutex<Books>,
 }
 
-#[derive(Default)]
-struct Books {
-    guests: BTreeMap<BorrowerId, Guest>,
-    windows: BTreeMap<u32, Opened>,
-}
-
-/// A borrower, from its first connection on until the last one has ended and no window of its is open.
-#[derive(Default)]
-struct Guest {
-    connections: usize,
-    windows: usize,
-    // Before the domain, of which they are.
-    pairs: BTreeMap<u32, QueuePair>,
-    domain: Option<Arc<Domain>>,
-}
-
-/// An open window, and for whom and which token it is.
-struct Opened {
-    who: BorrowerId,
-    token: u64,
-    window: Window,
-}
+type Books = Guests<Domain, QueuePair, Window>;
 
 impl OneSided {
     /// Opens the device, and tries whether memory can be registered.
@@ -89,36 +67,36 @@ impl OneSided {
 
     /// One more connection of a borrower.
     pub(crate) fn enter(&self, who: BorrowerId) {
-        self.books().guests.entry(who).or_default().connections += 1;
+        self.books().enter(who);
     }
 
     /// A connection has ended.
     pub(crate) fn leave(&self, who: BorrowerId) {
-        let mut books = self.books();
-        if let Entry::Occupied(mut guest) = books.guests.entry(who) {
-            guest.get_mut().connections -= 1;
-            let _gone = take_idle(guest);
-        }
+        let gone = self.books().leave(who);
+        drop(gone);
     }
 
     /// Makes the other end of a borrower's queue pair, in place of the one with the same number.
+    ///
+    /// Connected without the lock: over Ethernet the kernel asks the network who has the address that the borrower has
+    /// given, and waits a second for the answer (`ib_resolve_eth_dmac`). Nobody else is to wait for that.
     pub(crate) fn pair(&self, who: BorrowerId, lane: u32, end: PairEnd) -> Result<PairEnd, Failure> {
         let psn = random().map_err(|errno| VerbsFailure::Call { what: "getrandom", errno: errno.0 })? as u32;
         let mut books = self.books();
-        let guest = books.guests.entry(who).or_default();
-        if guest.pairs.len() >= PAIRS_MOST && !guest.pairs.contains_key(&lane) {
-            return Err(Failure::Refused(Refusal::TooManyConnections));
-        }
+        let before = books.make_room(who, lane)?;
+        let domain = books.domain(who, || Domain::new(&self.device))?;
+        drop(books);
         // Before the new one: a device may have few.
-        guest.pairs.remove(&lane);
-        let domain = domain(guest, &self.device)?;
+        drop(before);
         let pair = QueuePair::new(&domain)?;
         let own = pair.end(psn);
         let PairEnd { pair: number, psn: first, lid, mtu, gid } = end;
         let peer = End { pair: number, psn: first, lid, mtu, gid };
         // What is wrong with it is something that the peer has said.
         pair.connect(own.psn, &peer, true).map_err(|_| Failure::Refused(Refusal::BadField))?;
-        guest.pairs.insert(lane, pair);
+        let kept = self.books().keep(who, lane, &domain, pair);
+        // What is not kept is destroyed here, without the lock.
+        drop(kept.map_err(|_| TooMany)?);
         let End { pair, psn, lid, mtu, gid } = own;
         Ok(PairEnd { pair, psn, lid, mtu, gid })
     }
@@ -126,18 +104,18 @@ impl OneSided {
     /// The key of a slab for its holder. While nobody else can get another token for it, nor wipe it.
     pub(crate) fn key(&self, who: BorrowerId, slab: u32, token: u64) -> Result<u32, VerbsFailure> {
         let mut books = self.books();
-        let Books { guests, windows } = &mut *books;
-        match windows.entry(slab) {
-            Entry::Occupied(opened) if opened.get().token == token => Ok(opened.get().window.key()),
+        match books.known(slab, token) {
+            Known::Key(key) => Ok(key),
             // What was before is closed when the token is given, and when the slab is wiped.
-            Entry::Occupied(_) => Err(VerbsFailure::Call { what: "a window that was left open", errno: libc::EBUSY }),
-            Entry::Vacant(place) => {
-                let guest = guests.entry(who).or_default();
-                let domain = domain(guest, &self.device)?;
+            Known::Other => Err(VerbsFailure::Call { what: "a window that was left open", errno: libc::EBUSY }),
+            Known::Nothing => {
+                let domain = books.domain(who, || Domain::new(&self.device))?;
                 let at = (u64::from(slab) * SLAB_BYTES) as usize;
-                let window = Window::open(&domain, &self.memory, at, SLAB_BYTES as usize)?;
-                guest.windows += 1;
-                Ok(place.insert(Opened { who, token, window }).window.key())
+                let open = || Window::open(&domain, &self.memory, at, SLAB_BYTES as usize);
+                let window = open_unlike(open, |window| books.is_new(who, window.key()))?;
+                let key = window.key();
+                books.open(who, slab, token, key, window);
+                Ok(key)
             }
         }
     }
@@ -145,20 +123,13 @@ impl OneSided {
     /// Nobody reaches the slab any more by a token older than this one.
     pub(crate) fn close_before(&self, slab: u32, token: u64) -> Result<(), VerbsFailure> {
         let mut books = self.books();
-        let Entry::Occupied(opened) = books.windows.entry(slab) else { return Ok(()) };
-        if opened.get().token >= token {
-            return Ok(());
-        }
-        let Opened { who, window, .. } = opened.remove();
+        let Some(opened) = books.take_before(slab, token) else { return Ok(()) };
         // Under the lock: who finds the slab without a window finds it closed.
-        let closed = window.close();
-        if let Entry::Occupied(mut guest) = books.guests.entry(who) {
-            guest.get_mut().windows -= 1;
-            if closed.is_err() {
-                // It cannot be closed, so nobody is left who could look in.
-                guest.get_mut().pairs.clear();
-            }
-            let _gone = take_idle(guest);
+        let closed = opened.window.close();
+        if closed.is_err() {
+            drop(books.cast_out(opened.who));
+        } else {
+            drop(books.closed(opened.who));
         }
         closed
     }
@@ -170,9 +141,7 @@ impl OneSided {
 
     /// The donor ends.
     pub(crate) fn end(&self) {
-        let mut books = self.books();
-        books.windows.clear();
-        books.guests.clear();
+        *self.books() = Books::default();
     }
 }
 
@@ -190,14 +159,41 @@ impl From<VerbsFailure> for Failure {
     }
 }
 
-fn domain(guest: &mut Guest, device: &Arc<Device>) -> Result<Arc<Domain>, VerbsFailure> {
-    if guest.domain.is_none() {
-        guest.domain = Some(Arc::new(Domain::new(device)?));
+impl From<TooMany> for Failure {
+    fn from(_: TooMany) -> Failure {
+        Failure::Refused(Refusal::TooManyConnections)
     }
-    Ok(Arc::clone(guest.domain.as_ref().expect("it was just made")))
 }
 
-fn take_idle(guest: std::collections::btree_map::OccupiedEntry<'_, BorrowerId, Guest>) -> Option<Guest> {
-    let is_idle = guest.get().connections == 0 && guest.get().windows == 0;
-    is_idle.then(|| guest.remove())
+/// A window that `is_new`. Those whose keys are not stay open until it is found, so that theirs do not come again.
+fn open_unlike<W>(open: impl Fn() -> Result<W, VerbsFailure>, is_new: impl Fn(&W) -> bool) -> Result<W, VerbsFailure> {
+    let mut set_aside = Vec::new();
+    for _ in 0..OPENED_MOST {
+        let window = open()?;
+        if is_new(&window) {
+            return Ok(window);
+        }
+        set_aside.push(window);
+    }
+    Err(VerbsFailure::Call { what: "a key that was not given out lately", errno: libc::EEXIST })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_window_gets_a_key_that_none_had_lately() {
+        // A driver that gives out the lowest key that is free.
+        let open = Cell::new(0);
+        let next = || {
+            open.set(open.get() + 1);
+            Ok(open.get())
+        };
+        assert_eq!(open_unlike(next, |key| *key > 3).unwrap(), 4);
+        assert!(open_unlike(next, |_| false).is_err());
+        assert_eq!(open.get(), 4 + OPENED_MOST);
+    }
 }

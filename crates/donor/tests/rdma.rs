@@ -210,6 +210,37 @@ fn connections_have_a_bound_and_the_newest_of_a_number_counts() {
     assert_eq!(refusal, Some(Refusal::TooManyConnections));
 }
 
+/// Over Ethernet the kernel asks the network who has the address that a borrower gives, and waits a second for the
+/// answer: with a lock held meanwhile, one borrower kept all others from their slabs.
+#[test]
+fn an_address_that_nobody_has_holds_up_nobody_else() {
+    let Some((donor, device)) = lend(4, Duration::from_secs(60)) else { return };
+    let (mut guest, mut stranger) = (Guest::come(&device, &donor, 1), Guest::come(&device, &donor, 2));
+    let mut nowhere = end(&stranger.pair, 5);
+    nowhere.gid[15] ^= 0x40;
+    let begun = Instant::now();
+    let asked = std::thread::spawn(move || {
+        let answer = stranger.peer.ask(Message::Pair { lane: 8, end: nowhere }, &[]).0;
+        (answer, begun.elapsed())
+    });
+    let mut longest = Duration::ZERO;
+    while !asked.is_finished() {
+        let before = Instant::now();
+        let lease = guest.peer.grant(0);
+        guest.key(lease).unwrap();
+        longest = longest.max(before.elapsed());
+        // Beginning with the next one it is under way.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (answer, took) = asked.join().unwrap();
+    println!("answered {answer:?} after {took:?}; a grant and a key meanwhile took {longest:?} at most");
+    if took < Duration::from_millis(500) {
+        return println!("skipped, because the network has answered within {took:?}");
+    }
+    assert_eq!(answer, Message::Error { refusal: Refusal::BadField });
+    assert!(longest < took / 2, "{longest:?} of {took:?}");
+}
+
 /// Without a device, natively.
 #[test]
 fn a_donor_that_does_not_lend_over_rdma_refuses_it() {

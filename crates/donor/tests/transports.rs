@@ -100,6 +100,10 @@ fn a_donor_passes_the_suite(kind: Kind) {
     let donor = start(settings(kind));
     check("donor", &|| tier(&donor, kind));
     wait_until(&donor, |donor| donor.standing().figure(Figure::LentBytes) == 0);
+    for figure in [Figure::ReadsTotal, Figure::WritesTotal] {
+        let served = donor.standing().figure(figure);
+        assert_eq!(served > 0, kind.asks_for_bytes(), "{served}: bytes go past the donor, or by it");
+    }
     for refusal in Refusal::ALL {
         assert_eq!(donor.standing().refused(*refusal), 0, "{refusal}");
     }

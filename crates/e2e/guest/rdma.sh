@@ -3,6 +3,13 @@
 #
 # What the guest with Soft-RoCE does, after its init has made the device rxe0 at 10.0.0.1: each part says at its end
 # `PART name PASSED` or `PART name FAILED`. Read by crates/e2e/tests/rdma.rs. For busybox's sh.
+#
+# Each wait has a bound, in seconds of the guest's clock: a list of tests, a donor's beginning, a program's end.
+
+TESTS_MOST=900
+DONOR_MOST=120
+PROGRAM_MOST=600
+COMMAND_MOST=120
 
 TIER=donor:rdma:10.0.0.1:7411,security=plain
 
@@ -12,7 +19,8 @@ part() { # name status
 
 # The donor's figure of a name.
 figure() { # name port
-    aquifer donor status 10.0.0.1:$2 --security plain --json | sed "s/.*\"$1\":\([0-9]*\).*/\1/"
+    timeout -s KILL $COMMAND_MOST aquifer donor status 10.0.0.1:$2 --security plain --json |
+        sed "s/.*\"$1\":\([0-9]*\).*/\1/"
 }
 
 lend() { # port
@@ -26,14 +34,15 @@ wait_for() { # command
     n=0
     until eval "$1" >/dev/null 2>&1; do
         n=$((n + 1))
-        [ $n -gt 600 ] && { echo "waited too long for: $1"; return 1; }
+        [ $n -gt $((DONOR_MOST * 5)) ] && { echo "waited too long for: $1"; cat /tmp/donor.* /tmp/*.err; return 1; }
         sleep 0.2
     done
 }
 
 # Starts the verifying program, and waits until it has filled its memory.
 verify() { # name tier
-    aquifer run --dram 24MiB --tier "$2" --stats-json /tmp/$1.json -- /bin/verify /tmp/$1 >/tmp/$1.out 2>/tmp/$1.err &
+    timeout -s KILL $PROGRAM_MOST aquifer run --dram 24MiB --tier "$2" --stats-json /tmp/$1.json \
+        -- /bin/verify /tmp/$1 >/tmp/$1.out 2>/tmp/$1.err &
     PROGRAM=$!
     wait_for "test -e /tmp/$1.ready"
 }
@@ -49,21 +58,22 @@ finish() { # name
 }
 
 doctor() {
-    aquifer doctor | grep rdma
-    aquifer doctor --json | grep '"name":"rdma"' | grep -q '"found":true'
+    timeout -s KILL $COMMAND_MOST aquifer doctor | grep rdma
+    timeout -s KILL $COMMAND_MOST aquifer doctor --json | grep '"name":"rdma"' | grep -q '"found":true'
     part doctor $?
 }
 
 # Where there is no device, it is said so.
 refused() {
-    aquifer donor --size 16MiB --listen 10.0.0.1:7499 --security plain --rdma mlx5_0 >/tmp/refused 2>&1
+    timeout -s KILL $COMMAND_MOST aquifer donor --size 16MiB --listen 10.0.0.1:7499 --security plain --rdma mlx5_0 >/tmp/refused 2>&1
     cat /tmp/refused
     grep -q 'name one of rxe0' /tmp/refused
     part no-such-device $?
     aquifer donor --size 16MiB --listen 10.0.0.1:7498 --security plain >/tmp/tcp 2>&1 &
     TCP=$!
     wait_for "grep -q lends /tmp/tcp"
-    aquifer run --dram 24MiB --tier donor:rdma:10.0.0.1:7498,security=plain -- /bin/verify /tmp/none >/tmp/refused 2>&1
+    timeout -s KILL $COMMAND_MOST aquifer run --dram 24MiB --tier donor:rdma:10.0.0.1:7498,security=plain \
+        -- /bin/verify /tmp/none >/tmp/refused 2>&1
     cat /tmp/refused
     grep -q 'does not lend over RDMA' /tmp/refused
     part donor-without-rdma $?
@@ -73,18 +83,20 @@ refused() {
 # The donor serves no byte of what is read and written; what is not its to lend any more is an error.
 lending() {
     lend 7411
-    aquifer doctor --tier $TIER,size=16MiB
-    aquifer doctor --tier donor:10.0.0.1:7411,security=plain,size=16MiB
-    before=$(figure reads_total 7411)
+    timeout -s KILL $COMMAND_MOST aquifer doctor --tier $TIER,size=16MiB
+    timeout -s KILL $COMMAND_MOST aquifer doctor --tier donor:10.0.0.1:7411,security=plain,size=16MiB
+    reads_before=$(figure reads_total 7411)
+    writes_before=$(figure writes_total 7411)
     verify whole $TIER
     sleep 2
     finish whole
-    reads=$(($(figure reads_total 7411) - before))
-    echo "reads that the donor's processor answered: $reads"
-    [ "$STATUS $WRONG $LOST $reads" = "0 0 0 0" ]
+    reads=$(($(figure reads_total 7411) - reads_before))
+    writes=$(($(figure writes_total 7411) - writes_before))
+    echo "reads that the donor's processor answered: $reads, writes: $writes"
+    [ "$STATUS $WRONG $LOST $reads $writes" = "0 0 0 0 0" ]
     part verifying $?
     verify revoked $TIER
-    aquifer donor reclaim /tmp/control.7411 --bytes 128MiB --within 1ms
+    timeout -s KILL $COMMAND_MOST aquifer donor reclaim /tmp/control.7411 --bytes 128MiB --within 1ms
     sleep 1
     finish revoked
     [ "$STATUS $WRONG" = "0 0" ] && [ "$LOST" -gt 0 ]
@@ -116,14 +128,21 @@ mirrored() {
     kill -9 $DONOR
 }
 
-AQUIFER_RDMA=required verbs --test-threads 1
-part verbs $?
-AQUIFER_RDMA=required rdma-donor --test-threads 1
-part leases $?
-AQUIFER_RDMA=required transports rdma:: --test-threads 1
-part transports $?
-doctor
-refused
-lending
-killed
-mirrored
+# A list of tests, which a device is there for.
+tests() { # part program words
+    name=$1
+    shift
+    AQUIFER_RDMA=required timeout -s KILL $TESTS_MOST "$@" --test-threads 1
+    part $name $?
+}
+
+verbs() { tests verbs /bin/verbs; }
+leases() { tests leases /bin/rdma-donor; }
+transports() { tests transports /bin/transports rdma::; }
+
+for step in $(sed -n 's/.*aquifer_steps=\([^ ]*\).*/\1/p' /proc/cmdline | tr ',' ' '); do
+    read before _ </proc/uptime
+    $step
+    read after _ </proc/uptime
+    echo "STEP $step took from $before to $after"
+done

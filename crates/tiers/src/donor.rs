@@ -7,14 +7,15 @@
 //! A demand read is one round trip of the faulting thread's own, straight into the frame; the background has a
 //! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`,
 //! `shared_memory.rs` and `rdma.rs` those that there are, `links.rs` has their connections, `link.rs` is one,
-//! `channel.rs` what protects it, TLS or nothing. What goes over it: `docs/formats.md`; why so:
-//! `docs/decisions/0015-a-donor-lends-slabs.md`, `0019-shared-memory-is-a-file-for-each-borrower.md`,
-//! `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
+//! `channel.rs` what protects it, TLS or nothing; `completion.rs` waits for a device. What goes over it:
+//! `docs/formats.md`; why so: `docs/decisions/0015-a-donor-lends-slabs.md`,
+//! `0019-shared-memory-is-a-file-for-each-borrower.md`, `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
 //!
 //! After fork(2) parent and child read the same slabs, each over connections of its own, and each renews the leases of
 //! both: as one borrower, whose leases last until the last of them has been gone for the time of a lease.
 
 mod channel;
+mod completion;
 mod contact;
 mod deadline;
 mod gift;

@@ -17,6 +17,7 @@
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::abi;
@@ -88,6 +89,9 @@ pub struct QueuePair {
     qp: NonNull<abi::Qp>,
     cq: NonNull<abi::Cq>,
     channel: NonNull<abi::CompChannel>,
+    /// The number of the work that is under way, or of none: a completion with another number is that of a work which a
+    /// reset has ended, and says nothing of this one. Written by whoever posts or resets, one at a time.
+    work: AtomicU64,
 }
 
 // SAFETY: as for `Device`.
@@ -143,7 +147,7 @@ impl QueuePair {
             }
             return Err(failure);
         };
-        Ok(QueuePair { domain: Arc::clone(domain), qp, cq, channel })
+        Ok(QueuePair { domain: Arc::clone(domain), qp, cq, channel, work: AtomicU64::new(0) })
     }
 
     /// What the peer has to know of this end, if its packets begin with this number.
@@ -170,6 +174,7 @@ impl QueuePair {
     /// Ends the connection, with whatever is under way: no byte of a dock changes afterwards.
     pub fn reset(&self) -> Result<(), Errno> {
         self.modify(abi::QpAttr { qp_state: abi::QPS_RESET, ..abi::QpAttr::default() }, 0)?;
+        self.next_work();
         for _ in 0..DRAINS_MOST {
             if self.poll()?.is_none() {
                 break;
@@ -177,6 +182,10 @@ impl QueuePair {
         }
         self.take_events();
         Ok(())
+    }
+
+    fn next_work(&self) -> u64 {
+        self.work.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Connects this end, whose packets begin with `psn`, to a peer's. It must have been reset, or be new.
@@ -248,7 +257,7 @@ impl QueuePair {
         let length = u32::try_from(bytes).map_err(|_| Errno(libc::EMSGSIZE))?;
         let mut piece = abi::Sge { addr: dock.address(from, bytes), length, lkey: dock.key() };
         let mut request = abi::SendWr {
-            wr_id: 0,
+            wr_id: self.next_work(),
             next: ptr::null_mut(),
             sg_list: &raw mut piece,
             // Of no bytes, a piece would mean 2 GiB to some devices.
@@ -275,23 +284,22 @@ impl QueuePair {
         }
     }
 
-    /// A completion, if there is one.
+    /// The completion of the work that was posted last, if it is there.
     pub fn poll(&self) -> Result<Option<Completion>, Errno> {
         self.domain.device.check_own()?;
-        let mut found = abi::Wc::default();
         // SAFETY: the queue is there, and so is its context, whose table of operations its driver has filled.
         let poll = unsafe { (*(*self.cq.as_ptr()).context).ops.poll_cq }.expect("every driver polls");
-        // SAFETY: there is room for the one.
-        match unsafe { poll(self.cq.as_ptr(), 1, &raw mut found) } {
-            0 => Ok(None),
-            1 => Ok(Some(match found.status {
-                abi::WC_SUCCESS => Completion::Done,
-                abi::WC_REM_INV_REQ_ERR | abi::WC_REM_ACCESS_ERR | abi::WC_REM_OP_ERR => Completion::Refused,
-                abi::WC_RETRY_EXC_ERR => Completion::Silent,
-                status => Completion::Failed(status),
-            })),
-            _ => Err(Errno(libc::EIO)),
+        for _ in 0..=WORKS_MOST {
+            let mut found = abi::Wc::default();
+            // SAFETY: there is room for the one.
+            match unsafe { poll(self.cq.as_ptr(), 1, &raw mut found) } {
+                0 => break,
+                1 if found.wr_id == self.work.load(Ordering::Relaxed) => return Ok(Some(completion(found.status))),
+                1 => {}
+                _ => return Err(Errno(libc::EIO)),
+            }
         }
+        Ok(None)
     }
 
     /// From now on the next completion is told of by [`wait`](Self::wait). One that is there already is not.
@@ -352,6 +360,15 @@ impl Drop for QueuePair {
     }
 }
 
+fn completion(status: c_int) -> Completion {
+    match status {
+        abi::WC_SUCCESS => Completion::Done,
+        abi::WC_REM_INV_REQ_ERR | abi::WC_REM_ACCESS_ERR | abi::WC_REM_OP_ERR => Completion::Refused,
+        abi::WC_RETRY_EXC_ERR => Completion::Silent,
+        status => Completion::Failed(status),
+    }
+}
+
 /// Calls what may be a cancellation point (a driver that sends by write(2), as Soft-RoCE does): a thread does not end
 /// amid it. The C library that is asked is the one that would end it.
 fn uncancelled(library: &super::library::Library, call: impl FnOnce() -> c_int) -> c_int {
@@ -367,9 +384,10 @@ fn uncancelled(library: &super::library::Library, call: impl FnOnce() -> c_int) 
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::VecDeque;
     use std::ffi::c_void;
-    use std::sync::atomic::AtomicU32;
-    use std::time::Instant;
+    use std::mem::ManuallyDrop;
 
     use super::super::library::Library;
     use super::super::ports::Port;
@@ -377,27 +395,35 @@ mod tests {
     use super::*;
     use crate::memory::OwnWord;
 
-    static POSTED: AtomicU32 = AtomicU32::new(0);
+    thread_local! {
+        /// Numbers of the works that were posted.
+        static POSTED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+        /// Numbers and states of the works that are complete.
+        static COMPLETE: RefCell<VecDeque<(u64, c_int)>> = const { RefCell::new(VecDeque::new()) };
+    }
 
-    unsafe extern "C" fn post(_: *mut abi::Qp, _: *mut abi::SendWr, _: *mut *mut abi::SendWr) -> c_int {
-        POSTED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    unsafe extern "C" fn post(_: *mut abi::Qp, request: *mut abi::SendWr, _: *mut *mut abi::SendWr) -> c_int {
+        // SAFETY: the caller's request.
+        POSTED.with_borrow_mut(|posted| posted.push(unsafe { (*request).wr_id }));
         0
     }
 
     unsafe extern "C" fn poll(_: *mut abi::Cq, _: c_int, found: *mut abi::Wc) -> c_int {
+        let Some((wr_id, status)) = COMPLETE.with_borrow_mut(VecDeque::pop_front) else { return 0 };
         // SAFETY: the caller has room for one.
-        unsafe { *found = abi::Wc::default() };
+        unsafe { *found = abi::Wc { wr_id, status, ..abi::Wc::default() } };
         1
     }
 
-    /// What a read costs the processor beyond the device and the wire: a device that has always done it at once. In
-    /// release, as `cargo test --release -p aquifer-sys --lib -- --ignored --nocapture beyond_the_device`.
-    #[test]
-    #[ignore = "prints what it measures, and judges nothing"]
-    fn what_a_read_costs_beyond_the_device() {
+    /// A queue pair of a device that does nothing by itself, and a dock; both are left behind. `None`, and says so,
+    /// without the library.
+    fn pair() -> Option<(ManuallyDrop<QueuePair>, ManuallyDrop<Dock>)> {
         let library = match Library::get() {
             Ok(library) => library,
-            Err(failure) => return println!("skipped, because {failure}"),
+            Err(failure) => {
+                println!("skipped, because {failure}");
+                return None;
+            }
         };
         // SAFETY: integers, null pointers and absent functions are all zeros.
         let mut context: Box<abi::Context> = Box::new(unsafe { std::mem::zeroed() });
@@ -409,33 +435,38 @@ mod tests {
             unsafe { (Box::leak(Box::new(std::mem::zeroed())), Box::leak(Box::new(std::mem::zeroed()))) };
         (cq.context, qp.context) = (context.as_ptr(), context.as_ptr());
         let own = OwnWord::new().unwrap();
-        own.word().store(1, std::sync::atomic::Ordering::Relaxed);
+        own.word().store(1, Ordering::Relaxed);
         let port = Port { device: String::new(), number: 1, is_ethernet: true, gid_index: 0, gid: [0; 16], lid: 0 };
-        let device = std::mem::ManuallyDrop::new(Arc::new(Device::of_parts(library, context, own, port)));
+        let device = ManuallyDrop::new(Arc::new(Device::of_parts(library, context, own, port)));
         let pd = NonNull::<c_void>::dangling();
-        let domain = std::mem::ManuallyDrop::new(Arc::new(Domain { device: Arc::clone(&device), pd }));
-        let channel = NonNull::dangling();
-        let pair = QueuePair { domain: Arc::clone(&domain), qp: qp.into(), cq: cq.into(), channel };
-        let pair = std::mem::ManuallyDrop::new(pair);
-        let mut dock = std::mem::ManuallyDrop::new(Dock::of_parts(&domain, 1 << 20));
-        for bytes in [4096, 131_072, 1 << 20] {
-            // Frames that no cache holds, as those of a fault are.
-            let mut frames = vec![1u8; 256 << 20];
-            let (mut moved, mut asked) = (Vec::new(), Vec::new());
-            for frame in frames.chunks_exact_mut(bytes) {
-                let begun = Instant::now();
-                pair.post(Work::Read, &mut dock, 0, bytes, 0, 7).unwrap();
-                assert_eq!(pair.poll(), Ok(Some(Completion::Done)));
-                asked.push(begun.elapsed());
-                dock.copy_out(0, frame);
-                moved.push(begun.elapsed());
-            }
-            // The median: on a machine that others use, a mean is theirs.
-            let median = |mut times: Vec<Duration>| {
-                times.sort_unstable();
-                times[times.len() / 2]
-            };
-            println!("{bytes} bytes: {:?}, of which post and poll {:?}", median(moved), median(asked));
-        }
+        let domain = ManuallyDrop::new(Arc::new(Domain { device: Arc::clone(&device), pd }));
+        let (channel, work) = (NonNull::dangling(), AtomicU64::new(0));
+        let pair = QueuePair { domain: Arc::clone(&domain), qp: qp.into(), cq: cq.into(), channel, work };
+        Some((ManuallyDrop::new(pair), ManuallyDrop::new(Dock::of_parts(&domain, 4096))))
+    }
+
+    /// A read was given up, and another one posted in its place: when the first one's completion still came, the dock
+    /// held what it had held before, and that was taken for the second one's bytes.
+    #[test]
+    fn the_completion_of_an_older_work_is_nobodys() {
+        let Some((pair, mut dock)) = pair() else { return };
+        let mut read = || {
+            pair.post(Work::Read, &mut dock, 0, 4096, 0, 7).unwrap();
+            POSTED.with_borrow(|posted| *posted.last().unwrap())
+        };
+        let complete = |number, status| COMPLETE.with_borrow_mut(|all| all.push_back((number, status)));
+        let (first, second) = (read(), read());
+        complete(first, abi::WC_SUCCESS);
+        assert_eq!(pair.poll(), Ok(None));
+        complete(first, abi::WC_SUCCESS);
+        complete(second, abi::WC_RETRY_EXC_ERR);
+        assert_eq!(pair.poll(), Ok(Some(Completion::Silent)));
+        let third = read();
+        complete(third, abi::WC_REM_ACCESS_ERR);
+        assert_eq!(pair.poll(), Ok(Some(Completion::Refused)));
+        // A device that tells more and more is not listened to without end.
+        (0..100).for_each(|_| complete(first, abi::WC_SUCCESS));
+        assert_eq!(pair.poll(), Ok(None));
+        assert!(COMPLETE.with_borrow(VecDeque::len) > 90);
     }
 }

@@ -23,7 +23,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::time::Duration;
 
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::{Errno, now_ns, random};
@@ -31,6 +30,7 @@ use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_sys::verbs::{Completion, Device, Dock, Domain, End, QueuePair, VerbsFailure, Work, choose};
 use aquifer_wire::{Message, PairEnd, SLAB_BYTES};
 
+use super::completion::completion;
 use super::links::{Begun, Links};
 use super::ranges::Lease;
 use super::recalls::Recalls;
@@ -47,9 +47,6 @@ const LANES: usize = 4;
 /// Bytes of a lane's dock: a block of 1 MiB goes at once. All docks together stay below what a user may lock by default
 /// (8 MiB, `ulimit -l`).
 const DOCK_BYTES: usize = 1 << 20;
-/// How long a completion is looked for before the kernel is asked to wake us: as long as a wake-up costs, so that at
-/// most twice the best is spent.
-const POLLED_NS: u64 = 50_000;
 /// How often a donor that has just greeted is asked for the first connection.
 const CHECKS_MOST: u32 = 3;
 /// Looks for a lane that came free, before the kernel is asked to wait.
@@ -276,29 +273,6 @@ impl Rdma {
             Ok(_) => Loss::Connection(libc::ECONNRESET),
             Err(loss) => loss,
         }
-    }
-}
-
-/// The completion of the one work under way; `None` when it does not come within `patience`.
-fn completion(pair: &QueuePair, patience: Duration) -> Result<Option<Completion>, Errno> {
-    let begun = now_ns();
-    loop {
-        let waited = now_ns().saturating_sub(begun);
-        if let Some(completion) = pair.poll()? {
-            return Ok(Some(completion));
-        }
-        if waited < POLLED_NS {
-            std::hint::spin_loop();
-            continue;
-        }
-        pair.arm()?;
-        // It may have come before that.
-        if let Some(completion) = pair.poll()? {
-            return Ok(Some(completion));
-        }
-        let Some(rest) = (patience.as_nanos() as u64).checked_sub(waited) else { return Ok(None) };
-        pair.wait(HEEDED_WITHIN.min(Duration::from_nanos(rest)));
-        signals::end_if_asked();
     }
 }
 

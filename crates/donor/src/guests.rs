@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Keeps the books on who reaches what by RDMA: each borrower's domain and queue pairs, and the window on each slab.
+//! Pure: `one_sided.rs` makes and closes what is kept here, in part without the lock around it.
+//!
+//! Invariants: a queue pair that is kept is of its borrower's domain of now, and so is each open window. A borrower
+//! whose window could not be closed gets another domain, so that nobody is left who could use that window.
+//! A window's key is none of those that the borrower's last windows had.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use aquifer_wire::BorrowerId;
+
+/// Queue pairs of one borrower at most: those of sixteen processes.
+pub(crate) const PAIRS_MOST: usize = 128;
+/// So many keys of windows that are closed are given to no other one of the same borrower. What is late by a closed key
+/// is late by a time limit of the device's at most, so the last few would do; some drivers give out again the key that
+/// was given back last.
+const KEYS_KEPT: usize = 16;
+
+/// See the module. `D` is a protection domain, `P` a queue pair, `W` a window.
+pub(crate) struct Guests<D, P, W> {
+    guests: BTreeMap<BorrowerId, Guest<D, P>>,
+    windows: BTreeMap<u32, Opened<W>>,
+}
+
+/// A borrower, from its first connection on until the last one has ended and no window of its is open.
+pub(crate) struct Guest<D, P> {
+    connections: usize,
+    windows: usize,
+    // Before the domain, of which they are.
+    pairs: BTreeMap<u32, P>,
+    domain: Option<Arc<D>>,
+    /// Of windows that were closed, the last one last.
+    keys: VecDeque<u32>,
+}
+
+impl<D, P> Default for Guest<D, P> {
+    fn default() -> Self {
+        Guest { connections: 0, windows: 0, pairs: BTreeMap::new(), domain: None, keys: VecDeque::new() }
+    }
+}
+
+/// An open window, and for whom and which token it is.
+pub(crate) struct Opened<W> {
+    pub(crate) who: BorrowerId,
+    token: u64,
+    key: u32,
+    pub(crate) window: W,
+}
+
+/// What is of a slab that somebody asks the key of.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// A window for this token, with this key.
+    Key(u32),
+    /// None.
+    Nothing,
+    /// A window for another token.
+    Other,
+}
+
+/// As many queue pairs as one borrower may have.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooMany;
+
+impl<D, P, W> Default for Guests<D, P, W> {
+    fn default() -> Self {
+        Guests { guests: BTreeMap::new(), windows: BTreeMap::new() }
+    }
+}
+
+impl<D, P, W> Guests<D, P, W> {
+    /// One more connection of a borrower.
+    pub(crate) fn enter(&mut self, who: BorrowerId) {
+        self.guests.entry(who).or_default().connections += 1;
+    }
+
+    /// A connection has ended. Returns what nobody needs any more.
+    pub(crate) fn leave(&mut self, who: BorrowerId) -> Option<Guest<D, P>> {
+        self.guests.get_mut(&who)?.connections -= 1;
+        self.take_idle(who)
+    }
+
+    fn take_idle(&mut self, who: BorrowerId) -> Option<Guest<D, P>> {
+        let guest = self.guests.get(&who)?;
+        let is_idle = guest.connections == 0 && guest.windows == 0;
+        if is_idle { self.guests.remove(&who) } else { None }
+    }
+
+    /// The domain of a borrower.
+    pub(crate) fn domain<E>(&mut self, who: BorrowerId, make: impl FnOnce() -> Result<D, E>) -> Result<Arc<D>, E> {
+        let guest = self.guests.entry(who).or_default();
+        let domain = match &guest.domain {
+            Some(domain) => Arc::clone(domain),
+            None => Arc::new(make()?),
+        };
+        guest.domain = Some(Arc::clone(&domain));
+        Ok(domain)
+    }
+
+    /// Room for a queue pair with this number: where there is one, it is returned, and no longer kept.
+    pub(crate) fn make_room(&mut self, who: BorrowerId, lane: u32) -> Result<Option<P>, TooMany> {
+        let guest = self.guests.entry(who).or_default();
+        match guest.pairs.remove(&lane) {
+            None if guest.pairs.len() >= PAIRS_MOST => Err(TooMany),
+            before => Ok(before),
+        }
+    }
+
+    /// Keeps a queue pair, and returns the one that was kept meanwhile. It comes back itself where its borrower has
+    /// gone, has as many as it may by now, or has another domain.
+    pub(crate) fn keep(&mut self, who: BorrowerId, lane: u32, domain: &Arc<D>, pair: P) -> Result<Option<P>, P> {
+        let Some(guest) = self.guests.get_mut(&who) else { return Err(pair) };
+        let is_its_domain = guest.domain.as_ref().is_some_and(|own| Arc::ptr_eq(own, domain));
+        if !is_its_domain || (guest.pairs.len() >= PAIRS_MOST && !guest.pairs.contains_key(&lane)) {
+            return Err(pair);
+        }
+        Ok(guest.pairs.insert(lane, pair))
+    }
+
+    /// What there is of a slab, for the holder of this token.
+    pub(crate) fn known(&self, slab: u32, token: u64) -> Known {
+        match self.windows.get(&slab) {
+            Some(opened) if opened.token == token => Known::Key(opened.key),
+            Some(_) => Known::Other,
+            None => Known::Nothing,
+        }
+    }
+
+    /// Whether a window of a borrower's may have this key.
+    pub(crate) fn is_new(&self, who: BorrowerId, key: u32) -> bool {
+        self.guests.get(&who).is_none_or(|guest| !guest.keys.contains(&key))
+    }
+
+    /// Keeps the window on a slab that had none.
+    pub(crate) fn open(&mut self, who: BorrowerId, slab: u32, token: u64, key: u32, window: W) {
+        let before = self.windows.insert(slab, Opened { who, token, key, window });
+        assert!(before.is_none(), "a slab has one window");
+        self.guests.entry(who).or_default().windows += 1;
+    }
+
+    /// The window on a slab, to be closed, if it is for an older token than this one. [`closed`](Self::closed) or
+    /// [`cast_out`](Self::cast_out) comes next.
+    pub(crate) fn take_before(&mut self, slab: u32, token: u64) -> Option<Opened<W>> {
+        if self.windows.get(&slab)?.token >= token {
+            return None;
+        }
+        let opened = self.windows.remove(&slab)?;
+        let guest = self.guests.get_mut(&opened.who).expect("a guest stays while a window of its is open");
+        guest.windows -= 1;
+        guest.keys.push_back(opened.key);
+        if guest.keys.len() > KEYS_KEPT {
+            guest.keys.pop_front();
+        }
+        Some(opened)
+    }
+
+    /// A window of a borrower's has been closed. Returns what nobody needs any more.
+    pub(crate) fn closed(&mut self, who: BorrowerId) -> Option<Guest<D, P>> {
+        self.take_idle(who)
+    }
+
+    /// A window of a borrower's cannot be closed. Returns what it has, so that nobody is left who could look in: queue
+    /// pairs and windows to be dropped, in this order. What it asks for next is of another domain.
+    pub(crate) fn cast_out(&mut self, who: BorrowerId) -> (Vec<P>, Vec<W>) {
+        let guest = self.guests.entry(who).or_default();
+        let pairs = std::mem::take(&mut guest.pairs).into_values().collect();
+        (guest.domain, guest.windows) = (None, 0);
+        let theirs: Vec<u32> =
+            self.windows.iter().filter(|(_, opened)| opened.who == who).map(|(slab, _)| *slab).collect();
+        let windows = theirs.iter().filter_map(|slab| self.windows.remove(slab)).map(|opened| opened.window).collect();
+        self.take_idle(who);
+        (pairs, windows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Books = Guests<u8, u32, &'static str>;
+
+    const WHO: BorrowerId = BorrowerId(1);
+    const OTHER: BorrowerId = BorrowerId(2);
+
+    fn domain(books: &mut Books, who: BorrowerId) -> Arc<u8> {
+        books.domain(who, || Ok::<_, ()>(0)).unwrap()
+    }
+
+    /// Two borrowers: each with a queue pair, and the first one with windows on the slabs 3 and 4, the second one with
+    /// one on 5.
+    fn books() -> Books {
+        let mut books = Books::default();
+        for (who, slabs) in [(WHO, &[3, 4][..]), (OTHER, &[5][..])] {
+            books.enter(who);
+            let domain = domain(&mut books, who);
+            assert_eq!(books.keep(who, 7, &domain, 70), Ok(None));
+            for slab in slabs {
+                books.open(who, *slab, 10, 100 + slab, "window");
+            }
+        }
+        books
+    }
+
+    #[test]
+    fn a_window_is_for_one_token_and_is_taken_by_a_newer_one() {
+        let mut books = books();
+        assert_eq!((books.known(3, 10), books.known(3, 11)), (Known::Key(103), Known::Other));
+        assert!(books.take_before(3, 10).is_none(), "it is for that token itself");
+        assert!(books.take_before(3, 11).is_some_and(|opened| opened.who == WHO));
+        assert_eq!((books.known(3, 10), books.known(3, 11)), (Known::Nothing, Known::Nothing));
+    }
+
+    #[test]
+    fn whose_window_cannot_be_closed_has_nothing_left_to_look_in_with() {
+        let mut books = books();
+        let before = domain(&mut books, WHO);
+        let opened = books.take_before(3, u64::MAX).unwrap();
+        let (pairs, windows) = books.cast_out(opened.who);
+        assert_eq!((pairs.len(), windows.len()), (1, 1));
+        assert_eq!(books.known(4, 10), Known::Nothing, "what is of the domain before is closed, too");
+        assert_eq!(books.keep(WHO, 7, &before, 71), Err(71), "one that was being made meanwhile does not stay");
+        let after = domain(&mut books, WHO);
+        assert!(!Arc::ptr_eq(&before, &after));
+        assert_eq!(books.keep(WHO, 7, &after, 72), Ok(None), "it may come again");
+        assert_eq!(books.known(5, 10), Known::Key(105), "nobody else notices");
+        assert_eq!(books.make_room(OTHER, 7), Ok(Some(70)));
+    }
+
+    #[test]
+    fn a_key_that_was_given_back_is_not_given_out_again_soon() {
+        let mut books = books();
+        assert!(books.is_new(WHO, 103), "it is open, and so nobody else's");
+        books.take_before(3, 11);
+        assert!(!books.is_new(WHO, 103) && books.is_new(OTHER, 103), "another one has another domain");
+        for slab in 1000..1000 + KEYS_KEPT as u32 {
+            books.open(WHO, slab, 1, slab, "window");
+            books.take_before(slab, 2);
+        }
+        assert!(books.is_new(WHO, 103) && !books.is_new(WHO, 1000));
+    }
+
+    #[test]
+    fn a_borrower_stays_until_its_connections_and_windows_are_gone() {
+        let mut books = books();
+        assert!(books.leave(WHO).is_none());
+        for slab in [3, 4] {
+            assert!(books.take_before(slab, 11).is_some());
+            assert_eq!(books.closed(WHO).is_some(), slab == 4);
+        }
+        let gone = Arc::new(0);
+        assert_eq!(books.keep(WHO, 7, &gone, 71), Err(71), "a pair that was being made does not stay without it");
+    }
+
+    #[test]
+    fn queue_pairs_have_a_bound_and_the_newest_of_a_number_counts() {
+        let mut books = books();
+        let its = domain(&mut books, WHO);
+        for lane in 100..100 + PAIRS_MOST as u32 - 1 {
+            assert_eq!((books.make_room(WHO, lane), books.keep(WHO, lane, &its, lane)), (Ok(None), Ok(None)));
+        }
+        assert_eq!(books.make_room(WHO, 99), Err(TooMany));
+        assert_eq!(books.keep(WHO, 99, &its, 99), Err(99));
+        assert_eq!(books.keep(WHO, 100, &its, 1), Ok(Some(100)), "two of the same number at once");
+        assert_eq!(books.make_room(WHO, 100), Ok(Some(1)));
+    }
+}
