@@ -156,6 +156,17 @@ impl Ranges {
         }
     }
 
+    /// The donor has refused `old` as stale, and then granted `new`. Where that is the smaller one, `old` is of another
+    /// run, and was learned late, behind [`forget_all`](Self::forget_all).
+    pub(crate) fn correct(&self, range: u64, old: Lease, new: Lease) {
+        let (old, new) = (old.0 & !MAY_WRITE, new.0 & !MAY_WRITE);
+        if self.known(range).compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && let Right::Doubted(doubted) = &self.right
+        {
+            let _ = doubted.words()[range as usize].compare_exchange(old, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     /// What was sent with this lease may arrive still: before this process writes again, it needs a new token, by which
     /// the donor refuses the old one.
     pub(crate) fn doubt(&self, range: u64, lease: Lease) {
@@ -317,6 +328,25 @@ mod tests {
             a_relative_learns(&ranges, Lease(0));
             ranges.learn(0, first);
             assert!(ranges.lease(0).unwrap().may_write(), "a donor that was started anew begins with small numbers");
+        }
+    }
+
+    #[test]
+    fn a_lease_of_another_run_that_is_learned_late_does_not_stay() {
+        let (old, new, newer) = (Lease::granted(7, 300), Lease::granted(5, 1), Lease::granted(5, 2));
+        let (old, new, newer) = (old.unwrap(), new.unwrap(), newer.unwrap());
+        for writers in [Writers::One, Writers::Several] {
+            let ranges = Ranges::new(1, writers).unwrap();
+            ranges.forget_all();
+            ranges.learn(0, old);
+            // It is used, and refused as stale.
+            ranges.doubt(0, old);
+            ranges.learn(0, new);
+            ranges.correct(0, old, new);
+            assert_eq!(ranges.lease(0), Some(new), "{writers:?}");
+            ranges.learn(0, newer);
+            ranges.correct(0, new, newer);
+            assert_eq!(ranges.lease(0), Some(newer), "{writers:?}: in the same run there is nothing to correct");
         }
     }
 

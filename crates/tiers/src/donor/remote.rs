@@ -200,6 +200,7 @@ impl Remote {
     fn ask_token(&self, range: u64, old: Lease) -> Result<bool, i32> {
         self.ranges.doubt(range, old);
         let lease = self.lease_to_write(range).map_err(errno_of_loss)?;
+        self.ranges.correct(range, old, lease);
         Ok(lease.slab() == old.slab())
     }
 
