@@ -186,7 +186,16 @@ impl Game {
         // What is counted is published now and then.
         std::thread::sleep(Duration::from_millis(2500));
         let begun = Instant::now();
-        eventually("all slabs have their copies", || self.figure("slabs_degraded") == self.figure("slabs_rebuilt"));
+        let mut said = begun;
+        eventually("all slabs have their copies", || {
+            let (degraded, rebuilt) = (self.figure("slabs_degraded"), self.figure("slabs_rebuilt"));
+            if said.elapsed() > SAID_EVERY {
+                said = Instant::now();
+                let (slabs, members) = (self.figure("slabs_lost"), self.figure("members_lost"));
+                println!("  {degraded} degraded, {rebuilt} rebuilt, {slabs} lost; {members} times a donor was");
+            }
+            degraded == rebuilt
+        });
         println!("  all slabs have their copies after {:?} more", begun.elapsed());
     }
 
@@ -195,6 +204,9 @@ impl Game {
         self.running.wait(LIMIT)
     }
 }
+
+/// How often what is waited for is said, where it takes long.
+const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// One at a time: each takes as much of the machine as there is.
 static TURN: Mutex<()> = Mutex::new(());
