@@ -17,9 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
-use aquifer_wire::SLAB_BYTES;
+use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
 
 use super::Parts;
+use super::member::Trouble;
 use super::place::Place;
 use crate::donor::pieces;
 use crate::figures::count;
@@ -76,6 +77,7 @@ impl Parts {
         let mut next = IDLE;
         for index in 0..self.members.len() {
             self.look_after(index);
+            self.take_stock(index);
             next = next.min(self.members[index].look_in());
         }
         let saves = self.save();
@@ -115,6 +117,28 @@ impl Parts {
     fn look_after(&self, index: usize) {
         if self.members[index].look_in().is_zero() {
             self.look(index);
+        }
+    }
+
+    /// A member that lacked one slab, since it has revoked its leases, may lack others that nobody asks for. Asks for a
+    /// page of each, before the loss of another member is the loss of what both had.
+    fn take_stock(&self, index: usize) {
+        let member = &self.members[index];
+        if !member.lacks_slabs.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut page = [0; PAGE_BYTES as usize];
+        for slab in 0..self.reached() {
+            let seen = self.places.see(slab);
+            if !Place(seen.place).has(index) || member.is_lost() {
+                continue;
+            }
+            let offset = self.shape.range_of(slab) as u64 * SLAB_BYTES;
+            let Err(errno) = member.store.read(offset, &mut page) else { continue };
+            // Not certain: the program may have given the slab back since, and written to it anew.
+            if self.note(index, errno) == Trouble::Gone && self.places.holds(slab, seen) {
+                self.take_out(slab, index, false);
+            }
         }
     }
 

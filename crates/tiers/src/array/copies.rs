@@ -122,6 +122,7 @@ impl Parts {
     pub(super) fn request_failed(&self, member: usize, slab: usize, errno: i32) {
         let trouble = self.note(member, errno);
         if trouble == Trouble::Gone {
+            self.members[member].lacks_slabs.store(true, Ordering::Release);
             self.take_out(slab, member, true);
             // What it had of others lay in the same room, unless that has been taken anew since.
             let others = self.shape.slabs_of(self.shape.range_of(slab), self.slabs).filter(|other| *other != slab);

@@ -28,6 +28,9 @@ use crate::tier::TierQueue;
 const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause. A choice: a look costs a connection that does not come about.
 const LOOK_PAUSE_MOST: Duration = Duration::from_secs(5);
+/// How often a member that is there is looked at, at least. Nobody may be asking it for anything, and while it is not
+/// known that it was started anew, the loss of another one is the loss of what both had. A choice: a message a second.
+const LOOK_EVERY_MOST: Duration = Duration::from_secs(1);
 /// How long a member that had no room is not asked for any. A choice.
 const FULL_LASTS: Duration = Duration::from_secs(1);
 
@@ -139,6 +142,8 @@ pub(crate) struct Member {
     answers_in_ns: AtomicU64,
     /// It was asked and has not answered, and nobody has looked since.
     pub(crate) is_silent: AtomicBool,
+    /// It had nothing of a slab that it should have, and nobody has looked for others since.
+    pub(crate) lacks_slabs: AtomicBool,
 }
 
 impl Member {
@@ -153,6 +158,7 @@ impl Member {
             full_until_ns: zero(),
             answers_in_ns: zero(),
             is_silent: AtomicBool::new(false),
+            lacks_slabs: AtomicBool::new(false),
         }
     }
 
@@ -224,7 +230,7 @@ impl Member {
     pub(crate) fn looked(&self, was_there: bool) {
         self.is_silent.store(!was_there, Ordering::Relaxed);
         let pause = if was_there {
-            self.store.look_every()
+            self.store.look_every().min(LOOK_EVERY_MOST)
         } else {
             let pause = Duration::from_nanos(self.pause_ns.load(Ordering::Relaxed));
             self.pause_ns.store(nanoseconds((pause * 2).min(LOOK_PAUSE_MOST)), Ordering::Relaxed);
@@ -300,7 +306,8 @@ mod tests {
         assert!(pauses[1] > pauses[0] && pauses[9] > LOOK_PAUSE_MOST / 2 && pauses[9] <= LOOK_PAUSE_MOST);
         member.found();
         member.looked(true);
-        assert!(!member.is_lost() && member.look_in() > LOOK_PAUSE_MOST);
+        assert!(!member.is_lost() && !member.look_in().is_zero());
+        assert!(member.look_in() <= LOOK_EVERY_MOST, "a loss that nobody has noticed does not wait for a renewal");
         member.suspect();
         assert!(!member.is_lost() && member.look_in().is_zero());
     }

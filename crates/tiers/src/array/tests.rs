@@ -305,6 +305,27 @@ fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
     assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
 }
 
+/// A member that had revoked its leases lacked slabs that nobody asked for, and nobody knew: with the next member, they
+/// were lost.
+#[test]
+fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
+    for (shape, donors) in [(Shape { needed: 1, total: 2 }, 3), (Shape { needed: 4, total: 5 }, 6)] {
+        let members = members(donors);
+        let array = shaped(&members, shape);
+        (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 5).unwrap());
+        members[0].slabs.lock().unwrap().clear();
+        let is_at_it = |slab: &usize| Place(array.parts.places.see(*slab).place).has(0);
+        let touched = (0..SLABS).find(is_at_it).unwrap() as u64;
+        write(&array, touched * 512, 5).unwrap();
+        array.parts.tend();
+        settle(&array);
+        members[1].restart();
+        settle(&array);
+        (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 5).unwrap());
+        assert_eq!(array.take_figures().slabs_lost, 0, "{shape:?}");
+    }
+}
+
 /// A slab that the program writes to all the time never got its copy: each copy came to nothing.
 #[test]
 fn a_slab_gets_its_copy_however_often_it_is_written_to() {
