@@ -18,7 +18,7 @@
 //!   Leaving    -> Resident              the kernel would not give the pages (pinned): it stays
 //!   Standby    -> Installing            touched in time: rescued
 //!   Standby    -> Cleaning              its frame is wanted: are the tier's bytes the same?
-//!   Cleaning   -> Standby               wanted meanwhile, or the write failed: nothing is lost
+//!   Cleaning   -> Standby               wanted meanwhile, or the write failed (unwritable): nothing is lost
 //!   Cleaning   -> Stored                the tier holds the same bytes, the frame is free
 //!   Cleaning   -> Empty                 all zero: needs no bytes at all
 //!   Stored     -> Fetching              fault or read-ahead
@@ -99,6 +99,18 @@ impl State {
     }
 }
 
+/// What a block on standby waits for: there is a list for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Waiting {
+    /// A victim: until its frame is wanted.
+    Evicted,
+    /// It was read ahead: for the first touch that we see.
+    ReadAhead,
+    /// What the program changed could not be written back: until the tier can be written to again.
+    Unwritable,
+}
+
 /// No block, no frame, no region: the end of a list.
 pub const NONE: u32 = u32::MAX;
 
@@ -111,8 +123,8 @@ pub struct Block {
     pub order: Order,
     /// True while a thread waits for the current work on it to end.
     pub wanted: bool,
-    /// True from read-ahead until the first touch that we see.
-    pub prefetched: bool,
+    /// On standby, which list it is on; while it is being cleaned, which one it came from.
+    pub waiting: Waiting,
     /// True when its bytes are known to equal the tier's: on standby those in the frame, at the program's
     /// address only while it is sealed.
     pub known_clean: bool,
@@ -145,7 +157,7 @@ impl Block {
             state: State::Empty,
             order,
             wanted: false,
-            prefetched: false,
+            waiting: Waiting::Evicted,
             known_clean: false,
             sealed: false,
             protected: false,

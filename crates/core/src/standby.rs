@@ -1,33 +1,87 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The standby list: blocks out of the program's reach that are still in local DRAM.
+//! Standby: blocks out of the program's reach that are still in local DRAM.
 //!
-//! Pure. A first-in first-out list threaded through the blocks. A victim waits here before its frame is
-//! reused; a touch meanwhile costs no I/O and tells the policy that the block is hot. Blocks that were
-//! read ahead wait here for their first touch.
+//! Pure. First-in first-out lists threaded through the blocks, one for each thing that a block waits for
+//! ([`Waiting`]). A victim waits here before its frame is reused; a touch meanwhile costs no I/O and tells the policy
+//! that the block is hot. Blocks that were read ahead wait here for their first touch, and those that the tier did not
+//! take for another try: apart, so that they are in nobody's way.
 
-use crate::block::NONE;
+use crate::block::{NONE, Waiting};
 use crate::map::BlockMap;
 use crate::units::BlockIndex;
 
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Standby {
+    evicted: List,
+    read_ahead: List,
+    unwritable: List,
+}
+
+impl Standby {
+    fn list(&self, waiting: Waiting) -> &List {
+        match waiting {
+            Waiting::Evicted => &self.evicted,
+            Waiting::ReadAhead => &self.read_ahead,
+            Waiting::Unwritable => &self.unwritable,
+        }
+    }
+
+    fn list_mut(&mut self, waiting: Waiting) -> &mut List {
+        match waiting {
+            Waiting::Evicted => &mut self.evicted,
+            Waiting::ReadAhead => &mut self.read_ahead,
+            Waiting::Unwritable => &mut self.unwritable,
+        }
+    }
+
+    /// Adds a block as the newest of a list.
+    pub fn push(&mut self, map: &mut BlockMap, block: BlockIndex, waiting: Waiting) {
+        map.block_mut(block).waiting = waiting;
+        self.list_mut(waiting).push(map, block);
+    }
+
+    /// Takes a block out, wherever it stands. It remembers what it waited for.
+    pub fn remove(&mut self, map: &mut BlockMap, block: BlockIndex) {
+        self.list_mut(map.block(block).waiting).remove(map, block);
+    }
+
+    /// The block that has waited longest.
+    pub fn oldest(&self, waiting: Waiting) -> Option<BlockIndex> {
+        let oldest = self.list(waiting).oldest;
+        (oldest != NONE).then_some(BlockIndex(oldest))
+    }
+
+    /// Pages of the blocks that wait for the same.
+    pub fn pages(&self, waiting: Waiting) -> u64 {
+        self.list(waiting).pages
+    }
+
+    /// Pages of all blocks.
+    pub fn pages_all(&self) -> u64 {
+        self.evicted.pages + self.read_ahead.pages + self.unwritable.pages
+    }
+}
+
 /// Oldest first.
 #[derive(Debug)]
-pub struct Standby {
+struct List {
     oldest: u32,
     newest: u32,
     pages: u64,
 }
 
-impl Default for Standby {
+impl Default for List {
     fn default() -> Self {
         Self { oldest: NONE, newest: NONE, pages: 0 }
     }
 }
 
-impl Standby {
+impl List {
     /// Adds a block as the newest.
-    pub fn push(&mut self, map: &mut BlockMap, block: BlockIndex) {
+    fn push(&mut self, map: &mut BlockMap, block: BlockIndex) {
         let newest = self.newest;
         let entry = map.block_mut(block);
         entry.previous = newest;
@@ -42,7 +96,7 @@ impl Standby {
     }
 
     /// Takes a block out, wherever it stands.
-    pub fn remove(&mut self, map: &mut BlockMap, block: BlockIndex) {
+    fn remove(&mut self, map: &mut BlockMap, block: BlockIndex) {
         let (previous, next) = (map.block(block).previous, map.block(block).next);
         if previous == NONE {
             assert_eq!(self.oldest, block.0, "a block without a predecessor is the oldest");
@@ -56,15 +110,5 @@ impl Standby {
             map.block_mut(BlockIndex(next)).previous = previous;
         }
         self.pages -= u64::from(map.block(block).order.pages());
-    }
-
-    /// The block that has waited longest.
-    pub fn oldest(&self) -> Option<BlockIndex> {
-        (self.oldest != NONE).then_some(BlockIndex(self.oldest))
-    }
-
-    /// Pages of all blocks on the list.
-    pub fn pages(&self) -> u64 {
-        self.pages
     }
 }

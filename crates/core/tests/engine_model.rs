@@ -81,7 +81,7 @@ struct Start {
 
 impl Start {
     fn new(luck: &mut Luck) -> Start {
-        let trouble = Trouble { fetch: luck.below(30), write: luck.below(60), refuse: luck.below(40) };
+        let trouble = Trouble { fetch: luck.below(30), write: luck.below(60), refuse: luck.below(40), bad_until: 0 };
         Start {
             policy: luck.one_of(&PolicyName::ALL),
             orders: luck.one_of(&[[5, 5, 5], [0, 2, 5], [7, 3, 0], [0, 0, 0], [5, 3, 5], [9, 5, 0]]),
@@ -303,6 +303,48 @@ fn memory_that_is_given_back_leaves_room_in_the_tier() {
         assert!(world.engine.map().slabs_in_use() > 0 && world.gave_up == 0, "round {round}");
         world.alone(Access::Discard { start: from, end: from + (end - start), remove: false });
         assert_eq!(world.engine.map().slabs_in_use(), 0);
+    }
+}
+
+/// Part of the tier takes nothing: what belongs there stays in DRAM, and is in nobody's way. It was tried again and
+/// again, until faults gave up, while the rest of the tier had room for all else.
+#[test]
+fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
+    for elastic in [false, true] {
+        let mut world = World::new(PolicyName::S3Fifo, 1_536, 64, false, elastic);
+        world.trouble.bad_until = 2 << 20;
+        let pages = 1_024..1_024 + 8 * 512_u64;
+        world.add(pages.start, pages.end, Order::DEFAULT, |_| None);
+        let mut turns = |world: &mut World, round: u32| {
+            for page in pages.clone() {
+                world.alone(Access::Store { page, value: page as u32 + round });
+                if page % 64 == 0 {
+                    world.tick();
+                    world.plan();
+                    while world.work(99) {}
+                }
+            }
+        };
+        (0..3).for_each(|round| turns(&mut world, round));
+        assert_eq!(world.gave_up, 0);
+        let stored = |world: &World| {
+            let map = world.engine.map();
+            let bad: Vec<_> = map
+                .blocks_in(pages.start, pages.end)
+                .filter(|it| map.slot(*it).is_some_and(|at| at < 2 << 20))
+                .collect();
+            assert!(!bad.is_empty());
+            bad.into_iter().filter(|block| map.block(*block).state == State::Stored).count()
+        };
+        assert_eq!(stored(&world), 0, "it is kept");
+        world.trouble.bad_until = 0;
+        world.engine.set_budget(1_024);
+        (3..5).for_each(|round| turns(&mut world, round));
+        assert!(
+            stored(&world) > 0 && !world.engine.waits_for_tier(),
+            "once the tier takes it, it leaves like all else"
+        );
+        pages.clone().for_each(|page| world.alone(Access::Load { page }));
     }
 }
 

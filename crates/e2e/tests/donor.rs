@@ -115,7 +115,7 @@ impl Drop for Donor {
 /// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
 /// and child do so, each with other values; the child is started before the parent changes anything. With another one:
 /// makes a file of that name and `.ready`, sends all of it away, and waits for a file of that name before it reads; and
-/// writes a part anew then, if the first one says so.
+/// writes a part anew then, if the first one says so, or also what no donor has seen before.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -187,7 +187,16 @@ int main(int argc, char **argv) {
         if (seen != 7 + at + 1) { fprintf(stderr, "byte %zu holds %llu\n", (size_t)at, (unsigned long long)seen); return 1; }
     }
     signal(SIGBUS, SIG_DFL);
-    if (!strcmp(argv[1], "write")) {
+    if (!strcmp(argv[1], "grow")) {
+        size_t len = 8 << 20;
+        unsigned char *more = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (more == MAP_FAILED) return 5;
+        for (size_t byte = 0; byte < len; byte += STEP) *(volatile uint64_t *)(more + byte) = 9 + byte;
+        right(0, LEN, 7, "while it grows");
+        for (size_t byte = 0; byte < len; byte += STEP)
+            if (*(volatile uint64_t *)(more + byte) != 9 + byte) { fprintf(stderr, "more: byte %zu\n", byte); return 6; }
+    }
+    if (strcmp(argv[1], "wait")) {
         fill(0, LEN / 2, 1000);
         right(0, LEN / 2, 1000, "after");
         right(LEN / 2, LEN, 7, "after");
@@ -373,6 +382,17 @@ fn what_a_donor_shared_outlives_it() {
 fn what_a_donor_shared_outlives_it_in_a_chain() {
     let flash = format!("flash:{}", scratch("donor-sharing-chained").display());
     outlives_its_donor("chained", 32, &["--tier", &flash]);
+}
+
+/// What has no slab yet gets none any more. It stays in DRAM, and all else can still leave.
+#[test]
+fn what_no_donor_takes_any_more_is_kept_and_in_nobodys_way() {
+    let donor = Donor::start_sharing("growing", &["--size", "256MiB"]);
+    let tier = donor.tier(",size=128MiB");
+    let act = || donor.signal("-KILL");
+    let Some((ended, _)) = meanwhile("donor-sharing-growing", &words(&tier, "signal"), "grow", act) else { return };
+    ended.expect(0);
+    assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
 }
 
 fn outlives_its_donor(name: &str, mib: u32, further: &[&str]) {

@@ -33,8 +33,11 @@ use crate::pager::Pager;
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(120);
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
-/// Failed write-backs in one fault's search for room before it gives up.
+/// Write-backs of blocks that the tier has refused before, and refuses again, in one fault's search for room before it
+/// gives up: there are no others left.
 const FAILURES_MOST: u32 = 16;
+/// How long it goes on with others, once so many have failed in all.
+const FAILED_WAIT_MOST: Duration = Duration::from_secs(5);
 /// Victims that the kernel does not let go, locked or pinned memory, after which one fault's search for room pauses.
 /// Many, since each costs microseconds only, and others may go.
 const REFUSALS_AT_ONCE: u32 = 64;
@@ -56,6 +59,14 @@ pub enum Outcome {
     NoRoom,
 }
 
+/// What the engine answers, and what the step needs to know.
+struct Decision {
+    step: FaultStep,
+    delivery: Delivery,
+    /// Of a block to be cleaned: whether the tier did not take it the last time.
+    failed_before: bool,
+}
+
 /// Victims that the kernel did not let go in one fault's search for room.
 #[derive(Default)]
 struct Refusals {
@@ -75,6 +86,25 @@ impl Refusals {
     }
 }
 
+/// Write-backs that failed in one fault's search for room.
+#[derive(Default)]
+struct Failures {
+    count: u32,
+    again: u32,
+    since: Option<u64>,
+}
+
+impl Failures {
+    /// One more; `again` where the same has failed before. False when the search is to end.
+    fn go_on(&mut self, again: bool) -> bool {
+        let since = *self.since.get_or_insert_with(now_ns);
+        self.count += 1;
+        self.again += u32::from(again);
+        let lasted = Duration::from_nanos(now_ns().saturating_sub(since));
+        self.again <= FAILURES_MOST && (self.count <= FAILURES_MOST || lasted <= FAILED_WAIT_MOST)
+    }
+}
+
 impl Pager {
     /// Resolves the fault at `address` for the thread `thread`. `write` is false only when the access is known to be
     /// a read.
@@ -82,12 +112,13 @@ impl Pager {
         let started = now_ns();
         let page = address as u64 / PAGE_BYTES;
         let mut kind = None;
-        let (mut failures, mut refusals) = (0, Refusals::default());
+        let (mut failures, mut refusals) = (Failures::default(), Refusals::default());
         let mut first = true;
         let mut guards: Guards = [0; PAGES_MOST];
         loop {
             let ticket = self.progress.ticket();
-            let (step, delivery) = self.decide(page, thread, write, std::mem::take(&mut first), &mut guards);
+            let Decision { step, delivery, failed_before } =
+                self.decide(page, thread, write, std::mem::take(&mut first), &mut guards);
             if kind.is_none() {
                 kind = Some(kind_of(&step));
             }
@@ -102,11 +133,8 @@ impl Pager {
                     }
                 }
                 FaultStep::Clean { block, pages, frame, known_clean } => {
-                    if !self.clean(block, pages, frame, known_clean, &guards) {
-                        failures += 1;
-                        if failures > FAILURES_MOST {
-                            return Outcome::NoRoom;
-                        }
+                    if !self.clean(block, pages, frame, known_clean, &guards) && !failures.go_on(failed_before) {
+                        return Outcome::NoRoom;
                     }
                 }
                 FaultStep::FillHole { block, pages, page, sealed } => {
@@ -150,22 +178,16 @@ impl Pager {
 
     /// Asks the engine, and takes what the step needs to know along: the delivery of the block's mapping
     /// and the guards of the tier's copy.
-    fn decide(
-        &self,
-        page: u64,
-        thread: ThreadIndex,
-        write: bool,
-        first: bool,
-        guards: &mut Guards,
-    ) -> (FaultStep, Delivery) {
+    fn decide(&self, page: u64, thread: ThreadIndex, write: bool, first: bool, guards: &mut Guards) -> Decision {
         let mut engine = self.engine();
         if self.is_paused() {
-            return (FaultStep::Wait, Delivery::Signal);
+            return Decision { step: FaultStep::Wait, delivery: Delivery::Signal, failed_before: false };
         }
         let step = engine.fault(page, thread, write, first);
-        let mut delivery = Delivery::Signal;
+        let (mut delivery, mut failed_before) = (Delivery::Signal, false);
         match &step {
             FaultStep::Fetch { block, .. } | FaultStep::Clean { block, .. } => {
+                failed_before = engine.has_failed(*block);
                 let stored = engine.map().guards(*block);
                 guards[..stored.len()].copy_from_slice(stored);
                 delivery = engine.map().region_of(*block).delivery;
@@ -181,7 +203,7 @@ impl Pager {
         if wants_worker {
             self.worker_bell.ring();
         }
-        (step, delivery)
+        Decision { step, delivery, failed_before }
     }
 
     fn wait(&self, ticket: u32, started: u64) {

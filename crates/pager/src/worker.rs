@@ -160,11 +160,11 @@ impl Worker {
 
     fn sleep(&mut self) {
         if self.queue.in_flight() == 0 {
-            let holds_back = self.pager.engine().holds_back();
-            let limit = if holds_back { SLEEP_FAILING } else { SLEEP_IDLE };
+            let waits_for_tier = self.pager.engine().waits_for_tier();
+            let limit = if waits_for_tier { SLEEP_FAILING } else { SLEEP_IDLE };
             self.pager.worker_bell.sleep(ending::heard_by(self.pager), ending::sleep_most(limit));
             ending::hear(self.pager);
-            if holds_back {
+            if waits_for_tier {
                 self.pager.engine().try_again();
             }
         } else if let Some(descriptor) = self.queue.descriptor() {

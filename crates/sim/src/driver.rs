@@ -23,7 +23,7 @@ use crate::outcome::Outcome;
 const TRANSFERS: Transfers = Transfers { blocks: 32, pages: u32::MAX };
 /// Steps of one fault at most: emptying every frame of another size, and more.
 const STEPS_MOST: u32 = 1 << 20;
-/// Write-backs that fail in one fault before it gives up, as the pager has it.
+/// Write-backs that fail again in one fault before it gives up, as the pager has it.
 const FAILURES_MOST: u32 = 16;
 /// Plans after one fault at most. The worker comes to rest far earlier.
 const PLANS_MOST: u32 = 1 << 16;
@@ -206,7 +206,8 @@ impl Driver {
                 FaultStep::Evict { block, .. } => drop(self.tell(Told::Evicted { block })),
                 FaultStep::Empty { frame } => drop(self.tell(Told::Emptied { frame })),
                 FaultStep::Clean { block, pages, .. } => {
-                    failures += u32::from(!self.clean(block, pages));
+                    let again = self.engine.has_failed(block);
+                    failures += u32::from(!self.clean(block, pages) && again);
                     if failures > FAILURES_MOST {
                         self.outcome.no_room += 1;
                         return Touched::Refused;

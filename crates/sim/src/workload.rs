@@ -60,6 +60,8 @@ pub enum Workload {
     Mixed,
     /// PageRank over a Kronecker graph.
     PageRank,
+    /// A server of small values, three to a block, that are asked for by Zipf's law with exponent 0.99.
+    Server,
     /// A scan of one quarter of memory, many times, then of another quarter: the working set fits.
     Phase,
     /// The same, visited in random order.
@@ -76,7 +78,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 11] = [
         Workload::Cyclic,
         Workload::Triad,
         Workload::Phase,
@@ -85,6 +87,7 @@ impl Workload {
         Workload::Uniform,
         Workload::Zipf,
         Workload::ZipfDrift,
+        Workload::Server,
         Workload::Bfs,
         Workload::PageRank,
     ];
@@ -96,6 +99,7 @@ impl Workload {
             Workload::Cyclic => "cyclic",
             Workload::Mixed => "mixed",
             Workload::PageRank => "pagerank",
+            Workload::Server => "server",
             Workload::Phase => "phase",
             Workload::PhaseRandom => "phase-random",
             Workload::Triad => "triad",
@@ -142,6 +146,16 @@ impl Workload {
             }
             Workload::Uniform => {
                 touches.extend((0..visits).map(|_| Touch::read(random.below(u64::from(blocks)) as u32)));
+            }
+            Workload::Server => {
+                let mut order: Vec<u32> = (0..3 * blocks).collect();
+                random.shuffle(&mut order);
+                let zipf = Zipf::new(3 * blocks, 0.99);
+                for _ in 0..visits * 2 {
+                    let block = order[zipf.draw(&mut random) as usize] / 3;
+                    touches.push(if random.below(10) == 0 { Touch::write(block) } else { Touch::read(block) });
+                }
+                return Trace { touches, blocks, warm: (blocks + visits as u32) as usize };
             }
             Workload::Zipf | Workload::ZipfDrift => {
                 let mut order: Vec<u32> = (0..blocks).collect();

@@ -11,7 +11,7 @@
 //! Next on the path: the driver's `pager/src/worker.rs`.
 
 use super::Engine;
-use crate::block::State;
+use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
 use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
@@ -328,6 +328,13 @@ impl Engine {
     }
 
     fn plan_cleaning(&mut self, plan: &mut Plan, transfers: Transfers) {
+        if std::mem::take(&mut self.tries_again)
+            && !plan.is_full()
+            && let Some(block) = self.standby.oldest(Waiting::Unwritable)
+        {
+            let frame = self.start_cleaning_of(block);
+            plan.tasks.push(Task::Clean { block, pages: self.map.pages(block), frame, known_clean: false });
+        }
         while !plan.is_full()
             && !plan.has_transfers(transfers)
             && !self.holds_back()
@@ -345,10 +352,10 @@ impl Engine {
 
     fn plan_eviction(&mut self, plan: &mut Plan) {
         let target = self.watermarks.free_high + self.second_chance.target();
+        // What the tier does not take counts, too: ahead of demand, nothing more leaves in its place.
+        let victims = self.standby.pages(Waiting::Evicted) + self.standby.pages(Waiting::Unwritable);
         let mut leaving = 0;
-        while !plan.is_full()
-            && self.frames.free_pages() + self.cleaning_pages + self.standby.pages() + leaving < target
-        {
+        while !plan.is_full() && self.frames.free_pages() + self.cleaning_pages + victims + leaving < target {
             let Some(block) = self.next_victim() else { return };
             let Some(pages) = self.plan_leaving(block, plan) else { return };
             leaving += pages;
@@ -373,11 +380,9 @@ impl Engine {
 
     /// A read-ahead arrived and was checked: it waits for its touch. Returns whether others wait for it.
     pub fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
-        let entry = self.map.block_mut(block);
-        entry.known_clean = true;
-        entry.prefetched = true;
+        self.map.block_mut(block).known_clean = true;
         let wanted = self.settle(block, State::Standby);
-        self.ready.push(&mut self.map, block);
+        self.standby.push(&mut self.map, block, Waiting::ReadAhead);
         wanted
     }
 }

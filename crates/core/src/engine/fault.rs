@@ -12,7 +12,7 @@
 //! Next on the path: the driver's `pager/src/resolve.rs`, which carries the steps out.
 
 use super::Engine;
-use crate::block::{Block, NONE, State};
+use crate::block::{Block, NONE, State, Waiting};
 use crate::frames::Taken;
 use crate::guard;
 use crate::map::{OwnSlot, Pages};
@@ -22,6 +22,10 @@ use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 /// What was read ahead and not touched yet may take this part of the budget: twice what read-ahead aims at. Beyond, the
 /// oldest leaves before any victim does.
 pub(super) const READY_PART: u64 = 8;
+
+/// What the tier does not take may take this part of the budget. Beyond, no other block leaves in its place: a program
+/// that is told that there is no room is better off than one that makes do with what is left.
+const UNWRITABLE_PART: u64 = 2;
 
 /// A block that comes back within evictions of this part of the budget is hot.
 const HOT_PART: u64 = 16;
@@ -197,7 +201,7 @@ impl Engine {
     fn rescue(&mut self, block: BlockIndex, write: bool) -> FaultStep {
         let frame = FrameIndex(self.map.block(block).frame);
         let mut pages = self.map.pages(block);
-        if !self.map.block(block).prefetched {
+        if self.map.block(block).waiting != Waiting::ReadAhead {
             self.standby.remove(&mut self.map, block);
             self.map.block_mut(block).become_state(State::Installing);
             self.second_chance.rescued(u64::from(self.weight(block)));
@@ -248,15 +252,13 @@ impl Engine {
     fn is_ready(&self, page: u64) -> bool {
         self.map.find(page).is_some_and(|block| {
             let entry = self.map.block(block);
-            entry.state == State::Standby && entry.prefetched
+            entry.state == State::Standby && entry.waiting == Waiting::ReadAhead
         })
     }
 
     fn start_ready(&mut self, block: BlockIndex) {
-        self.ready.remove(&mut self.map, block);
-        let entry = self.map.block_mut(block);
-        entry.prefetched = false;
-        entry.become_state(State::Installing);
+        self.standby.remove(&mut self.map, block);
+        self.map.block_mut(block).become_state(State::Installing);
     }
 
     /// The block behind `last`, the end of `run`, if it was read ahead, too, into the frame `frame`, and pages
@@ -264,7 +266,7 @@ impl Engine {
     fn follower(&self, last: BlockIndex, frame: u32, run: Pages) -> Option<BlockIndex> {
         let next = self.map.next_in_region(last)?;
         let (entry, order) = (self.map.block(next), self.map.block(last).order);
-        let ready = entry.state == State::Standby && entry.prefetched && entry.frame == frame;
+        let ready = entry.state == State::Standby && entry.waiting == Waiting::ReadAhead && entry.frame == frame;
         let adjacent = entry.order == order && run.count.is_multiple_of(order.pages());
         (ready && adjacent && self.map.pages(next).count > 0).then_some(next)
     }
@@ -290,11 +292,14 @@ impl Engine {
             let known_clean = self.map.block(block).known_clean;
             return FaultStep::Clean { block, pages: self.map.pages(block), frame, known_clean };
         }
-        let victim = self.next_victim();
-        match victim.and_then(|block| Some((block, self.start_leaving(block, false)?))) {
-            Some((block, frame)) => FaultStep::Evict { block, pages: self.map.pages(block), frame },
-            None => FaultStep::Wait,
+        let crowded = self.standby.pages(Waiting::Unwritable) > self.budget_pages() / UNWRITABLE_PART;
+        let victim = if crowded { None } else { self.next_victim() };
+        if let Some((block, frame)) = victim.and_then(|block| Some((block, self.start_leaving(block, false)?))) {
+            return FaultStep::Evict { block, pages: self.map.pages(block), frame };
         }
+        let Some(block) = self.standby.oldest(Waiting::Unwritable) else { return FaultStep::Wait };
+        let frame = self.start_cleaning_of(block);
+        FaultStep::Clean { block, pages: self.map.pages(block), frame, known_clean: false }
     }
 
     /// Takes the next standby block to be cleaned.
@@ -315,20 +320,19 @@ impl Engine {
     /// The standby block whose frame is the first to be wanted: the oldest victim, or what was read ahead longest ago
     /// where that takes too much room.
     fn next_to_leave(&self) -> Option<BlockIndex> {
-        let victim = self.standby.oldest().filter(|_| self.ready.pages() <= self.budget_pages() / READY_PART);
-        victim.or_else(|| self.ready.oldest()).or_else(|| self.standby.oldest())
+        let (victim, ready) = (self.standby.oldest(Waiting::Evicted), self.standby.oldest(Waiting::ReadAhead));
+        let few_ready = self.standby.pages(Waiting::ReadAhead) <= self.budget_pages() / READY_PART;
+        victim.filter(|_| few_ready).or(ready).or(victim)
     }
 
-    /// Takes a block off the list on which it waits.
+    /// Takes a block off the list on which it waits, for its frame.
     pub(super) fn stop_waiting(&mut self, block: BlockIndex) {
-        if !std::mem::take(&mut self.map.block_mut(block).prefetched) {
-            self.standby.remove(&mut self.map, block);
-            return;
+        self.standby.remove(&mut self.map, block);
+        if self.map.block(block).waiting == Waiting::ReadAhead {
+            self.tally.prefetch_wasted += 1;
+            let pages = self.map.pages(block);
+            self.prefetcher.wasted(pages.start, pages.count);
         }
-        self.ready.remove(&mut self.map, block);
-        self.tally.prefetch_wasted += 1;
-        let pages = self.map.pages(block);
-        self.prefetcher.wasted(pages.start, pages.count);
     }
 
     /// Frees the frame of the next standby block, if the tier is known to hold its bytes. Returns how many pages
@@ -382,7 +386,6 @@ impl Engine {
             let copied = std::mem::take(&mut entry.copied);
             if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
         }
-        self.map.block_mut(block).prefetched = false;
         self.enter(block, arrival);
         self.settle(block, State::Resident)
     }
@@ -422,7 +425,7 @@ impl Engine {
             self.repay(weight);
         }
         let wanted = self.settle(block, State::Standby);
-        self.standby.push(&mut self.map, block);
+        self.standby.push(&mut self.map, block, Waiting::Evicted);
         wanted
     }
 
@@ -483,6 +486,9 @@ impl Engine {
             CleanVerdict::Stored | CleanVerdict::Zero => {
                 self.map.guards_mut(block).copy_from_slice(guards);
                 self.failed_in_a_row = 0;
+                if self.has_failed(block) {
+                    self.recovered();
+                }
             }
             CleanVerdict::Failed => {
                 // Some of the new bytes may be there. Should the program undo its change, the old guards
@@ -498,7 +504,9 @@ impl Engine {
         if wanted || verdict == CleanVerdict::Failed {
             self.map.block_mut(block).known_clean = verdict == CleanVerdict::Stored;
             let wanted = self.settle(block, State::Standby);
-            self.standby.push(&mut self.map, block);
+            let failed = verdict == CleanVerdict::Failed;
+            let waiting = if failed { Waiting::Unwritable } else { Waiting::Evicted };
+            self.standby.push(&mut self.map, block, waiting);
             return wanted;
         }
         let frame = self.map.block_mut(block).take_frame();

@@ -132,9 +132,7 @@ impl Engine {
                 (entry.sealed, entry.protected) = (false, false);
             }
             State::Standby => {
-                let prefetched = std::mem::take(&mut self.map.block_mut(block).prefetched);
-                let list = if prefetched { &mut self.ready } else { &mut self.standby };
-                list.remove(&mut self.map, block);
+                self.standby.remove(&mut self.map, block);
                 let frame = self.map.block_mut(block).take_frame();
                 self.release(frame);
             }

@@ -35,7 +35,7 @@ pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
 
 use self::clusters::Clusters;
-use crate::block::{NONE, State};
+use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
 use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
@@ -96,10 +96,7 @@ pub struct Engine {
     pub(crate) frames: FramePool,
     pub(crate) policy: Box<dyn Policy>,
     pub(crate) prefetcher: Prefetcher,
-    /// Victims, in the order in which they left.
     pub(crate) standby: Standby,
-    /// Blocks that were read ahead and wait for their touch.
-    pub(crate) ready: Standby,
     pub(crate) watermarks: Watermarks,
     pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
@@ -120,6 +117,8 @@ pub struct Engine {
     pub(crate) tally: Tally,
     /// Write-backs that failed since the last one that did not.
     pub(crate) failed_in_a_row: u32,
+    /// Whether the worker shall see if the tier takes what it did not take before.
+    pub(crate) tries_again: bool,
     /// Whether a small block was installed since credit was last made for such.
     pub(crate) copies_lately: bool,
 }
@@ -138,7 +137,6 @@ impl Engine {
             policy,
             prefetcher: Prefetcher::new(settings.budget_pages / AHEAD_PART, settings.fetch_cost <= 1),
             standby: Standby::default(),
-            ready: Standby::default(),
             watermarks: Watermarks::for_budget(settings.budget_pages),
             second_chance: SecondChance::new(settings.budget_pages, settings.fetch_cost),
             ahead: background::Ahead::default(),
@@ -152,6 +150,7 @@ impl Engine {
             cleaning_pages: 0,
             tally: Tally::default(),
             failed_in_a_row: 0,
+            tries_again: false,
             copies_lately: false,
         }
     }
@@ -171,9 +170,9 @@ impl Engine {
         self.resident_pages
     }
 
-    /// Pages out of the program's reach and still in DRAM: victims, and what was read ahead.
+    /// Pages out of the program's reach and still in DRAM: victims, what was read ahead, what the tier did not take.
     pub fn standby_pages(&self) -> u64 {
-        self.standby.pages() + self.ready.pages()
+        self.standby.pages_all()
     }
 
     /// Pages that a fault could have without evicting.
@@ -200,10 +199,30 @@ impl Engine {
         self.failed_in_a_row >= FAILURES_MOST
     }
 
-    /// Lets one more cleaning ahead of demand start, to see whether the tier has recovered. Called once in
-    /// a while, by the driver's clock.
+    /// Whether there is something that the tier did not take, or nothing is cleaned ahead of demand any more, so that
+    /// `try_again` is to be called once in a while.
+    pub fn waits_for_tier(&self) -> bool {
+        self.holds_back() || self.standby.oldest(Waiting::Unwritable).is_some()
+    }
+
+    /// Lets one more cleaning ahead of demand start, to see whether the tier has recovered, and one that has failed
+    /// before. Called once in a while, by the driver's clock.
     pub fn try_again(&mut self) {
         self.failed_in_a_row = self.failed_in_a_row.min(FAILURES_MOST - 1);
+        self.tries_again = true;
+    }
+
+    /// Of a block that is being cleaned: whether the tier did not take it the last time.
+    pub fn has_failed(&self, block: BlockIndex) -> bool {
+        self.map.block(block).waiting == Waiting::Unwritable
+    }
+
+    /// The tier has taken a block that it did not take before: the others may try, too.
+    fn recovered(&mut self) {
+        while let Some(block) = self.standby.oldest(Waiting::Unwritable) {
+            self.standby.remove(&mut self.map, block);
+            self.standby.push(&mut self.map, block, Waiting::Evicted);
+        }
     }
 
     fn weight(&self, block: BlockIndex) -> u32 {

@@ -21,6 +21,8 @@ pub struct Trouble {
     pub write: u32,
     /// The kernel does not let a victim go.
     pub refuse: u32,
+    /// Every write-back to one of the tier's bytes before this one fails.
+    pub bad_until: u64,
 }
 
 /// How far a piece of work has come.
@@ -87,6 +89,11 @@ impl Work {
             Task::Fetch { block, pages, frame, slot, .. } => Work::Fetch { block, pages, frame, slot, access: None },
             Task::Fill { block, pages, frame, fresh } => Work::Fill { block, pages, frame, fresh, exchange: None },
         }
+    }
+
+    /// The block of which cleaning ends next.
+    pub fn cleaned(&self) -> Option<BlockIndex> {
+        if let Work::Cleaned { block, .. } = self { Some(*block) } else { None }
     }
 
     /// Whether the fault that asked for it is over when it is done.
@@ -260,7 +267,7 @@ fn clean(
     let Some(OwnSlot { offset: slot, moved }) = engine.slot_for(block) else { return (CleanVerdict::Failed, found) };
     let all: Vec<usize> = (0..found.len()).filter(|at| values[*at] != 0).collect();
     let dirty = if moved { all } else { dirty };
-    let fails = luck % 100 < trouble.write;
+    let fails = luck % 100 < trouble.write || slot < trouble.bad_until;
     let good = if fails { luck as usize / 100 % dirty.len() } else { dirty.len() };
     for at in &dirty[..good] {
         memory.store(slot, *at, values[*at]);

@@ -17,8 +17,10 @@ use crate::work::{Progress, Trouble, Work};
 pub const THREADS: usize = 4;
 /// Tier transfers and other tasks that the worker has under way at most.
 const JOBS_MOST: usize = 24;
-/// Failed write-backs after which a fault gives up, as the driver's does.
+/// Write-backs that fail again after which a fault gives up, as the driver's does.
 const FAILURES_MOST: u32 = 16;
+/// The worker's clock ticks so often while everybody finishes.
+const TURNS_PER_TICK: u32 = 64;
 /// Ranges that calls remember.
 const CALLS: usize = 16;
 
@@ -162,12 +164,13 @@ impl World {
         let mut thread = std::mem::take(&mut self.threads[index]);
         thread.turns += 1;
         if let Some(mut work) = thread.work.take() {
+            let again = work.cleaned().is_some_and(|block| self.engine.has_failed(block));
             match work.advance(&mut self.engine, &mut self.memory, self.trouble, luck) {
                 Progress::More => thread.work = Some(work),
                 Progress::Done if work.resolves() => thread.fault = None,
                 Progress::Done => {}
                 Progress::Failed => {
-                    thread.failures += 1;
+                    thread.failures += u32::from(again);
                     if thread.failures > FAILURES_MOST {
                         self.gave_up += 1;
                         thread = Thread::default();
@@ -319,6 +322,9 @@ impl World {
             }
             assert!(round < turns, "{busy} accesses and {} tasks do not end: {:?}", self.jobs.len(), self.threads);
             (0..THREADS).for_each(|thread| self.turn(thread, 99));
+            if round % TURNS_PER_TICK == 0 {
+                self.tick();
+            }
             if busy > 0 {
                 self.plan();
             }
