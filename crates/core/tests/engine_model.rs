@@ -315,7 +315,7 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
         world.trouble.bad_until = 2 << 20;
         let pages = 1_024..1_024 + 8 * 512_u64;
         world.add(pages.start, pages.end, Order::DEFAULT, |_| None);
-        let mut turns = |world: &mut World, round: u32| {
+        let turns = |world: &mut World, round: u32| {
             for page in pages.clone() {
                 world.alone(Access::Store { page, value: page as u32 + round });
                 if page % 64 == 0 {
