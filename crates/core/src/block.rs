@@ -34,7 +34,7 @@
 //! END
 //! ```
 //!
-//! Next on the path: `engine.rs`, which drives every arrow.
+//! Next on the path: `engine/`, which drives every arrow; most of them in `reports.rs`.
 
 use crate::temperature::Reading;
 use crate::units::{FrameIndex, Order};

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use super::Engine;
 use super::background::{Plan, Task, Transfers};
-use super::fault::READY_PART;
+use super::room::READY_PART;
 use crate::block::State;
 use crate::map::Pattern;
 use crate::units::BlockIndex;

@@ -7,7 +7,8 @@
 //! carries the answers out with the lock released; a block that is being worked on is in a busy state, and
 //! everybody else waits until the worker on it reports back.
 //!
-//! - [`fault`](Engine::fault) and its reports are in `fault.rs`: one fault's way.
+//! - [`fault`](Engine::fault) is in `fault.rs`: one fault's way. It makes room in `room.rs`, and each step ends with a
+//!   report, in `reports.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
 //! - What the program foretells by madvise(2) is in `advice.rs`.
 //! - How much DRAM there is may change: `budget.rs`.
@@ -26,16 +27,19 @@ mod elastic;
 mod fault;
 mod fork;
 mod mappings;
+mod reports;
+mod room;
 
 pub use advice::Advice;
 pub use background::{PLAN_MOST, Plan, Task, Transfers};
 pub use budget::least;
-pub use fault::{CleanVerdict, Exchange, FaultStep};
+pub use fault::{Exchange, FaultStep};
 pub use fork::ForkObstacle;
 pub use mappings::DiscardStep;
+pub use reports::CleanVerdict;
 
 use self::clusters::Clusters;
-use crate::block::{NONE, State, Waiting};
+use crate::block::{NONE, State};
 use crate::frames::FramePool;
 use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
@@ -49,10 +53,6 @@ use crate::watermarks::Watermarks;
 
 /// Read-ahead may take this part of the budget: more would push out what it has just brought.
 const AHEAD_PART: u64 = 16;
-
-/// Write-backs that fail in a row before cleaning ahead of demand pauses: some may be one block's own
-/// trouble, but a tier that is full or broken must not keep the worker, and the blocks, busy.
-const FAILURES_MOST: u32 = 8;
 
 /// How the engine is to behave; fixed for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,37 +192,6 @@ impl Engine {
             || self.wants_credit()
             || !self.ahead.is_empty()
             || self.has_departures()
-    }
-
-    /// Whether write-backs fail, so that nothing is cleaned ahead of demand until `try_again`.
-    pub fn holds_back(&self) -> bool {
-        self.failed_in_a_row >= FAILURES_MOST
-    }
-
-    /// Whether there is something that the tier did not take, or nothing is cleaned ahead of demand any more, so that
-    /// `try_again` is to be called once in a while.
-    pub fn waits_for_tier(&self) -> bool {
-        self.holds_back() || self.standby.oldest(Waiting::Unwritable).is_some()
-    }
-
-    /// Lets one more cleaning ahead of demand start, to see whether the tier has recovered, and one that has failed
-    /// before. Called once in a while, by the driver's clock.
-    pub fn try_again(&mut self) {
-        self.failed_in_a_row = self.failed_in_a_row.min(FAILURES_MOST - 1);
-        self.tries_again = true;
-    }
-
-    /// Of a block that is being cleaned: whether the tier did not take it the last time.
-    pub fn has_failed(&self, block: BlockIndex) -> bool {
-        self.map.block(block).waiting == Waiting::Unwritable
-    }
-
-    /// The tier has taken a block that it did not take before: the others may try, too.
-    fn recovered(&mut self) {
-        while let Some(block) = self.standby.oldest(Waiting::Unwritable) {
-            self.standby.remove(&mut self.map, block);
-            self.standby.push(&mut self.map, block, Waiting::Evicted);
-        }
     }
 
     fn weight(&self, block: BlockIndex) -> u32 {

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the driver reports: the end of each step that a fault or a plan has begun.
+//!
+//! Pure. Each report moves one block along an arrow of the drawing in `block.rs`, and says whether others wait for it.
+
+use super::Engine;
+use super::fault::Exchange;
+use crate::block::{NONE, State, Waiting};
+use crate::guard;
+use crate::map::OwnSlot;
+use crate::policy::Arrival;
+use crate::units::{BlockIndex, FrameIndex};
+
+/// A block that comes back within evictions of this part of the budget is hot.
+const HOT_PART: u64 = 16;
+
+/// What comparing a standby block with the tier's copy has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CleanVerdict {
+    /// The tier holds the same bytes: it was so, or they have been written now.
+    Stored,
+    /// Every byte is zero.
+    Zero,
+    /// The bytes could not be written. The block stays in DRAM.
+    Failed,
+}
+
+impl Engine {
+    /// The bytes arrived and were checked: the driver installs them next, as the answer says.
+    pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
+        let entry = self.map.block_mut(block);
+        entry.become_state(State::Installing);
+        entry.known_clean = true;
+        self.exchange(block, 1, write)
+    }
+
+    /// The block is at the program's address. Returns whether others wait for it.
+    pub fn installed(&mut self, block: BlockIndex, arrival: Arrival) -> bool {
+        let entry = self.map.block_mut(block);
+        if entry.frame == NONE {
+            (entry.sealed, entry.protected) = (false, false);
+        } else {
+            let frame = entry.take_frame();
+            let copied = std::mem::take(&mut entry.copied);
+            if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
+        }
+        self.enter(block, arrival);
+        self.settle(block, State::Resident)
+    }
+
+    /// The blocks `first..first + count` are at the program's address. Returns whether others wait.
+    pub fn installed_run(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
+        let stride = self.map.stride(first);
+        (0..count).fold(false, |wanted, place| self.installed(BlockIndex(first.0 + place * stride), arrival) | wanted)
+    }
+
+    /// How the arrival of a block that a fault has fetched is to be judged. One that was dropped without a wait on
+    /// standby counts as rescued when it is back soon.
+    pub fn refault(&self, block: BlockIndex) -> Arrival {
+        let distance = self.distance(block);
+        if self.settings.fetch_cost <= 1 && distance <= self.budget_pages() / HOT_PART {
+            return Arrival::Rescued;
+        }
+        Arrival::Refault { distance }
+    }
+
+    /// The bytes could not be had. `lost` says that trying again is pointless. Returns whether others wait.
+    pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
+        let frame = self.map.block_mut(block).take_frame();
+        self.release(frame);
+        self.settle(block, if lost { State::Poisoned } else { State::Stored })
+    }
+
+    /// The victim's pages are in its frame. Returns whether others wait for it.
+    pub fn evicted(&mut self, block: BlockIndex) -> bool {
+        self.leave(block);
+        let weight = u64::from(self.weight(block));
+        let entry = self.map.block_mut(block);
+        // Sealed: not written to since it was the tier's.
+        entry.known_clean = std::mem::take(&mut entry.sealed);
+        entry.protected = false;
+        if std::mem::take(&mut entry.copied) {
+            self.repay(weight);
+        }
+        let wanted = self.settle(block, State::Standby);
+        self.standby.push(&mut self.map, block, Waiting::Evicted);
+        wanted
+    }
+
+    /// The victim's pages went back to the kernel, also where it was to leave into a frame. It must be sealed. Returns
+    /// whether others wait for it.
+    pub fn dropped(&mut self, block: BlockIndex) -> bool {
+        assert!(self.map.block(block).sealed, "only what the tier has may be dropped");
+        self.leave(block);
+        self.give_back_frame(block);
+        let entry = self.map.block_mut(block);
+        (entry.sealed, entry.protected) = (false, false);
+        self.repay(u64::from(self.weight(block)));
+        self.tally.dropped_clean_blocks += 1;
+        let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
+        self.settle(block, if zero { State::Empty } else { State::Stored })
+    }
+
+    /// The kernel would not let the victim go. Returns whether others wait for it.
+    pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
+        let entry = self.map.block_mut(block);
+        // The driver may have lifted the protection to put everything back; it need not have (`protected`).
+        entry.sealed = false;
+        self.give_back_frame(block);
+        let weight = self.weight(block);
+        self.policy.arrived(block, weight, Arrival::Rescued);
+        self.settle(block, State::Resident)
+    }
+
+    /// A victim does not leave into its frame, if it has one.
+    fn give_back_frame(&mut self, block: BlockIndex) {
+        let entry = self.map.block_mut(block);
+        let copied = std::mem::take(&mut entry.copied);
+        if entry.frame != NONE {
+            let frame = entry.take_frame();
+            if copied { self.frames.put_filled(frame) } else { self.frames.put_hollow(frame) }
+        }
+    }
+
+    /// Reserves the slot to write `block` to; `None` when the tier is full. When it has `moved`, all of the block is to
+    /// be written.
+    pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
+        let OwnSlot { offset, moved } = self.map.own_slot(block)?;
+        if moved {
+            // Nothing of it is there. Should the write fail, none of what is in the slot may pass for the block's.
+            self.map.guards_mut(block).fill(guard::UNKNOWN);
+        }
+        Some(OwnSlot { offset, moved })
+    }
+
+    /// Cleaning has ended. `guards` are those of the bytes in the frame. Returns whether others wait.
+    pub fn cleaned(&mut self, block: BlockIndex, verdict: CleanVerdict, guards: &[u64]) -> bool {
+        self.cleaning_pages -= u64::from(self.weight(block));
+        let wanted = self.map.block(block).wanted;
+        // Zeros that were prepared ahead of a touch count as clean, and have no bytes in the tier either.
+        let zero = verdict == CleanVerdict::Stored && guards.iter().all(|guard| *guard == guard::ZERO);
+        let verdict = if zero { CleanVerdict::Zero } else { verdict };
+        match verdict {
+            CleanVerdict::Stored | CleanVerdict::Zero => {
+                self.map.guards_mut(block).copy_from_slice(guards);
+                self.failed_in_a_row = 0;
+                if self.has_failed(block) {
+                    self.recovered();
+                }
+            }
+            CleanVerdict::Failed => {
+                // Some of the new bytes may be there. Should the program undo its change, the old guards
+                // would call the slot clean.
+                for (stored, found) in self.map.guards_mut(block).iter_mut().zip(guards) {
+                    if stored != found {
+                        *stored = guard::UNKNOWN;
+                    }
+                }
+                self.failed_in_a_row += 1;
+            }
+        }
+        if wanted || verdict == CleanVerdict::Failed {
+            self.map.block_mut(block).known_clean = verdict == CleanVerdict::Stored;
+            let wanted = self.settle(block, State::Standby);
+            let failed = verdict == CleanVerdict::Failed;
+            let waiting = if failed { Waiting::Unwritable } else { Waiting::Evicted };
+            self.standby.push(&mut self.map, block, waiting);
+            return wanted;
+        }
+        let frame = self.map.block_mut(block).take_frame();
+        self.release(frame);
+        self.settle(block, if verdict == CleanVerdict::Zero { State::Empty } else { State::Stored })
+    }
+
+    /// A frame's pages went back to the kernel.
+    pub fn emptied(&mut self, frame: FrameIndex) {
+        self.frames.put_hollow(frame);
+        self.repay(u64::from(frame.order().pages()));
+    }
+}
