@@ -14,7 +14,8 @@
 //!
 //! A large block that came with a stream, and is used page by page since, does not leave by itself: some page of it is
 //! always touched while it waits on standby, and brings all of it back. So a victim is cut where what faults there
-//! would be split, and its parts leave one by one: those that nobody touches go.
+//! would be split, and its parts leave one by one: those that nobody touches go. Not where the tier is memory: there an
+//! exchange for each part costs more than is spared.
 //!
 //! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
 
@@ -86,7 +87,9 @@ impl Engine {
         // Parts outside the mapping would be blocks without a page.
         let whole = pages.count == self.map.block(block).order.pages();
         let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start);
-        self.settings.elastic && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
+        // Where a fetch costs no more than a rescue, an exchange for each part costs more than is spared.
+        let pays = self.settings.elastic && self.settings.fetch_cost > 1;
+        pays && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
     }
 
     /// Cuts a resident block that the policy has let go of, and gives it back all parts but the first, which it will
@@ -229,6 +232,17 @@ mod tests {
             }
         }
         last
+    }
+
+    #[test]
+    fn a_large_victim_leaves_whole_where_a_fetch_costs_no_more_than_a_rescue() {
+        let mut engine = engine(true);
+        engine.settings.fetch_cost = 1;
+        touch(&mut engine, 0);
+        store_all_but(&mut engine, 0);
+        scatter(&mut engine);
+        let victim = engine.next_victim().expect("blocks are resident");
+        assert_eq!(engine.map.block(victim).order, Order::DEFAULT);
     }
 
     #[test]
