@@ -348,6 +348,22 @@ fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
     }
 }
 
+#[test]
+fn once_the_tier_takes_one_block_again_the_others_may_try() {
+    let mut world = World::new(PolicyName::Fifo, 1_536, 64, false, false);
+    world.add(1_024, 1_024 + 2 * 1_536, Order::DEFAULT, |_| None);
+    world.trouble.bad_until = u64::MAX;
+    for page in 1_024..1_024 + 2 * 1_536 {
+        world.alone(Access::Store { page, value: page as u32 });
+    }
+    assert!(world.engine.waits_for_tier() && world.gave_up > 0);
+    world.trouble.bad_until = 0;
+    world.tick();
+    world.plan();
+    while world.work(99) {}
+    assert!(!world.engine.waits_for_tier());
+}
+
 /// A tier that takes nothing more must not keep the worker busy: an idle program uses no CPU.
 #[test]
 fn the_worker_rests_when_nothing_can_be_written_back() {
