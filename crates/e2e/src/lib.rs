@@ -6,8 +6,9 @@
 //! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
 //! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run, [`rdma_guest`] one with an
 //! RDMA device; [`matrix`] lists settings;
-//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, [`verifying`] is
-//! for donors that are lost, and [`programs`] are those that people use.
+//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours; [`donor`] starts
+//! donors, on this machine or on [`hosts`], [`verifying`] is a program for when they are lost, and [`programs`] are
+//! those that people use.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
@@ -16,7 +17,9 @@
 
 pub mod away;
 pub mod build;
+pub mod donor;
 pub mod guest;
+pub mod hosts;
 pub mod matrix;
 pub mod programs;
 pub mod rdma_guest;

@@ -3,10 +3,25 @@
 
 //! A program that verifies its memory while something happens to where the memory is, and what it has to say of it.
 
-use crate::run::Ended;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::build::{compile_text, scratch};
+use crate::run::{Ended, LIMIT, Running, aquifer, eventually, has_ended, managed, run, start};
+
+/// The local memory that the program has: a third of what it uses.
+const DRAM: &str = "16MiB";
+/// How long the program may take, unless it is told otherwise: whatever becomes of the test, it ends by itself.
+pub const ALARM: Duration = Duration::from_secs(600);
+/// What is counted is published now and then.
+const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
+/// How often what is waited for is said, where it takes long.
+const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Writes and verifies pages at random until a file of the name that it is given appears, then verifies all of them.
-/// Says how many were wrong, how many accesses were errors, and how long the longest step took, in milliseconds.
+/// Ends after ten minutes by itself, or after as many seconds as it is told. Says how many were wrong, how many
+/// accesses were errors, and how long the longest step took, in milliseconds.
 pub const PROGRAM: &str = r#"
 #include <setjmp.h>
 #include <signal.h>
@@ -41,8 +56,7 @@ static void verify(size_t page) {
     }
 }
 int main(int argc, char **argv) {
-    (void)argc;
-    alarm(600); /* Whatever becomes of the test. */
+    alarm(argc > 2 ? atoi(argv[2]) : 600);
     struct sigaction action = {.sa_handler = on_bus, .sa_flags = SA_NODEFER};
     sigaction(SIGBUS, &action, NULL);
     memory = aligned_alloc(2 << 20, (size_t)PAGES * PAGE);
@@ -95,4 +109,66 @@ pub fn verified(ended: &Ended) -> Verified {
     let words: Vec<&str> = ended.stdout.split_whitespace().collect();
     let number = |at: usize| words.get(at).and_then(|word| word.parse().ok()).expect("it says its numbers");
     Verified { wrong: number(1), lost: number(3), longest_ms: number(5) }
+}
+
+/// The program under way.
+#[derive(Debug)]
+pub struct Game {
+    running: Running,
+    stop: PathBuf,
+}
+
+impl Game {
+    /// Starts it over these tiers, for `alarm` at most, and waits until it has filled its memory. `on_host` puts the
+    /// command where it belongs. `None` without a C compiler.
+    pub fn start(name: &str, tiers: &[String], alarm: Duration, on_host: impl Fn(Command) -> Command) -> Option<Game> {
+        let program = compile_text(name, PROGRAM)?;
+        let stop = scratch(name).join("stop");
+        let mut words = vec!["--dram", DRAM];
+        words.extend(tiers.iter().flat_map(|tier| ["--tier", tier]));
+        let seconds = alarm.as_secs().to_string();
+        let command = managed(&words, &program, &[stop.to_str().expect("a path of ours"), &seconds]);
+        let game = Game { running: start(on_host(command)), stop };
+        let is_ready = || Path::new(&game.stop).with_extension("ready").exists();
+        eventually("the program has filled its memory", || is_ready() || has_ended(game.running.child.id()));
+        if !is_ready() {
+            panic!("it has not even begun: {:?}", game.running.wait(LIMIT));
+        }
+        Some(game)
+    }
+
+    /// A figure of `aquifer stat`.
+    #[must_use]
+    pub fn figure(&self, name: &str) -> u64 {
+        let mut command = aquifer();
+        command.args(["stat", &self.running.child.id().to_string(), "--json"]);
+        let stats: serde_json::Value = serde_json::from_str(&run(command, LIMIT).stdout).unwrap_or_default();
+        stats[name].as_u64().unwrap_or_default()
+    }
+
+    /// Waits until every slab has its copies, or its shards, again.
+    pub fn settle(&self) {
+        std::thread::sleep(PUBLISHED_AFTER);
+        let begun = Instant::now();
+        let mut said = begun;
+        eventually("all slabs have their copies", || {
+            let (degraded, rebuilt) = (self.figure("slabs_degraded"), self.figure("slabs_rebuilt"));
+            if said.elapsed() > SAID_EVERY {
+                said = Instant::now();
+                let (slabs, members) = (self.figure("slabs_lost"), self.figure("members_lost"));
+                println!("  {degraded} degraded, {rebuilt} rebuilt, {slabs} lost; {members} times a donor was");
+            }
+            degraded == rebuilt
+        });
+        println!("  all slabs have their copies after {:?} more", begun.elapsed());
+    }
+
+    /// Lets it verify all of its memory and end.
+    #[must_use]
+    pub fn end(self) -> Ended {
+        std::fs::write(&self.stop, "").expect("the scratch directory can be written");
+        let ended = self.running.wait(LIMIT);
+        println!("{}", ended.stdout);
+        ended
+    }
 }

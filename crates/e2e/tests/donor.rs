@@ -7,22 +7,13 @@
 //! The trouble it guards against: a machine that dies somewhere else, and a program here that waits for ever, or reads
 //! zeros where its data was.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::donor::{Donor, command};
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, managed, run, start, stats};
-
-/// A donor in a process of its own.
-struct Donor {
-    child: Child,
-    address: String,
-    /// What its borrowers say about security, as options of a tier and as flags.
-    options: String,
-    flags: Vec<String>,
-}
 
 /// Makes the certificates that `docs/donor.md` makes, with its commands. `None` where there is no openssl.
 fn certificates(name: &str) -> Option<PathBuf> {
@@ -41,75 +32,18 @@ fn certificates(name: &str) -> Option<PathBuf> {
     Some(directory)
 }
 
-impl Donor {
-    fn start(words: &[&str]) -> Donor {
-        let flags = ["--security", "plain"].map(String::from);
-        Donor::with(words, &flags, ",security=plain".into(), flags.to_vec())
-    }
-
-    /// One that lends over TLS.
-    fn start_secure(name: &str, words: &[&str]) -> Option<Donor> {
-        let directory = certificates(name)?;
-        let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
-        let flags = |cert: &str, key: &str| {
-            ["--tls-cert", &file(cert), "--tls-key", &file(key), "--tls-ca", &file("ca.pem")].map(String::from)
-        };
-        let (cert, key, ca) = (file("borrower.pem"), file("borrower.key"), file("ca.pem"));
-        let options = format!(",cert={cert},key={key},ca={ca}");
-        let borrowers = flags("borrower.pem", "borrower.key").to_vec();
-        Some(Donor::with(words, &flags("donor.pem", "donor.key"), options, borrowers))
-    }
-
-    /// One that shares its memory with programs on this machine.
-    fn start_sharing(name: &str, words: &[&str]) -> Donor {
-        // A socket's path may have 107 bytes.
-        let path = std::env::temp_dir().join(format!("aquifer-{name}-{}.sock", std::process::id()));
-        Donor::at(&format!("unix:{}", path.display()), words, &[], String::new(), Vec::new())
-    }
-
-    fn with(words: &[&str], security: &[String], options: String, flags: Vec<String>) -> Donor {
-        Donor::at("127.0.0.1:0", words, security, options, flags)
-    }
-
-    fn at(listen: &str, words: &[&str], security: &[String], options: String, flags: Vec<String>) -> Donor {
-        let mut command = aquifer();
-        command.args(["donor", "--json", "--listen", listen]).args(security).args(words);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
-        let said: serde_json::Value = serde_json::from_str(&line).expect("one object");
-        assert_eq!(said["pid"], child.id());
-        Donor { child, address: said["address"].as_str().expect("an address").to_owned(), options, flags }
-    }
-
-    fn tier(&self, options: &str) -> String {
-        format!("donor:{}{}{options}", self.address, self.options)
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let mut command = aquifer();
-        command.args(["donor", "status", &self.address, "--json"]).args(&self.flags);
-        let ended = run(command, LIMIT);
-        serde_json::from_str(&ended.expect(0).stdout).expect("one object")
-    }
-
-    fn number(&self, figure: &str) -> u64 {
-        self.status()[figure].as_u64().expect("a number")
-    }
-
-    fn signal(&self, signal: &str) {
-        let sent = std::process::Command::new("kill").arg(signal).arg(self.child.id().to_string()).status();
-        assert!(sent.is_ok_and(|status| status.success()));
-    }
-}
-
-impl Drop for Donor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        // One that is killed leaves its socket.
-        let _ = self.address.strip_prefix("unix:").map(std::fs::remove_file);
-    }
+/// A donor that lends over TLS.
+fn secure(name: &str, words: &[&str]) -> Option<Donor> {
+    let directory = certificates(name)?;
+    let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
+    let flags = |cert: &str, key: &str| {
+        ["--tls-cert", &file(cert), "--tls-key", &file(key), "--tls-ca", &file("ca.pem")].map(String::from)
+    };
+    let (cert, key, ca) = (file("borrower.pem"), file("borrower.key"), file("ca.pem"));
+    let mut command = command("127.0.0.1:0");
+    command.args(flags("donor.pem", "donor.key")).args(words);
+    let options = format!(",cert={cert},key={key},ca={ca}");
+    Some(Donor::run(command).with_security(&options, &flags("borrower.pem", "borrower.key")))
 }
 
 /// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
@@ -218,7 +152,7 @@ fn every_byte_comes_back_from_a_donor() {
 
 #[test]
 fn every_byte_comes_back_over_tls() {
-    let Some(donor) = Donor::start_secure("donor-secure", &["--size", "256MiB"]) else { return };
+    let Some(donor) = secure("donor-secure", &["--size", "256MiB"]) else { return };
     every_byte_comes_back("donor-secure", &donor);
 }
 
@@ -278,7 +212,7 @@ fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
 
 #[test]
 fn parents_and_children_have_their_own_sessions_over_tls() {
-    let Some(donor) = Donor::start_secure("donor-secure-forks", &["--size", "1GiB"]) else { return };
+    let Some(donor) = secure("donor-secure-forks", &["--size", "1GiB"]) else { return };
     parents_and_children("donor-secure-forks", &donor);
 }
 

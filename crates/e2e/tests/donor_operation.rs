@@ -7,86 +7,38 @@
 //! donor's memory when the borrower is long gone; and memory that is taken from a child that lives on.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::donor::{Donor, PLAIN, command};
 use aquifer_e2e::run::{LIMIT, Running, aquifer, eventually, has_ended, managed, run, start};
 use serde_json::Value;
 
-/// A donor in a process of its own, on this machine alone.
-struct Donor {
-    child: Child,
-    said: Value,
-    /// What its borrowers say about security.
-    security: &'static [&'static str],
+/// A donor whose words are kept.
+fn lending(words: &[&str]) -> Donor {
+    let mut command = command("127.0.0.1:0");
+    command.args(PLAIN).args(words).stderr(Stdio::piped());
+    Donor::run(command).in_plain_text()
 }
 
-impl Donor {
-    fn start(words: &[&str]) -> Donor {
-        Donor::at("127.0.0.1:0", &["--security", "plain"], words)
-    }
-
-    /// One that shares its memory.
-    fn start_sharing(name: &str, words: &[&str]) -> Donor {
-        Donor::at(&format!("unix:{}", path(&socket(name))), &[], words)
-    }
-
-    fn at(listen: &str, security: &'static [&'static str], words: &[&str]) -> Donor {
-        let mut command = aquifer();
-        command.args(["donor", "--json", "--listen", listen]).args(security).args(words);
-        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("aquifer can be started");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
-        Donor { child, said: serde_json::from_str(&line).expect("one object"), security }
-    }
-
-    fn address(&self) -> &str {
-        self.said["address"].as_str().expect("an address")
-    }
-
-    fn tier(&self) -> String {
-        let security = if self.security.is_empty() { "" } else { ",security=plain" };
-        format!("donor:{}{security},size=128MiB", self.address())
-    }
-
-    fn number(&self, figure: &str) -> u64 {
-        let mut command = aquifer();
-        command.args(["donor", "status", self.address(), "--json"]).args(self.security);
-        let status: Value = serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("one object");
-        status[figure].as_u64().expect("a number")
-    }
-
-    /// Most of the program's memory is here. What is shared is written past the donor.
-    fn has_most(&self) -> bool {
-        let figure = if self.security.is_empty() { "lent_bytes" } else { "written_bytes_total" };
-        self.number(figure) > 32 << 20
-    }
-
-    fn signal(&self, signal: &str) {
-        kill(self.child.id(), signal);
-    }
-
-    /// Its status and what it said, once it has ended.
-    fn end(mut self) -> (Option<i32>, String) {
-        eventually("the donor's end", || self.child.try_wait().expect("our child").is_some());
-        let mut told = String::new();
-        self.child.stderr.take().expect("piped").read_to_string(&mut told).expect("text");
-        (self.child.wait().expect("our child").code(), told)
-    }
+/// Most of the program's memory is with it. What is shared is written past the donor.
+fn has_most(donor: &Donor) -> bool {
+    let is_shared = donor.address.starts_with("unix:");
+    donor.number(if is_shared { "lent_bytes" } else { "written_bytes_total" }) > 32 << 20
 }
 
-impl Drop for Donor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The status of a donor and what it said, once it has ended.
+fn end(mut donor: Donor) -> (Option<i32>, String) {
+    eventually("the donor's end", || donor.child.try_wait().expect("our child").is_some());
+    let mut told = String::new();
+    donor.child.stderr.take().expect("piped").read_to_string(&mut told).expect("text");
+    (donor.child.wait().expect("our child").code(), told)
 }
 
 fn kill(process: u32, signal: &str) {
@@ -163,12 +115,12 @@ impl Borrower {
         let program = compile_text(name, PROGRAM)?;
         let file = scratch(name).join("go");
         let text = file.to_str().expect("a path of ours").to_owned();
-        let tier = donor.tier();
+        let tier = donor.tier(",size=128MiB");
         let settings = [&["--dram", "24MiB", "--delivery", "signal", "--tier", &tier], further].concat();
         let running = start(managed(&settings, &program, &[&[text.as_str()], words].concat()));
         let borrower = Borrower { running, file };
         eventually("the program is ready", || borrower.with("ready").exists());
-        eventually("the program's memory leaves", || donor.has_most());
+        eventually("the program's memory leaves", || has_most(donor));
         Some(borrower)
     }
 
@@ -213,7 +165,7 @@ fn marks(process: u32) -> Option<usize> {
 
 #[test]
 fn a_program_that_ends_leaves_nothing_with_the_donor() {
-    let donor = Donor::start(&["--size", "256MiB"]);
+    let donor = lending(&["--size", "256MiB"]);
     let Some(borrower) = Borrower::start("farewell", &donor, &[]) else { return };
     borrower.go();
     assert_eq!(borrower.result(), "lost 0 wrong 0\n");
@@ -227,7 +179,7 @@ fn a_program_that_ends_leaves_nothing_with_the_donor() {
 
 #[test]
 fn nothing_is_taken_from_a_child_that_lives_on() {
-    let donor = Donor::start(&["--size", "256MiB"]);
+    let donor = lending(&["--size", "256MiB"]);
     let Some(borrower) = Borrower::start("farewell-child", &donor, &["fork"]) else { return };
     let launcher = borrower.running.child.id();
     eventually("the launcher's end", || has_ended(launcher));
@@ -239,7 +191,7 @@ fn nothing_is_taken_from_a_child_that_lives_on() {
 
 #[test]
 fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
-    let donor = Donor::start(&["--size", "256MiB", "--lease", "2s"]);
+    let donor = lending(&["--size", "256MiB", "--lease", "2s"]);
     let Some(borrower) = Borrower::start("memory-wiped", &donor, &[]) else { return };
     let process = donor.child.id();
     let Some(before) = marks(process) else {
@@ -259,7 +211,7 @@ fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
 #[test]
 fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
     let control = socket("reclaim");
-    let donor = Donor::start(&["--size", "128MiB", "--lease", "3s", "--control", path(&control)]);
+    let donor = lending(&["--size", "128MiB", "--lease", "3s", "--control", path(&control)]);
     let Some(borrower) = Borrower::start("reclaimed", &donor, &[]) else { return };
     let order = |words: &[&str]| {
         let mut command = aquifer();
@@ -293,7 +245,7 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
 /// With another tier behind, nothing is lost.
 #[test]
 fn memory_that_is_taken_back_moves_to_the_next_tier() {
-    moves_to_the_next_tier("saved", Donor::start);
+    moves_to_the_next_tier("saved", lending);
 }
 
 /// The borrower goes past the donor all the time, and hears of it when it renews its leases.
@@ -319,23 +271,23 @@ fn moves_to_the_next_tier(name: &str, start: impl Fn(&[&str]) -> Donor) {
 
 #[test]
 fn a_donor_that_is_told_to_end_waits_for_its_borrowers_and_not_after_a_second_word() {
-    let donor = Donor::start(&["--size", "128MiB", "--grace", "3s"]);
+    let donor = lending(&["--size", "128MiB", "--grace", "3s"]);
     let Some(borrower) = Borrower::start("drained", &donor, &[]) else { return };
     let begun = Instant::now();
     donor.signal("-TERM");
-    let (status, told) = donor.end();
+    let (status, told) = end(donor);
     assert!((Duration::from_secs(3)..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     assert_eq!(status, Some(0), "{told}");
     assert!(told.contains("borrowers have 3s") && told.contains("revoked "), "{told}");
     borrower.kill();
-    let donor = Donor::start(&["--size", "128MiB", "--grace", "10m"]);
+    let donor = lending(&["--size", "128MiB", "--grace", "10m"]);
     let Some(borrower) = Borrower::start("hurried", &donor, &[]) else { return };
     let begun = Instant::now();
     donor.signal("-TERM");
     std::thread::sleep(Duration::from_millis(300));
     assert!(!has_ended(donor.child.id()), "it waits");
     donor.signal("-INT");
-    assert_eq!(donor.end().0, Some(0));
+    assert_eq!(end(donor).0, Some(0));
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     borrower.kill();
 }
@@ -375,7 +327,7 @@ fn scraped(address: &str, request: &str) -> String {
 
 #[test]
 fn metrics_are_scraped_and_strangers_hold_nobody_up() {
-    let donor = Donor::start(&["--size", "64MiB", "--metrics", "127.0.0.1:0"]);
+    let donor = lending(&["--size", "64MiB", "--metrics", "127.0.0.1:0"]);
     let address = donor.said["metrics"].as_str().expect("an address");
     let get = |path: &str| scraped(address, &format!("GET {path} HTTP/1.1\r\nHost: donor\r\n\r\n"));
     let page = get("/metrics");

@@ -4,14 +4,12 @@
 //! What leaves the machine is sealed: a donor's memory and a file on a disk, looked at while they hold a program's
 //! memory, and changed there.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::run::{LIMIT, Running, aquifer, eventually, managed, run, start};
+use aquifer_e2e::donor::Donor;
+use aquifer_e2e::run::{LIMIT, Running, eventually, managed, start};
 
 /// What each page of the program holds, many times.
 const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
@@ -105,67 +103,12 @@ impl Waiting {
     }
 }
 
-struct Donor {
-    child: Child,
-    address: String,
-}
-
-impl Donor {
-    fn start() -> Donor {
-        let mut command = aquifer();
-        command.args(["donor", "--json", "--listen", "127.0.0.1:0", "--security", "plain", "--size", "128MiB"]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
-        let said: serde_json::Value = serde_json::from_str(&line).expect("one object");
-        Donor { child, address: said["address"].as_str().expect("an address").to_owned() }
-    }
-
-    fn tier(&self, options: &str) -> String {
-        format!("donor:{},security=plain,size=128MiB{options}", self.address)
-    }
-
-    /// What can be written of its memory. `None`, and says so, where others' memory cannot be reached.
-    fn memory(&self) -> Option<(File, Vec<(u64, u64)>)> {
-        let process = self.child.id();
-        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("our child");
-        let range = |line: &str| {
-            let mut words = line.split_whitespace();
-            let (start, end) = words.next()?.split_once('-')?;
-            let number = |text| u64::from_str_radix(text, 16).ok();
-            words.next()?.starts_with("rw").then_some((number(start)?, number(end)?))
-        };
-        let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"));
-        match memory {
-            Ok(memory) => Some((memory, maps.lines().filter_map(range).collect())),
-            Err(error) => {
-                println!("skipped, because other processes' memory cannot be reached ({error})");
-                None
-            }
-        }
-    }
-
-    /// Pages of its memory in which the mark is.
-    fn marked_pages(&self) -> Option<usize> {
-        let (memory, ranges) = self.memory()?;
-        let pages = ranges.into_iter().flat_map(|(start, end)| (start..end).step_by(4096));
-        let mut bytes = [0; 4096];
-        Some(pages.filter(|page| memory.read_exact_at(&mut bytes, *page).is_ok() && has_mark(&bytes)).count())
-    }
-
-    fn lent_bytes(&self) -> u64 {
-        let mut command = aquifer();
-        command.args(["donor", "status", &self.address, "--json", "--security", "plain"]);
-        let status: serde_json::Value = serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("an object");
-        status["lent_bytes"].as_u64().expect("a number")
-    }
-}
-
-impl Drop for Donor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Pages of a donor's memory in which the mark is.
+fn marked_pages(donor: &Donor) -> Option<usize> {
+    let (memory, ranges) = donor.memory()?;
+    let pages = ranges.into_iter().flat_map(|(start, end)| (start..end).step_by(4096));
+    let mut bytes = [0; 4096];
+    Some(pages.filter(|page| memory.read_exact_at(&mut bytes, *page).is_ok() && has_mark(&bytes)).count())
 }
 
 fn has_mark(bytes: &[u8]) -> bool {
@@ -176,13 +119,17 @@ fn has_mark(bytes: &[u8]) -> bool {
 fn a_donor_has_nothing_of_what_it_holds_and_a_forked_child_reads_it() {
     // Without encryption it is found, or the test would say nothing.
     for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
-        let donor = Donor::start();
-        let Some(waiting) = Waiting::start(&format!("encryption-{name}"), &donor.tier(options)) else { return };
-        assert!(donor.lent_bytes() >= 32 << 20, "most of the memory is there");
-        let Some(marked) = donor.marked_pages() else { return };
+        let donor = Donor::start(&["--size", "128MiB"]);
+        let Some(waiting) =
+            Waiting::start(&format!("encryption-{name}"), &donor.tier(&format!(",size=128MiB{options}")))
+        else {
+            return;
+        };
+        assert!(donor.number("lent_bytes") >= 32 << 20, "most of the memory is there");
+        let Some(marked) = marked_pages(&donor) else { return };
         assert!(if is_sealed { marked == 0 } else { marked > 1000 }, "{name}: {marked} pages of it have the mark");
         assert_eq!(waiting.end(), [ALL_WELL; 2].concat(), "{name}");
-        assert_eq!(donor.marked_pages().filter(|_| is_sealed).unwrap_or_default(), 0, "{name}, after the child's");
+        assert_eq!(marked_pages(&donor).filter(|_| is_sealed).unwrap_or_default(), 0, "{name}, after the child's");
     }
 }
 
@@ -193,11 +140,11 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
         let path = scratch(&format!("{name}-tier")).join("blocks");
         // A file that is there keeps its name.
         std::fs::write(&path, vec![1; 1 << 20]).expect("the scratch directory can be written");
-        let donor = Donor::start();
+        let donor = Donor::start(&["--size", "128MiB"]);
         let program = compile_text(&name, PROGRAM);
         let Some(program) = program else { return };
         let go = scratch(&name).join("go");
-        let donor_tier = format!("donor:{},security=plain,size=16MiB{options}", donor.address);
+        let donor_tier = donor.tier(&format!(",size=16MiB{options}"));
         let file_tier = format!("flash:{},size=128MiB,overwrite{options}", path.display());
         let words = ["--dram", "16MiB", "--tier", &donor_tier, "--tier", &file_tier];
         let running = start(managed(&words, &program, &[go.to_str().expect("a path of ours")]));
@@ -217,8 +164,10 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
 /// One donor, and nobody else who has the bytes: each page that was changed is an error, and none is wrong.
 #[test]
 fn what_was_changed_at_the_donor_is_an_error() {
-    let donor = Donor::start();
-    let Some(waiting) = Waiting::start("encryption-changed", &donor.tier(",encrypt=ephemeral")) else { return };
+    let donor = Donor::start(&["--size", "128MiB"]);
+    let Some(waiting) = Waiting::start("encryption-changed", &donor.tier(",size=128MiB,encrypt=ephemeral")) else {
+        return;
+    };
     let Some((memory, ranges)) = donor.memory() else { return };
     let (start, end) = ranges.into_iter().max_by_key(|(start, end)| end - start).expect("it has memory");
     for page in (start..end).step_by(4096) {

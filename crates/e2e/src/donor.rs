@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A donor in a process of its own, until it is dropped, and what a test does to it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::run::{LIMIT, aquifer, run};
+
+/// What some bytes of a donor's are changed by, and how far it is from them to the next ones.
+const DAMAGE: u8 = 0x55;
+const DAMAGE_EVERY: usize = 4096;
+/// What is said to a donor about security, and by those who ask it, where there is none.
+pub const PLAIN: [&str; 2] = ["--security", "plain"];
+
+/// See the module.
+#[derive(Debug)]
+pub struct Donor {
+    /// Its process.
+    pub child: Child,
+    /// Where it listens, as a tier names it.
+    pub address: String,
+    /// The object that it wrote when it was ready.
+    pub said: Value,
+    /// What its borrowers say about security: as options of a tier, and as flags.
+    options: String,
+    flags: Vec<String>,
+}
+
+impl Donor {
+    /// One on this machine alone, in plain text, with these words behind.
+    #[must_use]
+    pub fn start(words: &[&str]) -> Donor {
+        let mut command = command("127.0.0.1:0");
+        command.args(PLAIN).args(words);
+        Donor::run(command).in_plain_text()
+    }
+
+    /// One that shares its memory with programs on this machine.
+    #[must_use]
+    pub fn start_sharing(name: &str, words: &[&str]) -> Donor {
+        // A socket's path may have 107 bytes.
+        let path = std::env::temp_dir().join(format!("aquifer-{name}-{}.sock", std::process::id()));
+        let mut command = command(format!("unix:{}", path.display()));
+        command.args(words);
+        Donor::run(command)
+    }
+
+    /// Starts what [`command`] made, on whatever host. Panics unless it says where it listens.
+    #[must_use]
+    pub fn run(mut command: Command) -> Donor {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("it says where");
+        let said: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("one object, not '{line}'"));
+        assert_eq!(said["pid"], child.id());
+        let address = said["address"].as_str().expect("an address").to_owned();
+        Donor { child, address, said, options: String::new(), flags: Vec::new() }
+    }
+
+    /// Borrowers ask for plain text by its name.
+    #[must_use]
+    pub fn in_plain_text(self) -> Donor {
+        self.with_security(",security=plain", &PLAIN)
+    }
+
+    /// What borrowers say about security: options of a tier, with a comma before, and flags.
+    #[must_use]
+    pub fn with_security(mut self, options: &str, flags: &[impl AsRef<str>]) -> Donor {
+        self.options = options.to_owned();
+        self.flags = flags.iter().map(|flag| flag.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// It alone as a tier, with more options.
+    #[must_use]
+    pub fn tier(&self, options: &str) -> String {
+        format!("donor:{}{}{options}", self.address, self.options)
+    }
+
+    /// What `aquifer donor status` says.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let mut command = aquifer();
+        command.args(["donor", "status", &self.address, "--json"]).args(&self.flags);
+        serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("one object")
+    }
+
+    /// One number of it.
+    #[must_use]
+    pub fn number(&self, figure: &str) -> u64 {
+        self.status()[figure].as_u64().unwrap_or_else(|| panic!("'{figure}' is a number"))
+    }
+
+    /// As kill(1) does: `-TERM`.
+    pub fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").arg(signal).arg(self.child.id().to_string()).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+    }
+
+    /// Its memory, and the ranges of it that can be written. `None`, and says so, where others' memory cannot be
+    /// reached.
+    #[must_use]
+    pub fn memory(&self) -> Option<(File, Vec<(u64, u64)>)> {
+        let process = self.child.id();
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("our child");
+        let range = |line: &str| {
+            let mut words = line.split_whitespace();
+            let (start, end) = words.next()?.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            words.next()?.starts_with("rw").then_some((number(start)?, number(end)?))
+        };
+        match std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem")) {
+            Ok(memory) => Some((memory, maps.lines().filter_map(range).collect())),
+            Err(error) => {
+                println!("skipped, because other processes' memory cannot be reached ({error})");
+                None
+            }
+        }
+    }
+
+    /// Changes some bytes of each page that it lends. False where that is not allowed.
+    #[must_use]
+    pub fn corrupt(&self) -> bool {
+        let Some((memory, ranges)) = self.memory() else { return false };
+        let (start, end) = ranges.into_iter().max_by_key(|(start, end)| end - start).expect("it has memory");
+        (start..end).step_by(DAMAGE_EVERY).all(|page| {
+            let mut bytes = [0; 8];
+            memory.read_exact_at(&mut bytes, page + 64).is_ok()
+                && memory.write_all_at(&bytes.map(|byte| byte ^ DAMAGE), page + 64).is_ok()
+        })
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // One that is killed leaves its socket.
+        let _ = self.address.strip_prefix("unix:").map(std::fs::remove_file);
+    }
+}
+
+/// `aquifer donor` that listens there, to which words are added.
+#[must_use]
+pub fn command(listen: impl AsRef<OsStr>) -> Command {
+    let mut command = aquifer();
+    command.args(["donor", "--json", "--listen"]).arg(listen);
+    command
+}
