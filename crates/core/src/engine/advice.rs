@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use super::Engine;
 use super::background::{Plan, Task, Transfers};
-use super::room::READY_PART;
+use super::room::READ_AHEAD_PART;
 use crate::block::State;
 use crate::map::Pattern;
 use crate::units::BlockIndex;
@@ -115,7 +115,7 @@ impl Engine {
             Advice::Random => self.map.set_pattern(start, end, Pattern::Random),
             Advice::Sequential => self.map.set_pattern(start, end, Pattern::Sequential),
             // Beyond, what comes would push out what has just come.
-            Advice::WillNeed => self.want(start, end.min(start + self.budget_pages() / READY_PART)),
+            Advice::WillNeed => self.want(start, end.min(start + self.budget_pages() / READ_AHEAD_PART)),
         }
     }
 

@@ -187,17 +187,17 @@ impl Engine {
         }
         let mut count = 1;
         let first = pages;
-        self.start_ready(block);
+        self.start_read_ahead(block);
         let mut last = block;
         while let Some(next) = self.follower(last, frame.0 + count, pages) {
             pages.count += self.map.pages(next).count;
-            self.start_ready(next);
+            self.start_read_ahead(next);
             count += 1;
             last = next;
         }
         self.tally.prefetch_hits += u64::from(count);
-        let waits_before = first.start.checked_sub(1).is_some_and(|page| self.is_ready(page));
-        let waits_behind = self.is_ready(first.start + u64::from(first.count));
+        let waits_before = first.start.checked_sub(1).is_some_and(|page| self.is_read_ahead(page));
+        let waits_behind = self.is_read_ahead(first.start + u64::from(first.count));
         self.prefetcher.used(first.start, pages.count, waits_before, waits_behind);
         let exchange = self.exchange(block, count, write);
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
@@ -225,14 +225,14 @@ impl Engine {
     }
 
     /// Whether the block with `page` was read ahead and not touched yet.
-    fn is_ready(&self, page: u64) -> bool {
+    fn is_read_ahead(&self, page: u64) -> bool {
         self.map.find(page).is_some_and(|block| {
             let entry = self.map.block(block);
             entry.state == State::Standby && entry.waiting == Waiting::ReadAhead
         })
     }
 
-    fn start_ready(&mut self, block: BlockIndex) {
+    fn start_read_ahead(&mut self, block: BlockIndex) {
         self.standby.remove(&mut self.map, block);
         self.map.block_mut(block).become_state(State::Installing);
     }
@@ -242,8 +242,8 @@ impl Engine {
     fn follower(&self, last: BlockIndex, frame: u32, run: Pages) -> Option<BlockIndex> {
         let next = self.map.next_in_region(last)?;
         let (entry, order) = (self.map.block(next), self.map.block(last).order);
-        let ready = entry.state == State::Standby && entry.waiting == Waiting::ReadAhead && entry.frame == frame;
+        let is_ahead = entry.state == State::Standby && entry.waiting == Waiting::ReadAhead && entry.frame == frame;
         let adjacent = entry.order == order && run.count.is_multiple_of(order.pages());
-        (ready && adjacent && self.map.pages(next).count > 0).then_some(next)
+        (is_ahead && adjacent && self.map.pages(next).count > 0).then_some(next)
     }
 }

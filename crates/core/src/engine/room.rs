@@ -18,7 +18,7 @@ use crate::units::{BlockIndex, FrameIndex, Order};
 
 /// What was read ahead and not touched yet may take this part of the budget: twice what read-ahead aims at. Beyond, the
 /// oldest leaves before any victim does.
-pub(super) const READY_PART: u64 = 8;
+pub(super) const READ_AHEAD_PART: u64 = 8;
 
 /// What the tier does not take may take this part of the budget. Beyond, no other block leaves in its place: a program
 /// that is told that there is no room is better off than one that makes do with what is left.
@@ -78,9 +78,9 @@ impl Engine {
     /// The standby block whose frame is the first to be wanted: the oldest victim, or what was read ahead longest ago
     /// where that takes too much room.
     fn next_to_leave(&self) -> Option<BlockIndex> {
-        let (victim, ready) = (self.standby.oldest(Waiting::Evicted), self.standby.oldest(Waiting::ReadAhead));
-        let few_ready = self.standby.pages(Waiting::ReadAhead) <= self.budget_pages() / READY_PART;
-        victim.filter(|_| few_ready).or(ready).or(victim)
+        let (victim, ahead) = (self.standby.oldest(Waiting::Evicted), self.standby.oldest(Waiting::ReadAhead));
+        let is_little = self.standby.pages(Waiting::ReadAhead) <= self.budget_pages() / READ_AHEAD_PART;
+        victim.filter(|_| is_little).or(ahead).or(victim)
     }
 
     /// Takes a block off the list on which it waits, for its frame.
