@@ -324,9 +324,13 @@ fn what_no_donor_takes_any_more_is_kept_and_in_nobodys_way() {
     let donor = Donor::start_sharing("growing", &["--size", "256MiB"]);
     let tier = donor.tier(",size=128MiB");
     let act = || donor.signal("-KILL");
-    let Some((ended, _)) = meanwhile("donor-sharing-growing", &words(&tier, "signal"), "grow", act) else { return };
+    let file = scratch("donor-sharing-growing-stats").join("stats.json");
+    let words = [&words(&tier, "signal")[..], &["--stats-json", file.to_str().expect("a path of ours")]].concat();
+    let Some((ended, _)) = meanwhile("donor-sharing-growing", &words, "grow", act) else { return };
     ended.expect(0);
     assert!(ended.stdout.ends_with("lost 0\n"), "{}\n{}", ended.stdout, ended.stderr);
+    let stats = stats(&file);
+    assert!(stats["unwritable_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "and it is said how much: {stats}");
 }
 
 fn outlives_its_donor(name: &str, mib: u32, further: &[&str]) {

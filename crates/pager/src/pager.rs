@@ -480,6 +480,7 @@ impl Pager {
         let standby = bytes(engine.standby_pages());
         self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
         self.counters.set(Gauge::StandbyBytes, standby);
+        self.counters.set(Gauge::UnwritableBytes, bytes(engine.unwritable_pages()));
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
         self.counters.set(Gauge::StoredBytes, u64::from(engine.map().slabs_in_use()) * REGION_BYTES);
         let tally = engine.tally();

@@ -88,6 +88,7 @@ table! {
         RegisteredMappingsSignal "registered_mappings_signal" "Mappings whose faults the faulting thread resolves."
         RegisteredMappingsListener "registered_mappings_listener" "Mappings whose faults a listener resolves."
         LeftAloneBytes "left_alone_bytes" "Shared and file mappings of the program, which stay the kernel's."
+        UnwritableBytes "unwritable_bytes" "Blocks on standby that the tier did not take; they are tried again."
     }
 }
 

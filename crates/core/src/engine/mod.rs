@@ -39,7 +39,7 @@ pub use mappings::DiscardStep;
 pub use reports::CleanVerdict;
 
 use self::clusters::Clusters;
-use crate::block::{NONE, State};
+use crate::block::{NONE, State, Waiting};
 use crate::frames::FramePool;
 use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
@@ -173,6 +173,11 @@ impl Engine {
     /// Pages out of the program's reach and still in DRAM: victims, what was read ahead, what the tier did not take.
     pub fn standby_pages(&self) -> u64 {
         self.standby.pages_all()
+    }
+
+    /// Those of them that the tier did not take.
+    pub fn unwritable_pages(&self) -> u64 {
+        self.standby.pages(Waiting::Unwritable)
     }
 
     /// Pages that a fault could have without evicting.
