@@ -160,7 +160,13 @@ impl Game {
             }
             degraded == rebuilt
         });
-        println!("  all slabs have their copies after {:?} more", begun.elapsed());
+        println!("  all slabs have their copies after {:?} more; {}", begun.elapsed(), self.told());
+    }
+
+    /// What has happened to the program's memory until now.
+    fn told(&self) -> String {
+        let names = ["members_lost", "slabs_degraded", "slabs_lost", "mended_blocks", "poisoned_blocks"];
+        names.map(|name| format!("{name} {}", self.figure(name))).join(", ")
     }
 
     /// Lets it verify all of its memory and end.

@@ -219,6 +219,7 @@ fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str, 
         println!("round {round}:");
         lose(only.unwrap_or(what), pause, &mut lost[..at_once]);
         field.game.settle();
+        assert_eq!(field.game.figure("poisoned_blocks"), 0, "nothing is lost in round {round}");
     }
     let rebuilt = field.game.figure("slabs_rebuilt");
     let ended = field.game.end();
@@ -336,6 +337,25 @@ fn mends(name: &str, donors: usize, options: &str) {
     let is_corrupt = lenders[0].donor.corrupt();
     if is_corrupt {
         eventually("what is not what had been stored is found elsewhere", || game.figure("mended_blocks") > 0);
+    }
+    let ended = game.end();
+    let Verified { wrong, lost, .. } = verified(&ended);
+    assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
+}
+
+/// What is right is with somebody who does not answer for a moment.
+#[test]
+fn while_what_is_stored_at_one_donor_is_wrong_the_other_one_is_waited_for() {
+    let _turn = TURN.lock();
+    let Some(Field { game, lenders }) = Field::start("donor-damage-silence", DONORS, ",mirror=2,size=96MiB") else {
+        return;
+    };
+    if lenders[0].donor.corrupt() {
+        eventually("it is found out", || game.figure("members_distrusted") > 0);
+        lenders[1].signal("-STOP");
+        std::thread::sleep(Duration::from_millis(1200));
+        lenders[1].signal("-CONT");
+        game.settle();
     }
     let ended = game.end();
     let Verified { wrong, lost, .. } = verified(&ended);

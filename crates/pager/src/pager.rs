@@ -382,6 +382,7 @@ impl Pager {
         let figures = self.tier.take_figures();
         for (counter, amount) in [
             (Counter::MembersLost, figures.members_lost),
+            (Counter::MembersDistrusted, figures.members_distrusted),
             (Counter::ReadsByAnotherWay, figures.reads_by_another_way),
             (Counter::ReadsHedged, figures.reads_hedged),
             (Counter::SlabsDegraded, figures.slabs_degraded),

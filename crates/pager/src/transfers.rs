@@ -9,13 +9,15 @@
 //! Next on the path: `inspect.rs`, which looks at the bytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use aquifer_core::engine::CleanVerdict;
 use aquifer_core::guard;
 use aquifer_core::map::{OwnSlot, Pages};
 use aquifer_core::units::{BlockIndex, FrameIndex, PAGE_BYTES};
 use aquifer_stats::Counter;
-use aquifer_sys::FrameBuffer;
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::{FrameBuffer, signals};
 use aquifer_tiers::{Disposition, TierFailure};
 
 use crate::abort::{Number, say};
@@ -27,6 +29,19 @@ const READ_TRIES: u32 = 5;
 /// Ways of a tier that are tried for bytes that are not what was written: more than any has. Parity has a way for
 /// each choice of shards, of which ten give 252 at most, and ten more before those.
 const WAYS_MOST: u32 = 300;
+/// How long a way is waited for that takes somebody who is not there: as long as the tier hopes for whoever may be back
+/// (`tiers/src/array/copies.rs`), with some time to spare.
+const WAYS_PATIENCE: Duration = Duration::from_secs(7);
+const WAYS_PAUSE: Duration = Duration::from_millis(20);
+
+/// What came of a try of all ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// What had been stored.
+    Right,
+    /// Somebody who may have it was not there.
+    NotYet,
+}
 
 impl Pager {
     /// Reads a block's slot into its frame and checks what came. The error is what to count.
@@ -54,20 +69,35 @@ impl Pager {
 
     /// What came is not what was written back. Asks for it by all the ways that the tier has, and mends what it has.
     fn fetch_other(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<(), Counter> {
+        let started = now_ns();
+        while self.try_ways(offset, buffer, stored)? == Found::NotYet {
+            if now_ns().saturating_sub(started) > WAYS_PATIENCE.as_nanos() as u64 {
+                return Err(Counter::GuardMismatches);
+            }
+            signals::sleep(WAYS_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// One try of each way.
+    fn try_ways(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<Found, Counter> {
+        let mut outcome = Err(Counter::GuardMismatches);
         for way in 1..=WAYS_MOST {
             match self.tier.read_other(offset, buffer, way) {
                 Ok(false) => break,
                 Ok(true) if inspect::arrive(buffer, stored).is_ok() => {
+                    self.tier.blame(offset, buffer.len(), way);
                     // Over the damaged copy. Nobody else writes here: the block is ours, and what relatives have from
                     // here are the same bytes. Where it fails, the next fetch does all this again.
                     let _ = self.tier.write(offset, buffer);
                     self.counters.add(Counter::MendedBlocks, 1);
-                    return Ok(());
+                    return Ok(Found::Right);
                 }
+                Err(failure) if failure.disposition() == Disposition::Retry => outcome = Ok(Found::NotYet),
                 Ok(true) | Err(_) => {}
             }
         }
-        Err(Counter::GuardMismatches)
+        outcome
     }
 
     /// Pages of one request to the tier.

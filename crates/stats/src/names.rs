@@ -68,6 +68,7 @@ table! {
         SlabsDegraded "slabs_degraded" "Slabs of the tier that lost one of several copies."
         SlabsRebuilt "slabs_rebuilt" "Copies of slabs that were made in place of lost ones."
         SlabsLost "slabs_lost" "Slabs of the tier that lost their last copy."
+        MembersDistrusted "members_distrusted" "Donors whose bytes were not what was stored, too often to be believed."
     }
 }
 

@@ -30,6 +30,7 @@ mod shape;
 mod shards;
 #[cfg(test)]
 mod tests;
+mod trust;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,6 +172,10 @@ impl Tier for Array {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
         let read = self.parts.read_way(offset, buffer.bytes_mut(), way as usize);
         read.map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn blame(&self, offset: u64, len: usize, way: u32) {
+        self.parts.blame(offset, len, way as usize);
     }
 
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {

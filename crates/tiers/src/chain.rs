@@ -138,6 +138,10 @@ impl Tier for Chain {
         self.levels.read_other(offset, buffer, way)
     }
 
+    fn blame(&self, offset: u64, len: usize, way: u32) {
+        self.levels.blame(offset, len, way);
+    }
+
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes())?;
         self.levels.write(offset, buffer)

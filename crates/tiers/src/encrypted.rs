@@ -173,6 +173,10 @@ impl Tier for Encrypted {
         Ok(is_one)
     }
 
+    fn blame(&self, offset: u64, len: usize, way: u32) {
+        self.parts.inner.blame(offset, len, way);
+    }
+
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         self.parts.check_write(offset, buffer)?;
         self.parts.write(offset, buffer)

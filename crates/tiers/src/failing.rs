@@ -65,6 +65,10 @@ impl Tier for Failing {
         }
     }
 
+    fn blame(&self, offset: u64, len: usize, way: u32) {
+        self.inner.blame(offset, len, way);
+    }
+
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
         self.inner.read_other(offset, buffer, way)
     }

@@ -74,6 +74,12 @@ pub trait Tier: Send + Sync {
         Ok(false)
     }
 
+    /// What lies in these bytes was not what was stored, as it was read and by all ways before this one, and it was by
+    /// this one. So a tier that has them twice can tell whose are wrong. Runs on the faulting thread.
+    fn blame(&self, offset: u64, len: usize, way: u32) {
+        let _ = (offset, len, way);
+    }
+
     /// Stores `buffer` at `offset`. Runs on the faulting thread when no frame could be had otherwise.
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure>;
 

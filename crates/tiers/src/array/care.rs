@@ -152,6 +152,9 @@ impl Parts {
                     self.release_strays(index);
                     member.found();
                 }
+                if member.is_distrusted() {
+                    self.give_up(index, false);
+                }
                 member.looked(true);
             }
             Err(errno) => {
@@ -159,6 +162,7 @@ impl Parts {
                 if errno == libc::ESTALE {
                     self.give_up(index, true);
                     member.store.start_over();
+                    member.trust();
                 } else if member.lost_for().is_some_and(|time| time > GIVEN_UP_AFTER) {
                     self.give_up(index, false);
                 }
@@ -230,6 +234,9 @@ impl Parts {
     fn copy_to_another(&self, slab: usize, place: Place, kept: Place, buffer: &mut Vec<u8>) -> Copied {
         let free = self.takers() & !place.mask();
         if free == 0 {
+            return Copied::NotNow;
+        }
+        if self.lacks_believed(place) {
             return Copied::NotNow;
         }
         let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };

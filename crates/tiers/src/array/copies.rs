@@ -59,10 +59,13 @@ impl Parts {
     /// Whether as many members as it takes to read a slab have been there within the time that they are waited for. Who
     /// has been waited for as long as that in vain is not waited for by every access again.
     fn is_worth_waiting(&self, slab: usize) -> bool {
-        let is_missed = |member: &usize| self.members[*member].lost_for().is_some_and(|time| time > NOBODY_PATIENCE);
         let place = Place(self.places.see(slab).place);
-        let hoped_for = place.members().filter(|member| !is_missed(member)).count();
+        let hoped_for = place.members().filter(|member| self.is_hoped_for(*member)).count();
         self.shape.is_redundant() && hoped_for >= self.shape.needed
+    }
+
+    pub(super) fn is_hoped_for(&self, member: usize) -> bool {
+        self.members[member].lost_for().is_none_or(|time| time <= NOBODY_PATIENCE)
     }
 
     pub(super) fn try_read(&self, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
@@ -86,12 +89,17 @@ impl Parts {
         Err(libc::EAGAIN)
     }
 
-    /// From whoever has it: first those that are there, each slab in another order, so that all have work.
+    /// From whoever has it: first those that are there, each slab in another order, so that all have work. Before those
+    /// who are not, those who are not believed.
     pub(super) fn in_order(&self, place: Place, slab: usize) -> impl Iterator<Item = usize> {
         let (count, turn) = (place.count().max(1), slab / self.members.len());
         let by_turn = move || place.members().cycle().skip(turn % count).take(count);
-        let there = by_turn().filter(move |member| !self.members[*member].is_lost());
-        there.chain(by_turn().filter(move |member| self.members[*member].is_lost()))
+        let with = move |lost: bool, distrusted: bool| {
+            let is_so =
+                move |member: &Member| member.is_lost() == lost && (lost || member.is_distrusted() == distrusted);
+            by_turn().filter(move |member| is_so(&self.members[*member]))
+        };
+        with(false, false).chain(with(false, true)).chain(with(true, false))
     }
 
     /// From the first copy that can be read.
@@ -157,7 +165,8 @@ impl Parts {
             let seen = self.places.see(slab);
             let place = Place(seen.place);
             let left = self.shape.judge(place.without(member));
-            if !place.has(member) || left == Place::LOST && !is_certain {
+            let is_too_much = left == Place::LOST || self.is_hasty(place, left);
+            if !place.has(member) || is_too_much && !is_certain {
                 return;
             }
             match self.places.change(slab, seen, left.0) {
@@ -178,7 +187,7 @@ impl Parts {
     }
 
     /// Fills `into` by the way with this number, counted from 1: from that copy, or those shards. False when there are
-    /// not so many.
+    /// not so many; EAGAIN where it takes somebody who is not there and may soon be.
     pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
         let mut is_one = true;
         each_piece(offset, into, |piece, part| {
@@ -191,13 +200,22 @@ impl Parts {
                 is_one = false;
                 return Ok(());
             };
+            if self.may_be_back(member) {
+                return Err(libc::EAGAIN);
+            }
             count(&self.tallies.reads_by_another_way);
-            let store = &self.members[member].store;
-            store
-                .read(piece.offset, part)
-                .inspect_err(|errno| self.request_failed(member, piece.range as usize, *errno))
+            let read = self.members[member].store.read(piece.offset, part);
+            read.map_err(|errno| {
+                self.request_failed(member, piece.range as usize, errno);
+                if self.may_be_back(member) { libc::EAGAIN } else { errno }
+            })
         })?;
         Ok(is_one)
+    }
+
+    /// Whether it is lost, and for so short a time that it is waited for.
+    pub(super) fn may_be_back(&self, member: usize) -> bool {
+        self.members[member].is_lost() && self.is_hoped_for(member)
     }
 
     /// Stores `bytes` at `offset`.
@@ -220,7 +238,8 @@ impl Parts {
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let slab = piece.range as usize;
         let (_, place) = self.place_to_write(slab)?;
-        let is_anybody_there = place.members().any(|member| !self.members[member].is_lost());
+        let is_there = |member: usize| !self.members[member].is_lost() && !self.members[member].is_distrusted();
+        let is_anybody_there = place.members().any(is_there);
         let (mut written, mut failed) = (0, libc::EHOSTDOWN);
         for member in place.members() {
             if is_anybody_there && self.members[member].is_lost() {
@@ -305,7 +324,8 @@ impl Parts {
     }
 
     /// A write is at these members and not at the others of the place: those are taken out of it. Who has entered calls
-    /// it, before the write succeeds. It has not where those of these that are in the place are too few.
+    /// it, before the write succeeds. It has not where those of these that are in the place are too few, or not believed
+    /// while others may soon be back.
     pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
@@ -316,6 +336,9 @@ impl Parts {
             }
             if left == place {
                 return Ok(());
+            }
+            if self.is_hasty(place, left) {
+                return Err(libc::EAGAIN);
             }
             match self.places.change(slab, seen, left.0) {
                 Ok(_) => {

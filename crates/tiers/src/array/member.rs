@@ -144,6 +144,10 @@ pub(crate) struct Member {
     pub(crate) is_silent: AtomicBool,
     /// It had nothing of a slab that it should have, and nobody has looked for others since.
     pub(crate) lacks_slabs: AtomicBool,
+    /// Pages of it that were not what was stored.
+    wrong_pages: AtomicU64,
+    /// They were too many.
+    is_distrusted: AtomicBool,
 }
 
 impl Member {
@@ -159,7 +163,26 @@ impl Member {
             answers_in_ns: zero(),
             is_silent: AtomicBool::new(false),
             lacks_slabs: AtomicBool::new(false),
+            wrong_pages: zero(),
+            is_distrusted: AtomicBool::new(false),
         }
+    }
+
+    /// So many pages of it were not what was stored. True when they became more than `most` by it.
+    pub(crate) fn was_wrong(&self, pages: u64, most: u64) -> bool {
+        let before = self.wrong_pages.fetch_add(pages, Ordering::Relaxed);
+        before + pages > most && !self.is_distrusted.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether what it has is not believed (`trust.rs`).
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.is_distrusted.load(Ordering::Acquire)
+    }
+
+    /// It was started anew, and has nothing of what was wrong.
+    pub(crate) fn trust(&self) {
+        self.wrong_pages.store(0, Ordering::Relaxed);
+        self.is_distrusted.store(false, Ordering::Release);
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -174,7 +197,7 @@ impl Member {
 
     /// Whether it can be given another slab.
     pub(crate) fn takes_slabs(&self) -> bool {
-        !self.is_lost() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
+        !self.is_lost() && !self.is_distrusted() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
     }
 
     /// A request to it has failed. True when it counted as there until now, and does not any more.

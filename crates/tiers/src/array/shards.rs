@@ -111,6 +111,10 @@ impl Parts {
         else {
             return Ok(false);
         };
+        let is_waited_for = positions(choice).filter_map(|position| place.at(position)).any(|it| self.may_be_back(it));
+        if is_waited_for {
+            return Err(libc::EAGAIN);
+        }
         count(&self.tallies.reads_by_another_way);
         self.read_shards_of(place, choice, piece, into).map(|()| true)
     }
@@ -150,7 +154,9 @@ impl Parts {
     pub(super) fn write_shards(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let slab = piece.range as usize;
         let (_, place) = self.place_to_write(slab)?;
-        let is_there = |position: &usize| self.at(place, *position).is_some_and(|(_, member)| !member.is_lost());
+        let is_there = |position: &usize| {
+            self.at(place, *position).is_some_and(|(_, member)| !member.is_lost() && !member.is_distrusted())
+        };
         let mut good = mask(positions(place.positions()).filter(is_there));
         if !self.is_enough(good) {
             good = place.positions();
@@ -228,7 +234,7 @@ fn mask(positions: impl Iterator<Item = usize>) -> u16 {
 
 /// The choice with this number of `needed` ones of these positions. The first ones leave out positions side by side, so
 /// that whichever one of them is damaged, it is soon left out; what follows are all choices.
-fn choice(among: u16, needed: usize, index: usize) -> Option<u16> {
+pub(super) fn choice(among: u16, needed: usize, index: usize) -> Option<u16> {
     let count = among.count_ones() as usize;
     if count <= needed {
         return (count == needed && index == 0).then_some(among);

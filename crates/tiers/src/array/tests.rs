@@ -8,6 +8,7 @@
 
 mod parity;
 mod silence;
+mod trust;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};

@@ -157,6 +157,14 @@ impl Levels {
         Err(busy(Activity::Read, slab))
     }
 
+    /// As `Tier::blame`. Where the slab has moved since, nobody knows whose bytes were wrong.
+    pub(super) fn blame(&self, offset: u64, len: usize, way: u32) {
+        let piece = pieces(offset, len as u64).next().filter(|piece| piece.bytes == len);
+        let Some(Piece { slab, within, .. }) = piece else { return };
+        let Some(Place { level, slab: there, .. }) = Place::of(self.places.see(slab as usize).place) else { return };
+        self.all[level].tier.blame(level::offset(there) + within, len, way);
+    }
+
     /// A read that can be believed has ended.
     pub(super) fn note_read(
         &self,

@@ -88,9 +88,12 @@ impl<'a> Gathering<'a> {
         positions(self.silent).for_each(|position| self.suspect(position));
     }
 
-    /// Asks the next member of these, if there is one.
+    /// Asks the next member of these, if there is one: those who are not believed last.
     fn ask_next(&mut self, among: u16, requests: &mut Requests<'a>) -> bool {
-        let Some(position) = positions(among & !self.tried).next() else { return false };
+        let is_believed =
+            |position: &usize| self.parts.at(self.place, *position).is_some_and(|(_, member)| !member.is_distrusted());
+        let mut left = positions(among & !self.tried);
+        let Some(position) = left.clone().find(is_believed).or(left.next()) else { return false };
         self.tried |= 1 << position;
         let member = self.parts.at(self.place, position).map(|(_, member)| member);
         requests[position] = member.and_then(|member| member.store.begin_read(self.part));

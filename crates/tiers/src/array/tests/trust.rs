@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A member whose memory does not keep what it was given, beside others that are silent for a moment: what it has is
+//! neither believed, nor copied, nor made the only copy.
+
+use super::*;
+use crate::Disposition;
+
+/// Slabs of pages, of this version each.
+fn fill(array: &Array, version: u64) {
+    (0..SLABS as u64).for_each(|slab| write(array, slab * 512, version).unwrap());
+}
+
+/// Reads as the pager does: with other ways, and the word on whose bytes were wrong. False when no way is right.
+fn read_right(array: &Array, page: u64, version: u64) -> Result<bool, TierFailure> {
+    let mut buffer = frame(4, 0xee);
+    let mut expected = vec![0; buffer.len()];
+    stamp(&mut expected, page * PAGE_BYTES, version);
+    let mut outcome = array.read(page * PAGE_BYTES, &mut buffer).map(|()| buffer.bytes() == &expected[..]);
+    for way in 1.. {
+        if outcome != Ok(false) {
+            break;
+        }
+        match array.read_other(page * PAGE_BYTES, &mut buffer, way) {
+            Ok(true) if buffer.bytes() == &expected[..] => {
+                array.blame(page * PAGE_BYTES, buffer.len(), way);
+                outcome = Ok(true);
+            }
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(failure) => outcome = Err(failure),
+        }
+    }
+    give_back(buffer);
+    outcome
+}
+
+fn distrusted(array: &Array) -> Vec<usize> {
+    (0..array.parts.members.len()).filter(|index| array.parts.members[*index].is_distrusted()).collect()
+}
+
+/// Until one is believed no more.
+fn find_out(array: &Array, version: u64) {
+    for _ in 0..100 {
+        (0..SLABS as u64).for_each(|slab| assert_eq!(read_right(array, slab * 512, version), Ok(true)));
+        if !distrusted(array).is_empty() {
+            return;
+        }
+    }
+    panic!("nobody is found out");
+}
+
+fn lie(member: &Memory, lies: bool) {
+    member.lies.store(lies, Ordering::SeqCst);
+}
+
+/// Copies, and shards with one and with two of parity.
+fn arrays() -> [(Vec<Arc<Memory>>, Array); 3] {
+    let (three, six, seven) = (members(3), members(6), members(7));
+    let arrays = [array_of(&three, 2), parity_of(&six, 4, 1), parity_of(&seven, 4, 2)];
+    let mut members = [three, six, seven].into_iter();
+    arrays.map(|array| (members.next().unwrap(), array))
+}
+
+#[test]
+fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
+    for (members, array) in arrays() {
+        for liar in 0..members.len() {
+            fill(&array, 1);
+            settle(&array);
+            if members[liar].held() == 0 {
+                continue;
+            }
+            lie(&members[liar], true);
+            find_out(&array, 1);
+            assert_eq!(distrusted(&array), [liar], "it, and nobody else");
+            settle(&array);
+            let total = array.parts.shape.total;
+            let place = |slab| Place(array.parts.places.see(slab).place);
+            assert!((0..SLABS).all(|slab| place(slab).count() == total && !place(slab).has(liar)), "{liar}");
+            (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
+            fill(&array, 1);
+            assert!((0..SLABS).all(|slab| !place(slab).has(liar)), "it gets nothing more");
+            members[liar].restart();
+            lie(&members[liar], false);
+            settle(&array);
+            assert_eq!(distrusted(&array), [], "it has nothing of what was wrong");
+        }
+    }
+}
+
+/// The worst moment for a hiccup: what is right is with somebody who is silent.
+#[test]
+fn what_is_not_believed_becomes_neither_the_only_copy_nor_the_source_of_one() {
+    for (members, array) in arrays().into_iter().take(2) {
+        fill(&array, 1);
+        settle(&array);
+        let place = |slab| Place(array.parts.places.see(slab).place);
+        let liar = place(0).at(0).unwrap();
+        lie(&members[liar], true);
+        find_out(&array, 1);
+        let silent = place(0).at(1).unwrap();
+        members[silent].go_away(true);
+        let before = place(0);
+        let failure = write(&array, 0, 2).unwrap_err();
+        assert!([Disposition::Retry, Disposition::Keep].contains(&failure.disposition()), "{failure}");
+        assert_eq!(place(0), before, "both have it still");
+        while array.parts.settle() {}
+        assert_eq!(place(0), before, "and nobody has it from the one who is not believed");
+        array.parts.give_up(silent, false);
+        assert_eq!(place(0), before, "nor is the other one given up for it");
+        members[liar].is_leaving.store(true, Ordering::SeqCst);
+        array.parts.save();
+        assert_eq!(place(0), before, "nor saved from it");
+        members[liar].is_leaving.store(false, Ordering::SeqCst);
+        members[silent].go_away(false);
+        settle(&array);
+        write(&array, 0, 2).unwrap();
+        (0..SLABS as u64)
+            .for_each(|slab| assert_eq!(read_right(&array, slab * 512, 1 + u64::from(slab == 0)), Ok(true)));
+    }
+}
+
+#[test]
+fn who_is_silent_for_a_moment_is_waited_for_where_what_came_is_wrong() {
+    for (members, array) in arrays().into_iter().take(2) {
+        fill(&array, 1);
+        let place = Place(array.parts.places.see(0).place);
+        let (liar, silent) = (place.at(0).unwrap(), place.at(1).unwrap());
+        lie(&members[liar], true);
+        members[silent].go_away(true);
+        let failure = read_right(&array, 0, 1).unwrap_err();
+        assert_eq!(failure.disposition(), Disposition::Retry, "the bytes are not lost: {failure}");
+        members[silent].go_away(false);
+        (0..array.parts.members.len()).for_each(|index| array.parts.look(index));
+        assert_eq!(read_right(&array, 0, 1), Ok(true));
+    }
+}
