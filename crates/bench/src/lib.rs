@@ -17,6 +17,7 @@
 //! ```
 
 mod args;
+mod certificates;
 mod cgroup;
 mod contender;
 mod failure;

@@ -14,7 +14,7 @@ use crate::cgroup::{Account, Cgroup, Hierarchy};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
-use crate::lender::Lender;
+use crate::lender::{LOOPBACK, Lender, Way};
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
 use crate::record::Run;
@@ -139,12 +139,12 @@ impl Bench<'_> {
 
     /// A donor for a step that borrows, outside its limit.
     fn lender(&self, step: &Step, socket: &Path) -> Result<Option<Lender>, BenchFailure> {
-        let (listen, security) = match step.contender {
-            Contender::AquiferDonor => ("127.0.0.1:0".into(), vec!["--security".into(), "plain".into()]),
-            Contender::AquiferShm => (format!("unix:{}", socket.display()), Vec::new()),
+        let way = match step.contender {
+            Contender::AquiferDonor => Way::plain(LOOPBACK),
+            Contender::AquiferShm => Way::shared(socket),
             _ => return Ok(None),
         };
-        Lender::start(self.aquifer()?, &[], &listen, tier_bytes(step), &security).map(Some)
+        Lender::start(self.aquifer()?, &[], &way, tier_bytes(step)).map(Some)
     }
 
     /// The command of a step: the program in its cgroup and under whatever it runs under, or, when that is its server's
