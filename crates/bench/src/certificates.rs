@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::lender::Way;
-use crate::process;
+use crate::process::{self, find_program};
 
 /// Keys on a curve take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,6 +26,11 @@ for name in donor borrower; do
   openssl x509 -req -in $name.csr -CA ca.pem -CAkey ca.key -set_serial 0x$(openssl rand -hex 16) -days 2 \
     -extfile $name.ext -out $name.pem
 done";
+
+/// Why no certificates can be made here; None: they can.
+pub fn obstacle() -> Option<String> {
+    find_program("openssl").is_none().then(|| "openssl is not installed; install openssl".into())
+}
 
 /// Makes them in a directory that is there, for a donor at this IP address.
 pub fn tls(directory: &Path, address: &str, interrupt: &Interrupt) -> Result<Way, BenchFailure> {
