@@ -34,6 +34,8 @@ Examples:
 
 Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
   over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
+  TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
+  two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
   budget kept                 any run of aquifer-flash
   throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
