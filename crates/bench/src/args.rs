@@ -3,6 +3,7 @@
 
 //! What the user typed, and the checked settings that the rest of the bench sees.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,11 +12,14 @@ use clap::Args;
 use crate::contender::{Contender, STANDARD, SwapKind};
 use crate::failure::BenchFailure;
 use crate::overhead::Overhead;
-use crate::size::{parse_duration, parse_size};
+use crate::size::{parse_duration, parse_rate, parse_size};
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
 
 /// A bar of one per cent, on a machine that wavers by a few from run to run, takes many.
 const ROUNDS_BELOW_BUDGET: u32 = 15;
+
+/// Below, nothing ends in time; above, nothing that this machine sends is held up.
+const CABLE_RATES: RangeInclusive<u64> = 1_000_000..=100_000_000_000;
 
 /// The command line of `aquifer bench`.
 #[derive(Args, Debug, Clone)]
@@ -30,6 +34,8 @@ Examples:
 
 Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
   over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
+  TLS over plain text         --local 30 --contender aquifer-donor,aquifer-donor-tls
+  two cables over one         --local 30 --contender aquifer-donors:1,aquifer-donors:2
   budget kept                 any run of aquifer-flash
   throughput left of dram     --local 75,50 --workload redis
   mean loss against dram      --local 50 --workload all --contender dram,aquifer-dram
@@ -42,7 +48,7 @@ Exit codes: 0 everything that could run did; 1 a run failed; 2 bad arguments; 3 
 up.
 UMap 2.1 is a contender once it is installed, as github.com/LLNL/umap says (a release build), under
 PREFIX, and the workloads are built for it: make -C bench/workloads UMAP=PREFIX
-Limits and swap areas need root. A swap area or cgroup that the bench did not make is never touched.")]
+Limits, swap areas and hosts for donors need root. A swap area or cgroup that the bench did not make is never touched.")]
 pub struct BenchArgs {
     /// Workloads to run, or `all` [default: stream]
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
@@ -52,6 +58,9 @@ pub struct BenchArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
+    ///
+    /// Only when they are named: aquifer-emulated:PROFILE, and aquifer-donors:N, 1 to 8 donors together, each on a host
+    /// of its own, which is a network namespace
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,
     /// Local memory in per cent of the workload's footprint [default: 30,50,70]
@@ -96,6 +105,9 @@ pub struct BenchArgs {
     /// UMap: bytes of its page [default: the best for each workload of those that were tried]
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     pub umap_page: Option<u64>,
+    /// aquifer-donors:N: bytes a second that each donor's cable carries each way; 250MB/s are 2 Gbit/s
+    #[arg(long, hide_short_help = true, value_parser = parse_rate, default_value = "250MB/s", value_name = "RATE")]
+    pub cable_rate: u64,
     /// A run that takes longer has failed
     #[arg(long, value_parser = parse_duration, default_value = "20min", value_name = "TIME")]
     pub timeout: Duration,
@@ -135,6 +147,8 @@ pub struct Settings {
     pub aquifer: Option<PathBuf>,
     pub aquifer_args: Vec<String>,
     pub umap_page_bytes: Option<u64>,
+    /// Bytes a second, of each cable and each way.
+    pub cable_rate: u64,
     pub timeout: Duration,
     pub json: Option<PathBuf>,
     pub plots: Option<PathBuf>,
@@ -174,6 +188,9 @@ impl Settings {
         if args.umap_page.is_some_and(|bytes| !bytes.is_power_of_two() || !(4 << 10..=2 << 20).contains(&bytes)) {
             return Err(BenchFailure::usage("--umap-page is no power of two from 4KiB to 2MiB", "use 1MiB"));
         }
+        if !CABLE_RATES.contains(&args.cable_rate) {
+            return Err(BenchFailure::usage("--cable-rate is out of range", "use 1MB/s to 100GB/s"));
+        }
         let timeout = if args.quick { args.timeout.min(Duration::from_secs(240)) } else { args.timeout };
         Ok(Self {
             workloads: if args.workload.is_empty() && !args.overhead.is_empty() {
@@ -201,6 +218,7 @@ impl Settings {
             aquifer: args.aquifer,
             aquifer_args: args.aquifer_arg,
             umap_page_bytes: args.umap_page,
+            cable_rate: args.cable_rate,
             timeout,
             json: args.json,
             check: args.check,
@@ -291,7 +309,7 @@ mod tests {
         assert_eq!(settings.workloads.len(), 1);
         assert_eq!(settings.locals, [30, 50, 70]);
         assert_eq!(settings.rounds, 3);
-        assert_eq!(settings.contenders.len(), 11);
+        assert_eq!(settings.contenders.len(), 12);
     }
 
     #[test]
@@ -316,6 +334,8 @@ mod tests {
             &["--bytes", "4096"],
             &["--umap-page", "6KiB"],
             &["--umap-page", "4MiB"],
+            &["--cable-rate", "999KB/s"],
+            &["--cable-rate", "101GB/s"],
         ] {
             let failure = settings(words).unwrap_err();
             assert!(matches!(failure, BenchFailure::Usage { .. }), "{words:?}");

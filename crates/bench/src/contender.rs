@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::hosts::HOSTS_MOST;
+
 /// Where a swap area lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SwapKind {
@@ -28,6 +30,10 @@ pub enum Contender {
     AquiferDram,
     /// `aquifer run` over a donor of the bench's own outside the limit, by TCP in plain text within this machine.
     AquiferDonor,
+    /// As `AquiferDonor`, by TLS 1.3 with certificates on both sides.
+    AquiferDonorTls,
+    /// Over so many donors together, each on a host of its own at the end of a cable with a limit.
+    AquiferDonors(u32),
     /// `aquifer run` over `--tier emulated:PROFILE`, checked like `AquiferDram`.
     AquiferEmulated(String),
     /// As `AquiferDonor`, with the memory shared.
@@ -43,8 +49,12 @@ pub enum Contender {
 }
 
 /// What runs when nothing is named.
-pub const STANDARD: &str =
-    "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquifer-shm,swap-disk,swap-ram,swap-zram,mmap-file,umap,fio";
+pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquifer-donor-tls,\
+    aquifer-shm,swap-disk,swap-ram,swap-zram,mmap-file,umap,fio";
+
+/// How the names begin of those that run only when they are named.
+const EMULATED: &str = "aquifer-emulated:";
+const DONORS: &str = "aquifer-donors:";
 
 impl Contender {
     pub fn is_ours(&self) -> bool {
@@ -53,7 +63,7 @@ impl Contender {
 
     /// True when a donor must be there.
     pub fn borrows(&self) -> bool {
-        matches!(self, Self::AquiferDonor | Self::AquiferShm)
+        matches!(self, Self::AquiferDonor | Self::AquiferDonorTls | Self::AquiferDonors(_) | Self::AquiferShm)
     }
 
     /// True when the kernel enforces the limit. Otherwise the memory of the tier itself would be charged.
@@ -61,12 +71,12 @@ impl Contender {
         matches!(self, Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap) || self.borrows()
     }
 
-    /// The tier as `aquifer run --tier` wants it. `place` is the file of a flash tier, or where the donor listens.
+    /// The tier as `aquifer run --tier` wants it. `place` is the file of a flash tier, or where donors
+    /// listen and what is said about security.
     pub fn tier(&self, place: &str, bytes: u64) -> Option<String> {
         match self {
             Self::AquiferFlash => Some(format!("flash:{place},size={bytes}")),
-            Self::AquiferDonor => Some(format!("donor:{place},security=plain,size={bytes}")),
-            Self::AquiferShm => Some(format!("donor:{place},size={bytes}")),
+            _ if self.borrows() => Some(format!("donor:{place},size={bytes}")),
             Self::AquiferDram => Some(format!("dram:size={bytes}")),
             Self::AquiferEmulated(profile) => Some(format!("emulated:{profile}")),
             _ => None,
@@ -80,9 +90,11 @@ impl fmt::Display for Contender {
             Self::Dram => "dram",
             Self::AquiferFlash => "aquifer-flash",
             Self::AquiferDonor => "aquifer-donor",
+            Self::AquiferDonorTls => "aquifer-donor-tls",
+            Self::AquiferDonors(count) => return f.pad(&format!("{DONORS}{count}")),
             Self::AquiferDram => "aquifer-dram",
             Self::AquiferShm => "aquifer-shm",
-            Self::AquiferEmulated(profile) => return write!(f, "aquifer-emulated:{profile}"),
+            Self::AquiferEmulated(profile) => return f.pad(&format!("{EMULATED}{profile}")),
             Self::Swap(SwapKind::Disk) => "swap-disk",
             Self::Swap(SwapKind::Ram) => "swap-ram",
             Self::Swap(SwapKind::Zram) => "swap-zram",
@@ -102,6 +114,7 @@ impl FromStr for Contender {
             "dram" => Self::Dram,
             "aquifer-flash" => Self::AquiferFlash,
             "aquifer-donor" => Self::AquiferDonor,
+            "aquifer-donor-tls" => Self::AquiferDonorTls,
             "aquifer-dram" => Self::AquiferDram,
             "aquifer-shm" => Self::AquiferShm,
             "swap-disk" => Self::Swap(SwapKind::Disk),
@@ -110,12 +123,22 @@ impl FromStr for Contender {
             "mmap-file" => Self::MmapFile,
             "umap" => Self::Umap,
             "fio" => Self::Fio,
-            _ => match text.strip_prefix("aquifer-emulated:") {
-                Some(profile) if !profile.is_empty() => Self::AquiferEmulated(profile.to_string()),
-                _ => return Err(format!("'{text}' is no contender; choose from {STANDARD},aquifer-emulated:PROFILE")),
-            },
+            _ => return parameterised(text).ok_or_else(|| {
+                format!(
+                    "'{text}' is no contender; choose from {STANDARD},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MOST})"
+                )
+            }),
         })
     }
+}
+
+/// A contender whose name says more than its kind.
+fn parameterised(text: &str) -> Option<Contender> {
+    if let Some(number) = text.strip_prefix(DONORS) {
+        return (1..=HOSTS_MOST).find(|count| count.to_string() == number).map(Contender::AquiferDonors);
+    }
+    let profile = text.strip_prefix(EMULATED).filter(|profile| !profile.is_empty())?;
+    Some(Contender::AquiferEmulated(profile.to_string()))
 }
 
 #[cfg(test)]
@@ -124,18 +147,27 @@ mod tests {
 
     #[test]
     fn names_go_there_and_back() {
-        for name in STANDARD.split(',').chain(["aquifer-emulated:cmm-h"]) {
+        for name in STANDARD.split(',').chain(["aquifer-emulated:cmm-h", "aquifer-donors:1", "aquifer-donors:8"]) {
             assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);
         }
-        assert!("aquifer-emulated:".parse::<Contender>().is_err());
-        assert!("swap".parse::<Contender>().is_err());
+        for wrong in ["aquifer-emulated:", "swap", "aquifer-donors", "aquifer-donors:0", "aquifer-donors:9"] {
+            let refused = wrong.parse::<Contender>().unwrap_err();
+            assert!(refused.ends_with("aquifer-emulated:PROFILE,aquifer-donors:N (1 to 8)"), "{refused}");
+        }
+        for odd in ["aquifer-donors:01", "aquifer-donors:+1", "aquifer-donors:"] {
+            assert!(odd.parse::<Contender>().is_err(), "{odd}");
+        }
     }
 
     #[test]
     fn tiers_are_written_as_the_command_line_wants_them() {
         assert_eq!(Contender::AquiferFlash.tier("/d/f", 5).unwrap(), "flash:/d/f,size=5");
         assert_eq!(Contender::AquiferDram.tier("/d/f", 5).unwrap(), "dram:size=5");
-        assert_eq!(Contender::AquiferDonor.tier("10.0.0.2:7", 5).unwrap(), "donor:10.0.0.2:7,security=plain,size=5");
+        let donors = "10.0.0.2:7+10.0.0.3:8,security=plain";
+        let tier = Contender::AquiferDonors(2).tier(donors, 5).unwrap();
+        assert_eq!(tier, "donor:10.0.0.2:7+10.0.0.3:8,security=plain,size=5");
+        let tier = Contender::AquiferDonorTls.tier("10.0.0.2:7,cert=/c,key=/k,ca=/a", 5).unwrap();
+        assert_eq!(tier, "donor:10.0.0.2:7,cert=/c,key=/k,ca=/a,size=5");
         assert_eq!(Contender::AquiferShm.tier("unix:/d/s", 5).unwrap(), "donor:unix:/d/s,size=5");
         assert_eq!(Contender::Dram.tier("/d/f", 5), None);
     }

@@ -10,12 +10,16 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::hosts;
 use crate::machine;
 use crate::swap::LABEL_PREFIXES;
-use crate::undo::{SERVER_KIND, Undo, is_alive, token_in};
+use crate::undo::{CERTIFICATES_KIND, SERVER_KIND, Undo, is_alive, token_in};
 
 /// Where a swap area's label is: mkswap writes it 1052 bytes into the first page, 16 bytes long.
 const LABEL_AT: u64 = 1052;
+
+/// Directories that go with what is in them.
+const TREES: [&str; 2] = [CERTIFICATES_KIND, SERVER_KIND];
 
 /// Takes back every leftover and returns a line for each.
 pub fn clean(directory: &Path, hierarchy: Option<&Path>) -> Vec<String> {
@@ -35,6 +39,7 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     if let Some(root) = hierarchy {
         found.extend(ours_in(root).into_iter().filter(|path| path.is_dir()).map(Undo::RemoveCgroup));
     }
+    found.extend(ours_in(Path::new(hosts::DIRECTORY)).into_iter().map(Undo::RemoveHost));
     let loops = loops();
     let zrams = zrams();
     for area in machine::swap_areas() {
@@ -46,14 +51,18 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     }
     found.extend(zrams.into_iter().map(|(_, undo)| undo));
     found.extend(loops.into_iter().map(|(_, undo)| undo));
-    for mount in machine::mount_points().into_iter().filter(|mount| is_left(&mount.to_string_lossy())) {
+    // The name of a host is a mount point, too.
+    let is_ours = |mount: &PathBuf| is_left(&mount.to_string_lossy()) && !mount.starts_with(hosts::DIRECTORY);
+    for mount in machine::mount_points().into_iter().filter(is_ours) {
         found.extend([Undo::Unmount(mount.clone()), Undo::RemoveDirectory(mount)]);
     }
     for path in ours_in(directory) {
         let known = found.iter().any(|undo| *undo == Undo::RemoveDirectory(path.clone()));
         match path.is_dir() {
             true if known => {}
-            true if path.extension().is_some_and(|kind| kind == SERVER_KIND) => found.push(Undo::RemoveTree(path)),
+            true if path.extension().is_some_and(|kind| TREES.iter().any(|tree| kind == *tree)) => {
+                found.push(Undo::RemoveTree(path))
+            }
             true => found.push(Undo::RemoveDirectory(path)),
             false => found.push(Undo::RemoveFile(path)),
         }
@@ -117,7 +126,11 @@ fn block_devices(prefix: &'static str) -> impl Iterator<Item = String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hosts::Hosts;
     use crate::undo::{name, own_token};
+    use std::io::Read;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn only_the_files_of_the_dead_are_found() {
@@ -128,14 +141,40 @@ mod tests {
         for path in [&dead, &alive, &directory.join("swapfile")] {
             fs::write(path, "x").unwrap();
         }
-        let server = directory.join(name("1-zzzzzz", SERVER_KIND));
-        fs::create_dir(&server).unwrap();
+        let trees = TREES.map(|kind| directory.join(name("1-zzzzzz", kind)));
+        for tree in &trees {
+            fs::create_dir(tree).unwrap();
+        }
         fs::create_dir(directory.join(name(&own_token(), SERVER_KIND))).unwrap();
         let is_here = |undo: &Undo| matches!(undo, Undo::RemoveFile(_) | Undo::RemoveTree(_));
         let mut found: Vec<_> = find(&directory, None).into_iter().filter(is_here).collect();
-        found.sort_by_key(|undo| matches!(undo, Undo::RemoveTree(_)));
-        assert_eq!(found, [Undo::RemoveFile(dead), Undo::RemoveTree(server)]);
+        found.sort_by_key(|undo| format!("{undo:?}"));
+        let [keys, server] = trees.map(Undo::RemoveTree);
+        assert_eq!(found, [Undo::RemoveFile(dead), keys, server]);
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_host_of_the_dead_is_taken_down_with_who_is_on_it() {
+        // Process 1 has started neither of these benches.
+        if let Some(reason) = hosts::obstacle("1-zzzzzy", 250_000_000) {
+            println!("skipped, because {reason}");
+            return;
+        }
+        let left = Hosts::make("1-zzzzzz", 1, None).unwrap();
+        let words = left.words(1);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(["sh", "-c", "echo here; exec sleep 20"]).stdout(Stdio::piped());
+        let mut on_it = command.spawn().unwrap();
+        let mut said = [0u8; 4];
+        on_it.stdout.take().unwrap().read_exact(&mut said).unwrap();
+        let path = Path::new(hosts::DIRECTORY).join(name("1-zzzzzz", "host1"));
+        let ours = |undo: &Undo| format!("{undo:?}").contains("1-zzzzzz.host1");
+        let found: Vec<_> = find(Path::new("/nowhere"), None).into_iter().filter(ours).collect();
+        assert_eq!(found, [Undo::RemoveHost(path.clone())]);
+        assert_eq!(found[0].perform(), Ok(()));
+        assert!(!path.exists());
+        assert_eq!(on_it.wait().unwrap().signal(), Some(9));
     }
 
     #[test]

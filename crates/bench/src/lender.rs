@@ -24,6 +24,33 @@ const SLAB_BYTES: u64 = 2 << 20;
 const END_MAX: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Where a donor of this machine is reached by IP.
+pub const LOOPBACK: &str = "127.0.0.1";
+
+/// What a donor listens at, and what both sides say about security.
+pub struct Way {
+    pub listen: String,
+    pub donor_words: Vec<String>,
+    /// What the borrower writes behind the address.
+    pub options: String,
+}
+
+impl Way {
+    /// By TCP in plain text, at an IP address.
+    pub fn plain(address: &str) -> Way {
+        Way {
+            listen: format!("{address}:0"),
+            donor_words: vec!["--security".into(), "plain".into()],
+            options: ",security=plain".into(),
+        }
+    }
+
+    /// By shared memory.
+    pub fn shared(socket: &Path) -> Way {
+        Way { listen: format!("unix:{}", socket.display()), donor_words: Vec::new(), options: String::new() }
+    }
+}
+
 /// See the module.
 pub struct Lender {
     child: Child,
@@ -33,21 +60,21 @@ pub struct Lender {
 
 impl Lender {
     /// Starts one with room for `bytes`. `words` come first: a wrapper such as taskset(1).
-    pub fn start(
-        aquifer: &Path,
-        words: &[String],
-        listen: &str,
-        bytes: u64,
-        security: &[String],
-    ) -> Result<Lender, BenchFailure> {
+    pub fn start(aquifer: &Path, words: &[String], way: &Way, bytes: u64) -> Result<Lender, BenchFailure> {
         let mut line: Vec<String> = Vec::new();
         if let Some(setpriv) = find_program("setpriv") {
             line.extend([setpriv.display().to_string(), "--pdeathsig".into(), "KILL".into()]);
         }
         line.extend(words.iter().cloned());
-        line.extend([aquifer.display().to_string(), "donor".into(), "--json".into(), "--listen".into(), listen.into()]);
+        line.extend([
+            aquifer.display().to_string(),
+            "donor".into(),
+            "--json".into(),
+            "--listen".into(),
+            way.listen.clone(),
+        ]);
         line.extend(["--size".into(), bytes.next_multiple_of(SLAB_BYTES).to_string()]);
-        line.extend(security.iter().cloned());
+        line.extend(way.donor_words.iter().cloned());
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let child = command.spawn().map_err(|error| BenchFailure::io("cannot start a donor", &error))?;

@@ -17,10 +17,13 @@
 //! ```
 
 mod args;
+mod certificates;
 mod cgroup;
 mod contender;
+mod donors;
 mod failure;
 mod fio;
+mod hosts;
 mod interrupt;
 mod latency;
 mod leftovers;

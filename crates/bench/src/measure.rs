@@ -14,7 +14,6 @@ use crate::cgroup::{Account, Cgroup, Hierarchy};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
-use crate::lender::Lender;
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
 use crate::record::Run;
@@ -22,7 +21,7 @@ use crate::result::{figure_of, parse_output};
 use crate::settle::settle;
 use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
-use crate::undo::{self, SERVER_KIND, Undo, UndoList};
+use crate::undo::{self, CERTIFICATES_KIND, SERVER_KIND, Undo, UndoList};
 
 /// In a small limit the kernel now and then kills a program whose pages are all under way to swap, although swap has
 /// room. A baseline must not lose its figure to that.
@@ -88,8 +87,8 @@ impl Bench<'_> {
         let socket = self.file(&mut files, "socket");
         let stats = self.file(&mut files, "stats");
         let arrays = self.file(&mut files, "arrays");
-        let server = self.settings.dir.join(undo::name(self.token, SERVER_KIND));
-        files.push(Undo::RemoveTree(server.clone()));
+        let keys = self.tree(&mut files, CERTIFICATES_KIND);
+        let server = self.tree(&mut files, SERVER_KIND);
         let _swap = match &step.contender {
             Contender::Swap(kind) => {
                 let area = self.areas.iter().find(|area| area.kind == *kind);
@@ -105,8 +104,8 @@ impl Bench<'_> {
         if step.workload.is_graph() {
             forget_cached(self.graph)?;
         }
-        let lender = self.lender(step, &socket)?;
-        let place = lender.as_ref().map_or_else(|| flash.display().to_string(), |lender| lender.address.clone());
+        let donors = self.donors(step, &socket, &keys)?;
+        let place = donors.as_ref().map_or_else(|| flash.display().to_string(), |donors| donors.place.clone());
         let mut command = self.command(step, &place, &stats, &arrays, &server, cgroup.as_ref())?;
         if let Some(threads) = self.settings.threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
@@ -133,18 +132,14 @@ impl Bench<'_> {
         path
     }
 
-    fn aquifer(&self) -> Result<&Path, BenchFailure> {
-        self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
+    fn tree(&self, files: &mut UndoList, kind: &str) -> PathBuf {
+        let path = self.settings.dir.join(undo::name(self.token, kind));
+        files.push(Undo::RemoveTree(path.clone()));
+        path
     }
 
-    /// A donor for a step that borrows, outside its limit.
-    fn lender(&self, step: &Step, socket: &Path) -> Result<Option<Lender>, BenchFailure> {
-        let (listen, security) = match step.contender {
-            Contender::AquiferDonor => ("127.0.0.1:0".into(), vec!["--security".into(), "plain".into()]),
-            Contender::AquiferShm => (format!("unix:{}", socket.display()), Vec::new()),
-            _ => return Ok(None),
-        };
-        Lender::start(self.aquifer()?, &[], &listen, tier_bytes(step), &security).map(Some)
+    pub(crate) fn aquifer(&self) -> Result<&Path, BenchFailure> {
+        self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
     }
 
     /// The command of a step: the program in its cgroup and under whatever it runs under, or, when that is its server's
@@ -204,7 +199,7 @@ impl Bench<'_> {
 }
 
 /// Room for every block and for the pager's own needs in the tier.
-fn tier_bytes(step: &Step) -> u64 {
+pub(crate) fn tier_bytes(step: &Step) -> u64 {
     let data_bytes = step.footprint_bytes * if step.workload.processes > 1 { FORKED_ROOM } else { 1 };
     (data_bytes + data_bytes / 4 + 64 * MIB).next_multiple_of(2 * MIB)
 }

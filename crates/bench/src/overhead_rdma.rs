@@ -15,8 +15,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::failure::BenchFailure;
+use crate::lender::{LOOPBACK, Way};
 use crate::overhead::Case;
-use crate::overhead_donor::{Way, plain};
 use crate::overhead_run::{OverheadBench, TIER_TIMEOUT};
 use crate::process::{self, find_program};
 
@@ -61,7 +61,7 @@ impl OverheadBench<'_> {
     /// The value of a case, and what to say about it.
     pub(crate) fn rdma(&self, case: &Case) -> Result<(f64, String), BenchFailure> {
         let device = self.rdma_device()?.map_err(|reason| BenchFailure::trouble(reason, ""))?;
-        let Way { listen, mut donor_words, options } = plain();
+        let Way { listen, mut donor_words, options } = Way::plain(LOOPBACK);
         donor_words.extend(["--rdma".into(), device.clone()]);
         let way = Way { listen, donor_words, options: format!("{options},device={device}") };
         // Before and after, as in `overhead_donor.rs`. On as many processors as there are: a donor's has no part in it.

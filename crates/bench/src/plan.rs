@@ -32,6 +32,8 @@ pub struct Measured {
 pub struct Obstacles {
     pub aquifer: Option<String>,
     pub fio: Option<String>,
+    /// Hosts of their own, for several donors.
+    pub hosts: Option<String>,
     pub limit: Option<String>,
     /// Servers of workloads that are not here, by their programs.
     pub missing_servers: Vec<&'static str>,
@@ -39,6 +41,8 @@ pub struct Obstacles {
     pub swap: Option<String>,
     pub swap_ram: Option<String>,
     pub swap_zram: Option<String>,
+    /// Certificates.
+    pub tls: Option<String>,
     pub umap: Option<String>,
 }
 
@@ -89,6 +93,8 @@ impl Obstacles {
             | Contender::AquiferEmulated(_)
             | Contender::AquiferFlash
             | Contender::AquiferShm => self.aquifer.clone(),
+            Contender::AquiferDonorTls => self.aquifer.clone().or_else(|| self.tls.clone()),
+            Contender::AquiferDonors(_) => self.aquifer.clone().or_else(|| self.hosts.clone()),
             Contender::Swap(kind) => {
                 let own = match kind {
                     SwapKind::Disk => None,
@@ -234,6 +240,16 @@ mod tests {
         };
         let more = limit("redis-save") - limit("redis");
         assert!((SLACK_BYTES + CODE_AND_STACKS_BYTES..64 * MIB).contains(&more), "{more}");
+    }
+
+    #[test]
+    fn without_hosts_or_openssl_one_donor_still_runs() {
+        let (hosts, tls) = (Some("not root".into()), Some("no openssl".into()));
+        let names = contenders("aquifer-donor,aquifer-donor-tls,aquifer-donors:2");
+        let plan = plan(&[measured("stream")], &[30], &names, 1, &Obstacles { hosts, tls, ..Obstacles::default() });
+        assert_eq!(plan.steps.iter().map(|step| step.contender.to_string()).collect::<Vec<_>>(), ["aquifer-donor"]);
+        let skipped: Vec<_> = plan.skipped.iter().map(|s| (s.contender.as_str(), s.reason.as_str())).collect();
+        assert_eq!(skipped, [("aquifer-donor-tls", "no openssl"), ("aquifer-donors:2", "not root")]);
     }
 
     #[test]

@@ -10,10 +10,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::args::Settings;
+use crate::certificates;
 use crate::cgroup::Hierarchy;
 use crate::contender::{Contender, SwapKind};
 use crate::failure::BenchFailure;
 use crate::fio;
+use crate::hosts;
 use crate::interrupt::Interrupt;
 use crate::plan::{Measured, Obstacles, Plan, Step};
 use crate::process::{self, find_program};
@@ -175,11 +177,13 @@ pub fn find_aquifer(named: Option<&Path>) -> Option<PathBuf> {
 
 pub fn obstacles(
     settings: &Settings,
+    token: &str,
     hierarchy: &Result<Hierarchy, BenchFailure>,
     aquifer: bool,
     measured: &[Measured],
 ) -> Obstacles {
     let asked = |contender: &Contender| settings.contenders.contains(contender);
+    let asked_hosts = settings.contenders.iter().any(|contender| matches!(contender, Contender::AquiferDonors(_)));
     let largest = measured.iter().map(|one| one.footprint_bytes * one.workload.processes).max().unwrap_or(0);
     let servers = measured.iter().filter_map(|one| one.workload.server());
     // Where arrays cannot be put into a file, there is no such program, and the plan says why.
@@ -189,11 +193,13 @@ pub fn obstacles(
     Obstacles {
         aquifer: (!aquifer).then(|| "there is no aquifer binary; build it, or say --aquifer FILE".to_string()),
         fio: asked(&Contender::Fio).then(fio::obstacle).flatten(),
+        hosts: asked_hosts.then(|| hosts::obstacle(token, settings.cable_rate)).flatten(),
         limit: hierarchy.as_ref().err().map(ToString::to_string),
         missing_servers: servers.filter(|server| find_program(server).is_none()).collect(),
         swap: swap::obstacle(),
         swap_ram: swap::obstacle_ram(largest),
         swap_zram: asked(&Contender::Swap(SwapKind::Zram)).then(swap::obstacle_zram).flatten(),
+        tls: asked(&Contender::AquiferDonorTls).then(certificates::obstacle).flatten(),
         umap: umap_missing.map(|one| {
             format!(
                 "{}_umap is not built; install UMap 2.1 (github.com/LLNL/umap), and run: make -C bench/workloads UMAP=PREFIX",

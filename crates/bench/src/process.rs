@@ -155,10 +155,16 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u
     })
 }
 
+/// What brings a helper.
+fn package_of(program: &str) -> &'static str {
+    if matches!(program, "ip" | "tc") { "iproute2" } else { "util-linux" }
+}
+
 /// Calls a helper and returns what it printed.
 pub fn call(program: &str, arguments: &[&str]) -> Result<String, BenchFailure> {
-    let path = find_program(program)
-        .ok_or_else(|| BenchFailure::trouble(format!("{program} is not installed"), "install util-linux"))?;
+    let path = find_program(program).ok_or_else(|| {
+        BenchFailure::trouble(format!("{program} is not installed"), format!("install {}", package_of(program)))
+    })?;
     let mut command = Command::new(path);
     command.args(arguments);
     // A signal must not end a helper half way: clean-up goes on after it.

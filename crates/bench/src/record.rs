@@ -107,6 +107,8 @@ pub struct Record {
     pub complete: bool,
     /// The swap areas that were made, such as `swap-zram: 1.3GiB zram, lz4`.
     pub swap_areas: Vec<String>,
+    /// Where the donors of each contender were, such as `aquifer-donor: a donor on loopback, plain text`.
+    pub donors: Vec<String>,
     pub skipped: Vec<Skipped>,
     pub runs: Vec<Run>,
     pub summaries: Vec<Summary>,

@@ -24,7 +24,7 @@ use crate::prepare::{
 };
 use crate::progress::Progress;
 use crate::record::{Record, Run, Skipped, compare_all, summarise};
-use crate::{fio, leftovers, plot, table, undo, verdict};
+use crate::{donors, fio, leftovers, plot, table, undo, verdict};
 
 /// Runs `aquifer bench` and returns its exit code.
 pub fn run(args: BenchArgs) -> ExitCode {
@@ -77,7 +77,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     let (graph, _graph_undo) = graph_file(settings, &token, interrupt, &progress)?;
     let measured = footprints(settings, &token, &graph, interrupt)?;
     let aquifer = find_aquifer(settings.aquifer.as_deref());
-    let obstacles = obstacles(settings, &hierarchy, aquifer.is_some(), &measured);
+    let obstacles = obstacles(settings, &token, &hierarchy, aquifer.is_some(), &measured);
     let mut plan = plan::plan(&measured, &settings.locals, &settings.contenders, settings.rounds, &obstacles);
     if settings.plan_only {
         print(&describe(&plan, settings));
@@ -85,6 +85,11 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     }
     let areas = swap_areas(&mut plan, settings, &token, &progress);
     let made = areas.iter().map(|area| format!("{}: {}", Contender::Swap(area.kind), area.about)).collect();
+    let borrow = |contender: &Contender| {
+        let about = donors::about(contender, settings.cable_rate)?;
+        plan.steps.iter().any(|step| step.contender == *contender).then(|| format!("{contender}: {about}"))
+    };
+    let donors = settings.contenders.iter().filter_map(borrow).collect();
     let overheads_can_run = !settings.overheads.is_empty() && aquifer.is_some();
     if plan.steps.is_empty() && plan.mixes.is_empty() && !overheads_can_run {
         let reasons: Vec<_> =
@@ -114,6 +119,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         machine,
         complete: stopped.is_none(),
         swap_areas: made,
+        donors,
         skipped: plan.skipped,
         comparisons: compare_all(&runs, &summaries),
         latencies: latencies(&runs, &summaries),

@@ -48,6 +48,24 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if bytes > BYTES_MAX { Err(format!("'{text}' is larger than any machine")) } else { Ok(bytes) }
 }
 
+/// Reads `250MB/s`: bytes a second.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let size =
+        text.strip_suffix("/s").ok_or_else(|| format!("'{text}' is not a rate; use bytes a second like 250MB/s"))?;
+    parse_size(size)
+}
+
+/// Writes `250MB/s`, `1.5GB/s`: in powers of a thousand, as what goes over a cable is counted.
+pub fn format_rate(rate: u64) -> String {
+    let (number, unit) = match rate {
+        ..1_000_000 => (rate as f64 / 1e3, "KB"),
+        1_000_000..1_000_000_000 => (rate as f64 / 1e6, "MB"),
+        1_000_000_000.. => (rate as f64 / 1e9, "GB"),
+    };
+    let digits = usize::from(number.fract() > 0.05);
+    format!("{number:.digits$}{unit}/s")
+}
+
 /// Reads `90s`, `15min`, `500ms`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
@@ -88,6 +106,17 @@ mod tests {
         assert_eq!(parse_size("1GB"), Ok(1_000_000_000));
         for wrong in ["", "x", "-1", "1GiBB", "1..2", "GiB", "99999999TiB"] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rates_are_bytes_a_second() {
+        assert_eq!(parse_rate("250MB/s"), Ok(250_000_000));
+        for wrong in ["", "250MB", "2Gbit/s", "/s", "MB/s"] {
+            assert!(parse_rate(wrong).is_err(), "{wrong}");
+        }
+        for text in ["250MB/s", "1.5GB/s", "100GB/s", "64KB/s"] {
+            assert_eq!(format_rate(parse_rate(text).unwrap()), text);
         }
     }
 

@@ -34,8 +34,8 @@ pub fn render(record: &Record) -> String {
         machine.filesystem,
         machine.cgroup
     );
-    for area in &record.swap_areas {
-        let _ = writeln!(text, "{area}");
+    for line in record.swap_areas.iter().chain(&record.donors) {
+        let _ = writeln!(text, "{line}");
     }
     let mut places: Vec<(&str, u32)> = Vec::new();
     for summary in &record.summaries {

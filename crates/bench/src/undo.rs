@@ -16,6 +16,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::BenchFailure;
+use crate::hosts;
 use crate::machine;
 use crate::process::call;
 
@@ -60,6 +61,9 @@ pub const NAME_PREFIX: &str = "aquifer-bench-";
 /// The kind of directory in which a server keeps files under names of its own.
 pub const SERVER_KIND: &str = "server";
 
+/// The kind of directory in which certificates and their keys are.
+pub const CERTIFICATES_KIND: &str = "certificates";
+
 /// `aquifer-bench-TOKEN.KIND`
 pub fn name(token: &str, kind: &str) -> String {
     format!("{NAME_PREFIX}{token}.{kind}")
@@ -83,6 +87,8 @@ pub enum Undo {
     RemoveCgroup(PathBuf),
     RemoveDirectory(PathBuf),
     RemoveFile(PathBuf),
+    /// A network namespace by its name's path, with its cable and who is on it.
+    RemoveHost(PathBuf),
     /// With what a server has left in it.
     RemoveTree(PathBuf),
     /// Empties a zram device; `remove` when the bench had it added.
@@ -102,6 +108,7 @@ impl Undo {
             Self::RemoveCgroup(path) => remove_cgroup(path),
             Self::RemoveDirectory(path) => unless_gone(path, fs::remove_dir(path)),
             Self::RemoveFile(path) => unless_gone(path, fs::remove_file(path)),
+            Self::RemoveHost(path) => hosts::remove(path),
             Self::RemoveTree(path) => unless_gone(path, fs::remove_dir_all(path)),
             Self::ResetZram { index, remove } => {
                 write_sys(&format!("/sys/block/zram{index}/reset"), "1")?;

@@ -50,13 +50,15 @@ const fn left_of_dram(workload: &'static str, local_percent: u32, at_least: f64)
 }
 
 /// 21 and 20 are the factors that the published system reached over InfiniBand and RoCE.
-const BARS: [Bar; 24] = [
+const BARS: [Bar; 30] = [
     bar("stream", "aquifer-flash", "swap-disk", 21.0, Some(35.0)),
     bar("stream", "aquifer-flash", "mmap-file", 1.0, Some(1.3)),
     bar("stream", "aquifer-dram", "swap-ram", 20.0, Some(30.0)),
     bar("stream", "aquifer-flash", "umap", 2.0, None),
     bar("stream", "aquifer-donor", "swap-disk", 21.0, None),
     bar("stream", "aquifer-donor", "swap-ram", 7.0, None),
+    bar("stream", "aquifer-donor-tls", "aquifer-donor", 0.5, None),
+    bar("stream", "aquifer-donors:2", "aquifer-donors:1", 1.6, None),
     bar("stream", "aquifer-shm", "swap-ram", 20.0, None),
     bar("stream-static", "aquifer-flash", "swap-disk", 21.0, Some(35.0)),
     bar("stream-static", "aquifer-dram", "swap-ram", 20.0, Some(30.0)),
@@ -72,7 +74,11 @@ const BARS: [Bar; 24] = [
     bar("bfs", "aquifer-flash", "swap-zram", 1.5, None),
     bar("pr", "aquifer-flash", "swap-zram", 1.5, None),
     bar("bc", "aquifer-flash", "swap-zram", 1.5, None),
+    bar("bfs", "aquifer-donor", "swap-ram", 1.0, None),
+    bar("pr", "aquifer-donor", "swap-ram", 1.0, None),
+    bar("bc", "aquifer-donor", "swap-ram", 1.0, None),
     bar("load", "aquifer-flash", "swap-disk", 2.0, None),
+    bar("load", "aquifer-donor", "swap-ram", 1.0, None),
     left_of_dram("redis", 75, 0.95),
     left_of_dram("redis", 50, 0.9),
 ];
@@ -281,6 +287,7 @@ fn average_loss(runs: &[Run]) -> Option<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contender::STANDARD;
     use crate::record::tests::run;
 
     fn find<'a>(verdicts: &'a [Verdict], text: &str) -> &'a Verdict {
@@ -308,11 +315,16 @@ mod tests {
         let command = <crate::BenchArgs as clap::Args>::augment_args(clap::Command::new("bench"));
         let help = command.get_after_long_help().expect("it ends with examples and bars").to_string();
         for bar in BARS {
+            let extra = [bar.ours, bar.theirs].into_iter().filter(|name| !STANDARD.split(',').any(|one| one == *name));
+            let extra: Vec<&str> = extra.collect();
             let asks = |line: &str| {
                 let (_, words) = line.split_once("--local ")?;
-                let (locals, names) = words.split_once(" --workload ")?;
-                let local = locals.split(',').any(|local| local == bar.local_percent.to_string());
-                Some(local && names.split([',', ' ']).any(|name| name == bar.workload))
+                let words: Vec<&str> = words.split([',', ' ']).collect();
+                // STREAM is what runs when nothing is named.
+                let workload =
+                    words.contains(&bar.workload) || (bar.workload == "stream" && !words.contains(&"--workload"));
+                let local = words.contains(&bar.local_percent.to_string().as_str());
+                Some(local && workload && extra.iter().all(|name| words.contains(name)))
             };
             let told = help.lines().any(|line| asks(line).unwrap_or(false));
             assert!(told, "{} at {} % is not in the help", bar.workload, bar.local_percent);

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a step borrows from: donors of the bench's own, outside the step's limit, until they are dropped.
+//!
+//! One donor is on loopback: a virtual cable without a limit would be a second thing that is measured, and wavers more.
+//! Several donors are there to show what more cables bring, so each is on a host of its own (`hosts.rs`), at the end of
+//! a cable with a limit.
+
+use std::fs;
+use std::path::Path;
+
+use crate::certificates;
+use crate::contender::Contender;
+use crate::failure::BenchFailure;
+use crate::hosts::{self, Hosts};
+use crate::lender::{LOOPBACK, Lender, Way};
+use crate::measure::{Bench, tier_bytes};
+use crate::plan::Step;
+use crate::size::format_rate;
+
+/// See the module.
+pub struct Donors {
+    /// Where they listen and what is said about security, as it is written behind `donor:`.
+    pub place: String,
+    // In this order: a host goes when nobody is on it.
+    _lenders: Vec<Lender>,
+    _hosts: Option<Hosts>,
+}
+
+impl Bench<'_> {
+    /// The donors of a step; None when it does not borrow. Each has room for everything.
+    pub(crate) fn donors(&self, step: &Step, socket: &Path, keys: &Path) -> Result<Option<Donors>, BenchFailure> {
+        let mut hosts = None;
+        let ways = match step.contender {
+            Contender::AquiferDonor => vec![Way::plain(LOOPBACK)],
+            Contender::AquiferDonorTls => {
+                fs::create_dir_all(keys)
+                    .map_err(|error| BenchFailure::io(format!("cannot make {}", keys.display()), &error))?;
+                vec![certificates::tls(keys, LOOPBACK, self.interrupt)?]
+            }
+            Contender::AquiferDonors(count) => {
+                hosts = Some(Hosts::make(self.token, count, Some(self.settings.cable_rate))?);
+                (1..=count).map(|host| Way::plain(&hosts::address(host))).collect()
+            }
+            Contender::AquiferShm => vec![Way::shared(socket)],
+            _ => return Ok(None),
+        };
+        let mut lenders = Vec::new();
+        for (host, way) in (1..).zip(&ways) {
+            let words = hosts.as_ref().map_or_else(Vec::new, |hosts| hosts.words(host));
+            lenders.push(Lender::start(self.aquifer()?, &words, way, tier_bytes(step))?);
+        }
+        let addresses: Vec<&str> = lenders.iter().map(|lender| lender.address.as_str()).collect();
+        let place = addresses.join("+") + &ways[0].options;
+        Ok(Some(Donors { place, _lenders: lenders, _hosts: hosts }))
+    }
+}
+
+/// Where the donors of a contender are, for the reader of a report; None: it borrows from none.
+pub fn about(contender: &Contender, cable_rate: u64) -> Option<String> {
+    match contender {
+        Contender::AquiferDonor => Some("a donor on loopback, plain text".into()),
+        Contender::AquiferDonorTls => Some("a donor on loopback, TLS 1.3".into()),
+        Contender::AquiferDonors(count) => {
+            let hosts = if *count == 1 { "host, its cable" } else { "hosts, each cable" };
+            Some(format!("{count} {hosts} limited to {} both ways, plain text", format_rate(cable_rate)))
+        }
+        Contender::AquiferShm => Some("a donor's memory, shared".into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_where_the_donors_are() {
+        let about = |name: &str| about(&name.parse().unwrap(), 250_000_000);
+        assert_eq!(about("aquifer-donor").unwrap(), "a donor on loopback, plain text");
+        assert_eq!(about("aquifer-donors:1").unwrap(), "1 host, its cable limited to 250MB/s both ways, plain text");
+        assert_eq!(about("aquifer-donors:2").unwrap(), "2 hosts, each cable limited to 250MB/s both ways, plain text");
+        assert_eq!(about("aquifer-flash"), None);
+    }
+}
