@@ -324,8 +324,8 @@ impl Parts {
     }
 
     /// A write is at these members and not at the others of the place: those are taken out of it. Who has entered calls
-    /// it, before the write succeeds. It has not where those of these that are in the place are too few, or not believed
-    /// while others may soon be back.
+    /// it, before the write succeeds. It has not where those of these that are in the place are too few, or not
+    /// believed while others may soon be back.
     pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);

@@ -53,8 +53,8 @@ impl Parts {
         }
     }
 
-    /// Whether it is too early to do with `left` of a place: too few of these are believed, and somebody who is has only
-    /// been silent for a moment.
+    /// Whether it is too early to do with `left` of a place: too few of these are believed, and somebody who is has
+    /// only been silent for a moment.
     pub(super) fn is_hasty(&self, place: Place, left: Place) -> bool {
         let is_believed = |member: &usize| !self.members[*member].is_distrusted();
         let believed = left.members().filter(is_believed).count();

@@ -66,13 +66,13 @@ fn arrays() -> [(Vec<Arc<Memory>>, Array); 3] {
 #[test]
 fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
     for (members, array) in arrays() {
-        for liar in 0..members.len() {
+        for (liar, member) in members.iter().enumerate() {
             fill(&array, 1);
             settle(&array);
-            if members[liar].held() == 0 {
+            if member.held() == 0 {
                 continue;
             }
-            lie(&members[liar], true);
+            lie(member, true);
             find_out(&array, 1);
             assert_eq!(distrusted(&array), [liar], "it, and nobody else");
             settle(&array);
@@ -82,8 +82,8 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
             fill(&array, 1);
             assert!((0..SLABS).all(|slab| !place(slab).has(liar)), "it gets nothing more");
-            members[liar].restart();
-            lie(&members[liar], false);
+            member.restart();
+            lie(member, false);
             settle(&array);
             assert_eq!(distrusted(&array), [], "it has nothing of what was wrong");
         }
