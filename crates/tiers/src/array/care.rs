@@ -90,6 +90,9 @@ impl Parts {
         let started = now_ns();
         let mut buffer = Vec::new();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
+            if member.is_distrusted() && self.save_from_distrusted(index, started, &mut buffer) {
+                return true;
+            }
             let mut from = 0;
             while let Some(range) = member.store.leaving(from) {
                 from = range + 1;
@@ -97,6 +100,22 @@ impl Parts {
                 if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                     return true;
                 }
+            }
+        }
+        false
+    }
+
+    /// Takes slabs from a member that is not believed, as far as others have room: they stay with it rather than with
+    /// fewer. True when there may be more to do at once.
+    fn save_from_distrusted(&self, member: usize, started: u64, buffer: &mut Vec<u8>) -> bool {
+        for slab in 0..self.reached() {
+            let place = Place(self.places.see(slab).place);
+            if !place.has(member) || self.takers() & !place.mask() == 0 {
+                continue;
+            }
+            self.copy_to_another(slab, place, place.without(member), buffer);
+            if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
+                return true;
             }
         }
         false
@@ -151,9 +170,6 @@ impl Parts {
                     // Before it counts as found, so that nothing is given to it meanwhile.
                     self.release_strays(index);
                     member.found();
-                }
-                if member.is_distrusted() {
-                    self.give_up(index, false);
                 }
                 member.looked(true);
             }

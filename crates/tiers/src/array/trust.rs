@@ -5,8 +5,8 @@
 //!
 //! The array has no checksums: who reads says that bytes were wrong, and by which way they were right after all. From
 //! that follows whose were wrong, where it can only be one. A member that is not believed is read last, gets no slabs,
-//! and loses those that others have, which are copied from them (`care.rs`). Until then a member that is believed and
-//! merely silent is waited for: what the other one has is not made the only copy, nor the source of a new one.
+//! and what it has goes to others that have room (`care.rs`). Until then a member that is believed and merely silent is
+//! waited for: what the other one has is not made the only copy, nor the source of a new one.
 //!
 //! It is believed again when it was started anew.
 //!

@@ -75,7 +75,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             lie(member, true);
             find_out(&array, 1);
             assert_eq!(distrusted(&array), [liar], "it, and nobody else");
-            settle(&array);
+            while array.parts.save() {}
             let total = array.parts.shape.total;
             let place = |slab| Place(array.parts.places.see(slab).place);
             assert!((0..SLABS).all(|slab| place(slab).count() == total && !place(slab).has(liar)), "{liar}");
@@ -88,6 +88,19 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             assert_eq!(distrusted(&array), [], "it has nothing of what was wrong");
         }
     }
+}
+
+#[test]
+fn where_nobody_else_has_room_it_keeps_what_it_has() {
+    let members = members(2);
+    let array = array_of(&members, 2);
+    fill(&array, 1);
+    lie(&members[0], true);
+    find_out(&array, 1);
+    while array.parts.save() {}
+    settle(&array);
+    assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2), "half of it is right");
+    (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
 }
 
 /// The worst moment for a hiccup: what is right is with somebody who is silent.
