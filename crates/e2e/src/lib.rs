@@ -8,7 +8,7 @@
 //! RDMA device; [`matrix`] lists settings;
 //! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours; [`donor`] starts
 //! donors, on this machine or on [`hosts`], [`verifying`] is a program for when they are lost, and [`programs`] are
-//! those that people use.
+//! those that people use; [`pages`] are the pages on operating, and [`machines`] such as they are followed on.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
@@ -20,7 +20,9 @@ pub mod build;
 pub mod donor;
 pub mod guest;
 pub mod hosts;
+pub mod machines;
 pub mod matrix;
+pub mod pages;
 pub mod programs;
 pub mod rdma_guest;
 pub mod run;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the pages on operating say can be typed: every block of commands is run on this machine, in the order of the
-//! pages, with a donor that was started as they say; or it says why it cannot be, and its options are looked up.
+//! What the pages on operating say can be typed: every block that anybody's machine can run is run on this one, in the
+//! order of the pages, with a donor that was started as they say; the options of all others are looked up. All of them
+//! are run by `deployment.rs`, on machines of their own.
 //!
-//! A block begins with `sh run`, or with `sh skip: WHY`. What differs here: addresses, ports, paths and sizes.
+//! What differs here: addresses, ports, paths and sizes.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -12,44 +13,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use aquifer_e2e::build::{binaries, compile_small, scratch};
+use aquifer_e2e::pages::{Block, Kind, blocks, smaller};
 use aquifer_e2e::run::{LIMIT, aquifer, eventually, run, start};
 
-/// In the order in which somebody follows them.
-const PAGES: [(&str, &str); 3] = [
-    ("README.md", include_str!("../../../docs/operating/README.md")),
-    ("setup.md", include_str!("../../../docs/operating/setup.md")),
-    ("drills.md", include_str!("../../../docs/operating/drills.md")),
-];
+/// The donor's configuration.
+const CONFIGURATION: &str = "/etc/aquifer/donor.conf";
 
-/// The donor's configuration, by the name of its block.
-const CONFIGURATION: &str = "ini donor.conf";
-
-struct Block {
-    /// Where it stands, for messages.
-    place: String,
-    /// What stands behind its fence.
-    kind: String,
-    text: String,
-}
-
-fn blocks() -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for (page, text) in PAGES {
-        let mut open: Option<Block> = None;
-        for (number, line) in text.lines().enumerate() {
-            match (line.strip_prefix("```"), &mut open) {
-                (Some(kind), None) => {
-                    let place = format!("{page}:{}", number + 1);
-                    open = Some(Block { place, kind: kind.into(), text: String::new() });
-                }
-                (Some(_), Some(_)) => blocks.extend(open.take()),
-                (None, Some(block)) => block.text += &format!("{line}\n"),
-                (None, None) => {}
-            }
-        }
-        assert!(open.is_none(), "{page}: a block does not end");
-    }
-    blocks
+fn is_configuration(block: &Block) -> bool {
+    block.kind == Kind::File(CONFIGURATION.into())
 }
 
 /// What `aquifer` and its command, if it has one, take.
@@ -62,14 +33,10 @@ fn help(words: &[&str]) -> String {
 #[test]
 fn every_option_of_ours_is_one_and_every_block_is_a_script() {
     let mut commands = 0;
-    for Block { place, kind, text } in blocks() {
-        if kind == "text" || kind == CONFIGURATION {
+    for Block { place, kind, text, .. } in blocks() {
+        if matches!(kind, Kind::Text | Kind::File(_)) {
             continue;
         }
-        assert!(
-            kind == "sh run" || kind.starts_with("sh skip: "),
-            "{place}: '{kind}' says nothing of how it is tested"
-        );
         let read = Command::new("sh").args(["-n", "-c", &text]).output().expect("sh can be started");
         assert!(read.status.success(), "{place}: {}", String::from_utf8_lossy(&read.stderr));
         for line in text.replace("\\\n", " ").lines() {
@@ -91,7 +58,7 @@ fn every_option_of_ours_is_one_and_every_block_is_a_script() {
         }
     }
     assert!(commands > 10, "the pages have commands: {commands}");
-    let configuration = blocks().into_iter().find(|block| block.kind == CONFIGURATION).expect("what the donor lends");
+    let configuration = blocks().into_iter().find(is_configuration).expect("what the donor lends");
     let known = help(&["donor"]);
     for flag in configuration.text.split([' ', '=']).filter(|word| word.starts_with("--")) {
         assert!(known.contains(&format!("{flag} <")), "{flag}");
@@ -130,34 +97,34 @@ fn the_pages_can_be_followed_on_one_machine() {
     let control = std::env::temp_dir().join(format!("aq-op-{}", std::process::id()));
     let [port, metrics] = free_ports();
     let here = |text: &str| {
-        text.replace("10.0.0.2:7411", &format!("127.0.0.1:{port}"))
+        smaller(text)
+            .replace("10.0.0.2:7411", &format!("127.0.0.1:{port}"))
             .replace("10.0.0.2:7412", &format!("127.0.0.1:{metrics}"))
             .replace("10.0.0.2", "127.0.0.1")
             .replace("/etc/aquifer", directory.to_str().expect("a path of ours"))
             .replace("/run/aquifer-donor/control", control.to_str().expect("a path of ours"))
-            .replace("64GiB", "256MiB")
-            .replace("32GiB", "128MiB")
-            .replace("16GiB", "64MiB")
-            .replace("4GiB", "16MiB")
     };
     let mut donor = None;
-    for Block { place, kind, text } in blocks() {
-        if let Some(why) = kind.strip_prefix("sh skip: ") {
-            println!("{place}: skipped, because it {why}");
-        } else if kind == CONFIGURATION {
-            let text = here(&text);
+    for block in blocks() {
+        let Block { place, kind, text, .. } = &block;
+        if is_configuration(&block) {
+            let text = here(text);
             let words = text.trim().strip_prefix("DONOR_ARGS=").expect("what the unit reads");
             donor = Some(lend(words, &control));
-        } else if kind == "sh run" {
+        } else if let Kind::Skipped(why) = kind {
+            println!("{place}: skipped, because it {why}");
+        } else if *kind == (Kind::Script { or_here: true }) {
             println!("{place}");
             let mut shell = Command::new("sh");
-            shell.args(["-e", "-c", &here(&text)]).current_dir(&directory);
+            shell.args(["-e", "-c", &here(text)]).current_dir(&directory);
             let path = std::env::var("PATH").unwrap_or_default();
             shell.env("PATH", format!("{}:{path}", binaries().display()));
             shell.env("AQUIFER_PRELOAD", binaries().join("libaquifer_preload.so")).env_remove("AQUIFER_CONFIG");
             let ended = start(shell).wait(LIMIT);
             println!("{}{}", ended.stdout, ended.stderr);
             assert_eq!(ended.status, Some(0), "{place}: {}", ended.stderr);
+        } else if *kind != Kind::Text {
+            println!("{place}: skipped, because it is for machines of their own: deployment.rs");
         }
     }
     assert!(donor.is_some(), "the pages have a donor");

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Machines with a systemd of their own, for what needs root, units, addresses and several hosts: containers of
+//! systemd-nspawn(1) over this machine's files, at one switch. Needs root.
+//!
+//! `AQUIFER_E2E_MACHINES=1` allows it; `AQUIFER_E2E_MACHINES=DIR` does, too, and names a directory with more files for
+//! all of them, such as `.ci/machines DIR` makes, with an SSH server.
+//!
+//! A machine is held by a process (`machines/boot.sh`) in namespaces of its own that reads from this one: when this one
+//! ends, in whatever way, that one ends the machine and removes what it made. Nothing of this machine's is changed.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::build::scratch;
+use crate::guest::skipped;
+use crate::run::{Ended, eventually, run};
+
+/// Allows it, and may name a directory.
+pub const VARIABLE: &str = "AQUIFER_E2E_MACHINES";
+/// How long one block of commands may take.
+const TEXT_LIMIT: Duration = Duration::from_secs(240);
+/// How long a question that is answered at once may take.
+const QUESTION_LIMIT: Duration = Duration::from_secs(20);
+/// How long a machine may take to end.
+const END_LIMIT: Duration = Duration::from_secs(30);
+/// How often is looked at what is waited for.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What all machines are plugged into.
+#[derive(Debug)]
+pub struct Switch {
+    process: Child,
+    layer: Option<PathBuf>,
+}
+
+impl Switch {
+    /// `None`, and says why, where machines cannot be had.
+    #[must_use]
+    pub fn new() -> Option<Switch> {
+        let why = match std::env::var_os(VARIABLE) {
+            None => {
+                format!("{VARIABLE} is not set; as root, set {VARIABLE}=1, or to what '.ci/machines DIR' has filled")
+            }
+            Some(_) if !is_root() => "machines need root".into(),
+            Some(_) if !starts("systemd-nspawn") => "there is no systemd-nspawn (package systemd-container)".into(),
+            Some(value) => {
+                let layer = Some(PathBuf::from(value)).filter(|path| path.is_dir() && path.is_absolute());
+                let script = "ip link add switch type bridge && ip link set switch up && echo up && cat";
+                let mut process = held("--net");
+                process.args(["sh", "-c", script]);
+                let mut process = process.spawn().expect("unshare can be started");
+                match said(&mut process).as_str() {
+                    "up" => return Some(Switch { process, layer }),
+                    _ => "a network namespace with a bridge in it cannot be made here".into(),
+                }
+            }
+        };
+        skipped(&why);
+        None
+    }
+
+    /// Whether the machines can have an SSH server.
+    #[must_use]
+    pub fn has_sshd(&self) -> bool {
+        let layers = [self.layer.as_deref(), Some(Path::new("/"))];
+        layers.into_iter().flatten().any(|layer| layer.join("usr/sbin/sshd").exists())
+    }
+
+    /// Begins to start a machine. These are more words for systemd-nspawn.
+    #[must_use]
+    pub fn plug(&self, name: &str, address: &str, words: &[String]) -> Machine {
+        let directory = scratch(&format!("machine-{name}")).canonicalize().expect("just made");
+        let layer = self.layer.as_deref().unwrap_or(Path::new("-"));
+        let mut holder = held("--net");
+        holder.args(["--mount", "--propagation", "private", "sh"]);
+        holder.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("machines/boot.sh"));
+        holder.arg(name).arg(&directory).arg(address).arg(self.process.id().to_string()).arg(layer).args(words);
+        let mut holder = holder.spawn().expect("unshare can be started");
+        assert_eq!(said(&mut holder), "started", "{name} is not started: see what boot.sh wrote above");
+        Machine { name: name.to_owned(), directory, holder }
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        end(&mut self.process);
+    }
+}
+
+/// One of them. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Machine {
+    name: String,
+    directory: PathBuf,
+    holder: Child,
+}
+
+impl Machine {
+    /// Waits until it has started, and everything on it.
+    pub fn wait_until_started(&mut self) {
+        let started = Instant::now();
+        eventually(&format!("the start of {}", self.name), || {
+            std::thread::sleep(PAUSE);
+            assert!(matches!(self.holder.try_wait(), Ok(None)), "{} has ended: {}", self.name, self.console());
+            matches!(self.state().as_str(), "running" | "degraded")
+        });
+        println!("{} has started after {:?}", self.name, started.elapsed());
+    }
+
+    /// Types what makes it start anew, and waits until it has.
+    pub fn restart(&mut self, text: &str) {
+        let before = self.process();
+        // The shell may not live to say how it ended.
+        let _ = self.attempt(text, QUESTION_LIMIT);
+        // Nobody asks it meanwhile: a process that is in it from outside keeps it from going down.
+        eventually(&format!("{} goes down", self.name), || self.process().is_some_and(|now| Some(now) != before));
+        self.wait_until_started();
+    }
+
+    /// What systemd says of it; nothing while it does not run.
+    #[must_use]
+    pub fn state(&self) -> String {
+        self.attempt("systemctl is-system-running", QUESTION_LIMIT).stdout.trim().to_owned()
+    }
+
+    /// What it wrote to its console.
+    #[must_use]
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(self.directory.join("console")).unwrap_or_default()
+    }
+
+    /// Commands for a shell there, as root, in its home directory. Says how they ended.
+    #[must_use]
+    pub fn attempt(&self, text: &str, limit: Duration) -> Ended {
+        let Some(first) = self.first_process() else {
+            return Ended { status: None, stdout: String::new(), stderr: "it has no process yet".into() };
+        };
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &first.to_string(), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--"]);
+        let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        // What is built is there already: see tests/deployment.rs.
+        let built = ["CARGO=true", "CARGO_TARGET_DIR=/root/target"];
+        command.args(["env", "-i", path, "HOME=/root", "LANG=C.UTF-8"]).args(built);
+        command.args(["sh", "-e", "-c", &format!("cd /root\n{text}")]);
+        run(command, limit)
+    }
+
+    /// The same. Panics, with what was said, unless all of them did well; gives what they wrote.
+    #[track_caller]
+    pub fn run(&self, text: &str) -> String {
+        let ended = self.attempt(text, TEXT_LIMIT);
+        if ended.status != Some(0) {
+            let journal = self.attempt("journalctl --no-pager --output=cat --lines=30", QUESTION_LIMIT).stdout;
+            println!("the journal of {}:\n{journal}", self.name);
+        }
+        let Ended { status, stdout, stderr } = &ended;
+        let name = &self.name;
+        assert_eq!(*status, Some(0), "on {name}:\n{text}\nstandard output:\n{stdout}\nstandard error:\n{stderr}");
+        println!("{}{}", ended.stdout, ended.stderr);
+        ended.stdout
+    }
+
+    /// Where a file of its is for this process, while it runs.
+    #[must_use]
+    pub fn path(&self, inside: &str) -> PathBuf {
+        let first = self.first_process().expect("it runs");
+        PathBuf::from(format!("/proc/{first}/root")).join(inside.trim_start_matches('/'))
+    }
+
+    /// The process of systemd-nspawn: another one after each start.
+    fn process(&self) -> Option<u32> {
+        std::fs::read_to_string(self.directory.join("process")).ok()?.trim().parse().ok()
+    }
+
+    /// The first process of the machine, which is a child of systemd-nspawn.
+    fn first_process(&self) -> Option<u32> {
+        let process = self.process()?;
+        let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).ok()?;
+        let is_first = |child: &&str| {
+            let status = std::fs::read_to_string(format!("/proc/{child}/status")).unwrap_or_default();
+            status.lines().any(|line| line.starts_with("NSpid:") && line.split_whitespace().last() == Some("1"))
+        };
+        children.split_whitespace().find(is_first)?.parse().ok()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        end(&mut self.holder);
+    }
+}
+
+/// A process in namespaces of its own, and in no group that is killed with this one.
+fn held(namespace: &str) -> Command {
+    let mut command = Command::new("setsid");
+    command.args(["unshare", namespace]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// The first line that it says; nothing where it ends before.
+fn said(process: &mut Child) -> String {
+    let mut line = String::new();
+    let _ = BufReader::new(process.stdout.as_mut().expect("piped")).read_line(&mut line);
+    line.trim().to_owned()
+}
+
+/// Lets it read the end of its input, and waits for it.
+fn end(process: &mut Child) {
+    drop(process.stdin.take());
+    let begun = Instant::now();
+    while matches!(process.try_wait(), Ok(None)) {
+        if begun.elapsed() > END_LIMIT {
+            eprintln!("{} did not end by itself", process.id());
+            let _ = process.kill();
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|itself| itself.uid() == 0)
+}
+
+fn starts(tool: &str) -> bool {
+    Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success())
+}

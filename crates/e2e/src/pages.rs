@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The pages on operating, as what is to be typed: blocks, and the machines that they are for.
+//!
+//! A fence says how its block is tested:
+//!
+//! | behind the fence | the block is |
+//! |---|---|
+//! | `sh on donor, donor2` | typed by root on each of these machines, in this order |
+//! | `sh on donor or here` | the same; anybody can type it where one machine is all of them |
+//! | `sh skip: WHY` | typed by nobody of ours |
+//! | `ini PATH on donor`, `nft PATH on donor` | a file on these machines |
+//! | `text` | looked at |
+
+/// In the order in which somebody follows them.
+const PAGES: [(&str, &str); 3] = [
+    ("README.md", include_str!("../../../docs/operating/README.md")),
+    ("setup.md", include_str!("../../../docs/operating/setup.md")),
+    ("drills.md", include_str!("../../../docs/operating/drills.md")),
+];
+
+/// The machines of the pages, and their addresses there.
+pub const MACHINES: [(&str, &str); 5] = [
+    ("borrower", "10.0.0.1"),
+    ("donor", "10.0.0.2"),
+    ("donor2", "10.0.0.3"),
+    ("donor3", "10.0.0.4"),
+    ("authority", "10.0.0.9"),
+];
+
+/// Sizes of the pages, and those of the tests in their place.
+const SIZES: [(&str, &str); 4] = [("64GiB", "256MiB"), ("32GiB", "128MiB"), ("16GiB", "64MiB"), ("4GiB", "16MiB")];
+
+/// What a block is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A file, with its path.
+    File(String),
+    /// Commands. Whether one machine of anybody's can run them.
+    Script {
+        /// See above.
+        or_here: bool,
+    },
+    /// Commands that nobody runs, and why.
+    Skipped(String),
+    /// Nothing that is typed.
+    Text,
+}
+
+/// One of them.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Where it stands, for messages.
+    pub place: String,
+    /// The heading above it.
+    pub section: String,
+    /// What it is.
+    pub kind: Kind,
+    /// The machines that it is for.
+    pub machines: Vec<String>,
+    /// What is in it.
+    pub text: String,
+}
+
+/// All of them, in order. Panics where a fence does not say how its block is tested.
+#[must_use]
+pub fn blocks() -> Vec<Block> {
+    let mut blocks = Vec::new();
+    for (page, text) in PAGES {
+        let mut open: Option<Block> = None;
+        let mut section = String::new();
+        for (number, line) in text.lines().enumerate() {
+            match (line.strip_prefix("```"), &mut open) {
+                (Some(words), None) => {
+                    let place = format!("{page}:{}", number + 1);
+                    let (kind, machines) = fence(words);
+                    let Some(kind) = kind else { panic!("{place}: '{words}' says nothing of how it is tested") };
+                    open = Some(Block { place, section: section.clone(), kind, machines, text: String::new() });
+                }
+                (Some(_), Some(_)) => blocks.extend(open.take()),
+                (None, Some(block)) => block.text += &format!("{line}\n"),
+                (None, None) => {
+                    if let Some(heading) = line.strip_prefix("## ") {
+                        section = heading.to_owned();
+                    }
+                }
+            }
+        }
+        assert!(open.is_none(), "{page}: a block does not end");
+    }
+    blocks
+}
+
+/// The sizes of a test in place of those of the pages.
+#[must_use]
+pub fn smaller(text: &str) -> String {
+    SIZES.iter().fold(text.to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
+}
+
+/// What stands behind a fence. No kind when it is none of those above.
+fn fence(words: &str) -> (Option<Kind>, Vec<String>) {
+    if words == "text" {
+        return (Some(Kind::Text), Vec::new());
+    }
+    if let Some(why) = words.strip_prefix("sh skip: ") {
+        return (Some(Kind::Skipped(why.to_owned())), Vec::new());
+    }
+    let Some((what, place)) = words.split_once(" on ") else { return (None, Vec::new()) };
+    let (names, or_here) = place.strip_suffix(" or here").map_or((place, false), |names| (names, true));
+    let machines: Vec<String> = names.split(", ").map(str::to_owned).collect();
+    let are_known = machines.iter().all(|name| MACHINES.iter().any(|(known, _)| known == name));
+    let kind = match what.split_once(' ') {
+        None if what == "sh" => Some(Kind::Script { or_here }),
+        Some(("ini" | "nft", path)) => Some(Kind::File(path.to_owned())),
+        _ => None,
+    };
+    (kind.filter(|_| are_known), machines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_says_what_where_and_by_whom() {
+        let on = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(fence("sh on donor, donor2"), (Some(Kind::Script { or_here: false }), on(&["donor", "donor2"])));
+        assert_eq!(fence("sh on borrower or here"), (Some(Kind::Script { or_here: true }), on(&["borrower"])));
+        assert_eq!(fence("ini /etc/x on donor"), (Some(Kind::File("/etc/x".into())), on(&["donor"])));
+        assert_eq!(fence("sh skip: a card"), (Some(Kind::Skipped("a card".into())), Vec::new()));
+        for nothing in ["sh", "sh run", "sh on moon", "c on donor", ""] {
+            assert_eq!(fence(nothing).0, None, "{nothing}");
+        }
+    }
+}
