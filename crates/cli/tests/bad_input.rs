@@ -174,6 +174,12 @@ fn a_donor_that_lends_in_plain_text_unasked() {
     refuses(preload, &words, 125, &format!("--tier {tier}: {line}"));
     let line = "a donor lends slabs of 2 MiB; lend at least one, for example 64GiB";
     refuses(preload, &["donor", "--size", "64", "--security", "plain"], 1, line);
+    let plain = ["donor", "--size", "64MiB", "--security", "plain"];
+    let line = "a quota of 1KiB is less than a slab of 2 MiB, so nobody could borrow anything; give 2MiB or more, or leave \
+                --quota out";
+    refuses(preload, &[&plain[..], &["--quota", "1KiB"]].concat(), 2, line);
+    let line = "with --connections 0 nobody could borrow anything; give ten for each busy borrower";
+    refuses(preload, &[&plain[..], &["--connections", "0"]].concat(), 2, line);
 }
 
 #[test]

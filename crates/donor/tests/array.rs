@@ -112,6 +112,23 @@ fn a_mirror_can_begin_without_one_of_its_donors_and_takes_it_in_later() {
     read(&*tier, 0, 1);
 }
 
+/// Else a program would begin, and could not write.
+#[test]
+fn shards_cannot_begin_with_fewer_donors_than_it_takes_to_read() {
+    let donors = donors(4);
+    let absent = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let spec = |addresses: &[SocketAddr]| {
+        let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+        format!("donor:{},security=plain,parity=4+1,size=16MiB", addresses.join("+")).parse::<TierSpec>().unwrap()
+    };
+    let there = addresses(&donors);
+    let refused = open(&spec(&[&there[..3], &[absent(), absent()]].concat())).err().unwrap().to_string();
+    assert!(refused.contains("takes 4 of these donors to begin, and 3 are there; no donor answers at"), "{refused}");
+    let tier = open(&spec(&[&there[..], &[absent()]].concat())).unwrap();
+    write(&*tier, 0, 1);
+    read(&*tier, 0, 1);
+}
+
 /// Every donor in turn is started anew, with nothing of what it had, and each time copies are made before the next.
 #[test]
 fn donors_are_started_anew_one_after_the_other_and_nothing_is_lost() {

@@ -52,7 +52,7 @@ finish() { # name
     : >/tmp/$1
     wait $PROGRAM
     STATUS=$?
-    [ $STATUS = 0 ] || { head -c 2000 /tmp/$1.err; cat /tmp/donor.*; }
+    [ $STATUS = 0 ] || { grep -v 'a fetch from the tier failed' /tmp/$1.err | tail -n 20; cat /tmp/donor.*; }
     read _ WRONG _ LOST _ LONGEST _ </tmp/$1.out
     echo "$1: status $STATUS, wrong ${WRONG:-?}, lost ${LOST:-?}, longest step ${LONGEST:-?} ms"
 }

@@ -226,6 +226,8 @@ fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str, 
     let Verified { wrong, lost, longest_ms } = verified(&ended);
     assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
     assert!(rebuilt > 0, "slabs got new copies");
+    let told = ended.said().iter().any(|line| line.contains("the donor at ") && line.contains(" was started anew"));
+    assert!(told || only.is_some(), "people are told of it: {}", ended.stderr);
     assert!(longest_ms <= STALL_MS_MOST, "the program stood still for {longest_ms} ms");
 }
 

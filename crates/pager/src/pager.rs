@@ -346,6 +346,7 @@ impl Pager {
             let mut is_told = false;
             while let Some(pause) = self.tier.tend() {
                 is_told = self.tell_of_leaving(is_told);
+                self.tier.tell(&mut |line| crate::abort::say(&[line]));
                 self.count_figures();
                 std::thread::sleep(pause);
             }

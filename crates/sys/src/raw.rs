@@ -95,6 +95,13 @@ pub fn thread_id() -> u32 {
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
+/// The number of the CPU that the calling thread runs on at this moment. Without a system call, where the C library or
+/// the vDSO knows it.
+pub fn current_cpu() -> usize {
+    // SAFETY: sched_getcpu(3) takes nothing, reads what the kernel keeps for the thread, and may run in a handler.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
 /// Bits that nobody guesses: getrandom(2).
 pub fn random() -> Result<u64, Errno> {
     let mut bits = 0u64;

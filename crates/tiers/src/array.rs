@@ -31,6 +31,7 @@ mod shards;
 #[cfg(test)]
 mod tests;
 mod trust;
+mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -172,6 +173,10 @@ impl Tier for Array {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
         let read = self.parts.read_way(offset, buffer.bytes_mut(), way as usize);
         read.map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn tell(&self, say: &mut dyn FnMut(&str)) {
+        self.parts.tell(say);
     }
 
     fn blame(&self, offset: u64, len: usize, way: u32) {

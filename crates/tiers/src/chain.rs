@@ -138,6 +138,10 @@ impl Tier for Chain {
         self.levels.read_other(offset, buffer, way)
     }
 
+    fn tell(&self, say: &mut dyn FnMut(&str)) {
+        self.tiers().for_each(|tier| tier.tell(say));
+    }
+
     fn blame(&self, offset: u64, len: usize, way: u32) {
         self.levels.blame(offset, len, way);
     }

@@ -173,6 +173,10 @@ impl Tier for Encrypted {
         Ok(is_one)
     }
 
+    fn tell(&self, say: &mut dyn FnMut(&str)) {
+        self.parts.inner.tell(say);
+    }
+
     fn blame(&self, offset: u64, len: usize, way: u32) {
         self.parts.inner.blame(offset, len, way);
     }

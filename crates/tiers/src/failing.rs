@@ -65,6 +65,10 @@ impl Tier for Failing {
         }
     }
 
+    fn tell(&self, say: &mut dyn FnMut(&str)) {
+        self.inner.tell(say);
+    }
+
     fn blame(&self, offset: u64, len: usize, way: u32) {
         self.inner.blame(offset, len, way);
     }

@@ -11,6 +11,7 @@ use std::{fmt, io};
 use aquifer_core::units::ByteSize;
 use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, Distrust};
+use aquifer_wire::Refusal;
 
 /// A tier that did not come up.
 #[derive(Debug)]
@@ -54,6 +55,15 @@ pub enum OpenFailure {
     DonorTls {
         /// Where.
         address: String,
+    },
+    /// Fewer donors are there than it takes to read what is stored.
+    DonorsTooFew {
+        /// How many it takes.
+        needed: usize,
+        /// How many are there.
+        there: usize,
+        /// Why the first of the others is not.
+        first: Box<OpenFailure>,
     },
     /// The donor lends less than was asked for.
     DonorTooSmall {
@@ -199,6 +209,9 @@ impl fmt::Display for OpenFailure {
             OpenFailure::DeviceInUse { path } => {
                 write!(f, "block device {} is mounted or held; unmount it, or give another one", path.display())
             }
+            OpenFailure::Donor { address, source } if has_refused(source) => {
+                write!(f, "the donor at {address} refuses: {source}; see what it says on its machine")
+            }
             OpenFailure::Donor { address, source } => write!(
                 f,
                 "no donor answers at {address}: {source}; start one there with 'aquifer donor', or check the address and \
@@ -222,6 +235,9 @@ impl fmt::Display for OpenFailure {
                 "the donor at {address} lends over TLS, and was asked in plain text; leave security=plain out, and give \
                  cert=FILE, key=FILE and ca=FILE"
             ),
+            OpenFailure::DonorsTooFew { needed, there, first } => {
+                write!(f, "it takes {needed} of these donors to begin, and {there} are there; {first}")
+            }
             OpenFailure::DonorTooSmall { address, wanted_bytes, lendable_bytes } => write!(
                 f,
                 "the donor tier should hold {}, but {address} lends {} at most to one borrower; give it less with size=",
@@ -328,6 +344,11 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
+/// Whether a donor has said no, and is there.
+fn has_refused(source: &io::Error) -> bool {
+    source.get_ref().is_some_and(|error| error.is::<Refusal>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -348,6 +369,21 @@ mod tests {
             (OpenFailure::Rdma { address: "host:7000".into(), failure: VerbsFailure::NoDevice }, "modprobe rdma_rxe"),
             (OpenFailure::RdmaPath { address: "host:7000".into(), device: "rxe0".into() }, "4791"),
             (OpenFailure::DonorTls { address: "host:7000".into() }, "cert=FILE"),
+            (
+                OpenFailure::DonorsTooFew {
+                    needed: 4,
+                    there: 3,
+                    first: Box::new(OpenFailure::Donor {
+                        address: "host:7000".into(),
+                        source: error(libc::ECONNREFUSED),
+                    }),
+                },
+                "start one there",
+            ),
+            (
+                OpenFailure::Donor { address: "host:7000".into(), source: io::Error::other(Refusal::Busy) },
+                "see what it says",
+            ),
             (
                 OpenFailure::DonorTooSmall { address: "host:7000".into(), wanted_bytes: 9, lendable_bytes: 8 },
                 "less with size=",

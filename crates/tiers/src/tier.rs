@@ -74,6 +74,11 @@ pub trait Tier: Send + Sync {
         Ok(false)
     }
 
+    /// Says, a line for each, what has become of the tier's parts since the last time. On the thread that tends.
+    fn tell(&self, say: &mut dyn FnMut(&str)) {
+        let _ = say;
+    }
+
     /// What lies in these bytes was not what was stored, as it was read and by all ways before this one, and it was by
     /// this one. So a tier that has them twice can tell whose are wrong. Runs on the faulting thread.
     fn blame(&self, offset: u64, len: usize, way: u32) {

@@ -113,7 +113,9 @@ impl Distrust {
                 "the donor's certificate is not signed by the authority in {ca}; give the authority that signed it"
             ),
             Distrust::DonorUnusable => {
-                "the donor's certificate cannot be used for a server; make one of X.509 version 3 for it".into()
+                "the donor's certificate is not one for a server; give the donor one of X.509 version 3 that has \
+                 extendedKeyUsage serverAuth, or none"
+                    .into()
             }
             Distrust::NoHandshake => format!(
                 "what listens there speaks no TLS 1.3 of a donor; check the address, or ask for plain text with {plain} \
@@ -127,8 +129,8 @@ impl Distrust {
                  one that the donor was given"
             ),
             Distrust::OwnUnusable => format!(
-                "the donor says that the certificate in {cert} cannot be used for a borrower; make one of X.509 version \
-                 3 for it"
+                "the donor says that the certificate in {cert} is not one for a borrower; give one of X.509 version 3 that \
+                 has extendedKeyUsage clientAuth, or none"
             ),
         }
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_donor::{Address, Donor, Security, Settings, Source};
-use aquifer_wire::Figure;
+use aquifer_wire::{Figure, SLAB_BYTES};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -65,6 +65,14 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         return Err(Failure::new(ExitCode::Usage, cause, "leave --rdma out, or lend at a port"));
     }
     let size = args.size.expect("clap asks for it");
+    let nobody = |cause: String, remedy| Err(Failure::new(ExitCode::Usage, cause, remedy));
+    if let Some(quota) = args.quota.filter(|quota| quota.0 < SLAB_BYTES) {
+        let cause = format!("a quota of {quota} is less than a slab of 2 MiB, so nobody could borrow anything");
+        return nobody(cause, "give 2MiB or more, or leave --quota out");
+    }
+    if args.connections == 0 {
+        return nobody("with --connections 0 nobody could borrow anything".into(), "give ten for each busy borrower");
+    }
     let settings = Settings::new(args.listen.clone(), size.0, source, security);
     Ok(Settings {
         quota_bytes: args.quota.map(|quota| quota.0),

@@ -328,8 +328,9 @@ impl Engine {
     }
 
     fn plan_cleaning(&mut self, plan: &mut Plan, transfers: Transfers) {
-        if std::mem::take(&mut self.tries_again)
-            && !plan.is_full()
+        if !plan.is_full()
+            && !plan.has_transfers(transfers)
+            && std::mem::take(&mut self.tries_again)
             && let Some(block) = self.standby.oldest(Waiting::Unwritable)
         {
             let frame = self.start_cleaning_of(block);

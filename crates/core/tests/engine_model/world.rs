@@ -4,7 +4,7 @@
 //! A program with threads, a worker and a tier around one engine, in whatever order the test says.
 
 use aquifer_core::block::State;
-use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings, Transfers};
+use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings, Task, Transfers};
 use aquifer_core::map::Delivery;
 use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::units::{Order, ThreadIndex};
@@ -270,6 +270,8 @@ impl World {
         let mut plan = std::mem::take(&mut self.plan);
         self.engine.plan(&mut plan, Transfers { blocks: room, pages: u32::MAX });
         let count = plan.tasks.len();
+        let needs_tier = |task: &&Task| matches!(task, Task::Clean { .. } | Task::Fetch { .. });
+        assert!(plan.tasks.iter().filter(needs_tier).count() <= room, "more transfers than there is room for");
         self.jobs.extend(plan.tasks.iter().map(|task| Work::of_task(*task)));
         self.plan = plan;
         self.check();

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How long one round of copies takes at most, but for one slab.
 const ROUND: Duration = Duration::from_millis(20);
 /// How long a lost member keeps slabs that others have, too. A choice: longer than a donor's hiccup.
-const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
+pub(super) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
 /// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds. An eighth, since
 /// that is what writers say.
 const PIECE_BYTES: u64 = SLAB_BYTES / 8;
@@ -179,6 +179,7 @@ impl Parts {
                     self.give_up(index, true);
                     member.store.start_over();
                     member.trust();
+                    member.was_anew.store(true, Ordering::Release);
                 } else if member.lost_for().is_some_and(|time| time > GIVEN_UP_AFTER) {
                     self.give_up(index, false);
                 }

@@ -15,11 +15,12 @@
 //!
 //! Threads: any, also in a signal handler. Locks nothing, and allocates nothing but for queues.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use aquifer_sys::raw::{Errno, now_ns};
 
+use super::words::Told;
 use crate::donor::{Asked, Piece};
 use crate::failure::TierFailure;
 use crate::tier::TierQueue;
@@ -46,6 +47,9 @@ const HEDGE_AFTER_MOST: Duration = Duration::from_millis(50);
 /// slab's bytes are gone, ENOSPC and EDQUOT where there is no room for it, ESTALE where nothing is left of what was
 /// stored before.
 pub(crate) trait Store: Send + Sync {
+    /// What people call it, for messages.
+    fn name(&self) -> &str;
+
     /// Fills `into` from `offset`. On the faulting thread.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
 
@@ -148,6 +152,10 @@ pub(crate) struct Member {
     wrong_pages: AtomicU64,
     /// They were too many.
     is_distrusted: AtomicBool,
+    /// It was started anew, and nobody was told.
+    pub(crate) was_anew: AtomicBool,
+    /// What was told of it last (`words.rs`).
+    told: AtomicU8,
 }
 
 impl Member {
@@ -165,7 +173,14 @@ impl Member {
             lacks_slabs: AtomicBool::new(false),
             wrong_pages: zero(),
             is_distrusted: AtomicBool::new(false),
+            was_anew: AtomicBool::new(false),
+            told: AtomicU8::new(Told::There as u8),
         }
+    }
+
+    /// People are told that it is so `now`. False when that was what they were told last.
+    pub(crate) fn is_news(&self, now: Told) -> bool {
+        self.told.swap(now as u8, Ordering::Relaxed) != now as u8
     }
 
     /// So many pages of it were not what was stored. True when they became more than `most` by it.
@@ -280,6 +295,9 @@ mod tests {
     struct Nothing;
 
     impl Store for Nothing {
+        fn name(&self) -> &str {
+            "nothing"
+        }
         fn read(&self, _: u64, _: &mut [u8]) -> Result<(), i32> {
             Err(libc::EIO)
         }

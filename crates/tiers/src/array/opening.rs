@@ -21,6 +21,11 @@ impl Array {
         let Some(most) = offers.iter().filter_map(Offer::slabs).max() else {
             return Err(offers.swap_remove(0).why_absent().expect("who does not lend has said why"));
         };
+        let there = offers.iter().filter(|offer| offer.slabs().is_some()).count();
+        if there < shape.needed {
+            let first = offers.into_iter().find_map(Offer::why_absent).expect("who does not lend has said why");
+            return Err(OpenFailure::DonorsTooFew { needed: shape.needed, there, first: Box::new(first) });
+        }
         let room: Vec<u64> = offers.iter().map(|offer| offer.slabs().unwrap_or(most)).collect();
         let slabs = slabs(spec, layout::slabs(&room, shape.total) * shape.needed as u64)?;
         let absent = spec.members.iter().zip(&offers).filter(|(_, offer)| offer.slabs().is_none());

@@ -90,6 +90,10 @@ impl Memory {
 }
 
 impl Store for Arc<Memory> {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         self.with(offset, |slab, at| into.copy_from_slice(&slab[at..][..into.len()]))?;
         if self.lies.load(Ordering::SeqCst) {

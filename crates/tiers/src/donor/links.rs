@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::memory::{OwnWord, SharedWords};
-use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::raw::{Errno, current_cpu, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_wire::{BorrowerId, Message};
 
@@ -176,13 +176,20 @@ impl Links {
         self.own.word().load(Ordering::Relaxed) == 1
     }
 
+    /// The link of this CPU first: a donor on this machine has a thread for each, which the kernel wakes where it ran
+    /// last, and it need not ask another CPU for that.
+    fn in_order(&self) -> impl Iterator<Item = &Line> {
+        let (before, from) = self.lines.split_at(current_cpu() % self.lines.len());
+        from.iter().chain(before)
+    }
+
     /// A link that is free now and connected.
     fn take_connected(&self) -> Option<Taken<'_>> {
         let may_be_taken = |line: &&Line| {
             let take = || line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
             self.is_own() && line.link.may_be_connected() && take()
         };
-        let taken = self.lines.iter().find(may_be_taken).map(|line| Taken { links: self, line })?;
+        let taken = self.in_order().find(may_be_taken).map(|line| Taken { links: self, line })?;
         taken.line.link.is_connected(&self.place).then_some(taken)
     }
 
@@ -195,7 +202,7 @@ impl Links {
             let ticket = self.freed.ticket();
             let free =
                 |line: &&Line| line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
-            if let Some(line) = self.lines.iter().find(free) {
+            if let Some(line) = self.in_order().find(free) {
                 return Ok(Taken { links: self, line });
             }
             if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {

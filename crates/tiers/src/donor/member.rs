@@ -73,12 +73,13 @@ impl Offer {
     pub(crate) fn accept(self, slabs: usize, writers: Writers) -> Result<Share, OpenFailure> {
         let transport = network(&self.spec, self.links, self.greeting.is_ok())?;
         let lease = self.greeting.map_or(LEASE_UNKNOWN, |greeting| greeting.lease);
-        Ok(Share(remote(transport, lease, slabs, self.patience, Unlent::Gone, writers)?))
+        let remote = remote(transport, lease, slabs, self.patience, Unlent::Gone, writers)?;
+        Ok(Share(remote, self.spec.address))
     }
 }
 
-/// See the module.
-pub(crate) struct Share(Arc<Remote>);
+/// See the module. And the donor's address, as it was written.
+pub(crate) struct Share(Arc<Remote>, String);
 
 /// Bytes that a donor has been asked for, or was sent. Dropped before it has answered, it costs the donor's link its
 /// connection.
@@ -135,6 +136,10 @@ impl Asked<'_> {
 }
 
 impl Store for Share {
+    fn name(&self) -> &str {
+        &self.1
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         self.0.read_bytes(offset, into)
     }

@@ -4,6 +4,7 @@
 //! A member whose memory does not keep what it was given, beside others that are silent for a moment: what it has is
 //! neither believed, nor copied, nor made the only copy.
 
+use super::care::GIVEN_UP_AFTER;
 use super::*;
 use crate::Disposition;
 
@@ -101,6 +102,37 @@ fn where_nobody_else_has_room_it_keeps_what_it_has() {
     settle(&array);
     assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2), "half of it is right");
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
+}
+
+fn told(array: &Array) -> Vec<String> {
+    let mut lines = Vec::new();
+    array.parts.tell(&mut |line| lines.push(line.to_owned()));
+    lines
+}
+
+#[test]
+fn people_are_told_once_who_is_gone_and_back_and_anew_and_not_believed() {
+    let members = members(3);
+    let array = array_of(&members, 2);
+    fill(&array, 1);
+    members[0].go_away(true);
+    array.parts.look(0);
+    assert_eq!(told(&array), [""; 0], "a hiccup is nobody's business");
+    std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
+    let lines = told(&array);
+    assert!(lines.len() == 1 && lines[0].starts_with("the donor at memory does not answer; others have"), "{lines:?}");
+    assert_eq!(told(&array), [""; 0], "once");
+    members[0].go_away(false);
+    settle(&array);
+    assert_eq!(told(&array), ["the donor at memory is back"]);
+    members[0].restart();
+    settle(&array);
+    let lines = told(&array);
+    assert!(lines.len() == 1 && lines[0].contains("was started anew"), "{lines:?}");
+    lie(&members[1], true);
+    find_out(&array, 1);
+    let lines = told(&array);
+    assert!(lines.len() == 1 && lines[0].contains("does not keep what is stored there"), "{lines:?}");
 }
 
 /// The worst moment for a hiccup: what is right is with somebody who is silent.
