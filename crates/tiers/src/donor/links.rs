@@ -202,7 +202,8 @@ impl Links {
             let ticket = self.freed.ticket();
             let free =
                 |line: &&Line| line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
-            if let Some(line) = self.in_order().find(free) {
+            let connected = |line: &&Line| line.link.may_be_connected() && free(line);
+            if let Some(line) = self.in_order().find(connected).or_else(|| self.in_order().find(free)) {
                 return Ok(Taken { links: self, line });
             }
             if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {
