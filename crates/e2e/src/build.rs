@@ -91,10 +91,16 @@ pub fn scratch(test: &str) -> PathBuf {
 
 /// Compiles C. `None`, and says why, where there is no C compiler.
 pub fn compile(name: &str, sources: &[PathBuf]) -> Option<PathBuf> {
+    compile_linked(name, sources, &[])
+}
+
+/// Compiles C and links it with these libraries, such as `m`.
+pub fn compile_linked(name: &str, sources: &[PathBuf], libraries: &[String]) -> Option<PathBuf> {
     let built = scratch(&format!("cc-{name}")).join(name);
     let warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"];
     let flags = ["-O1", "-g", "-std=gnu11", "-pthread", "-o"];
-    match Command::new("cc").args(warnings).args(flags).arg(&built).args(sources).output() {
+    let libraries = libraries.iter().map(|library| format!("-l{library}"));
+    match Command::new("cc").args(warnings).args(flags).arg(&built).args(sources).args(libraries).output() {
         Ok(output) if output.status.success() => Some(built),
         Ok(output) => panic!("{name} does not compile: {}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => {

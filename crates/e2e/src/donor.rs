@@ -7,10 +7,12 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
+use crate::build::scratch;
 use crate::run::{LIMIT, aquifer, run};
 
 /// What some bytes of a donor's are changed by, and how far it is from them to the next ones.
@@ -40,6 +42,21 @@ impl Donor {
         let mut command = command("127.0.0.1:0");
         command.args(PLAIN).args(words);
         Donor::run(command).in_plain_text()
+    }
+
+    /// One on this machine alone that lends over TLS, with the certificates that `docs/donor.md` makes. `Err` says why
+    /// there can be none.
+    pub fn start_secure(name: &str, words: &[&str]) -> Result<Donor, String> {
+        let directory = certificates(name)?;
+        let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
+        let flags = |cert: &str, key: &str| {
+            ["--tls-cert", &file(cert), "--tls-key", &file(key), "--tls-ca", &file("ca.pem")].map(String::from)
+        };
+        let (cert, key, ca) = (file("borrower.pem"), file("borrower.key"), file("ca.pem"));
+        let mut command = command("127.0.0.1:0");
+        command.args(flags("donor.pem", "donor.key")).args(words);
+        let options = format!(",cert={cert},key={key},ca={ca}");
+        Ok(Donor::run(command).with_security(&options, &flags("borrower.pem", "borrower.key")))
     }
 
     /// One that shares its memory with programs on this machine.
@@ -145,6 +162,21 @@ impl Drop for Donor {
         // One that is killed leaves its socket.
         let _ = self.address.strip_prefix("unix:").map(std::fs::remove_file);
     }
+}
+
+/// Makes the certificates that `docs/donor.md` makes, with its commands. `Err` says why there can be none.
+fn certificates(name: &str) -> Result<PathBuf, String> {
+    if !Command::new("openssl").arg("version").output().is_ok_and(|output| output.status.success()) {
+        return Err("there is no openssl".to_owned());
+    }
+    let directory = scratch(&format!("{name}-certificates"));
+    let text = include_str!("../../../docs/donor.md");
+    let (_, rest) = text.split_once("```sh certificates\n").expect("the page has the commands");
+    let (commands, _) = rest.split_once("```").expect("they end");
+    let script = format!("set -e\n{}", commands.replace("10.0.0.2", "127.0.0.1"));
+    let made = Command::new("sh").args(["-c", &script]).current_dir(&directory).output().expect("sh can be started");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    Ok(directory)
 }
 
 /// `aquifer donor` that listens there, to which words are added.

@@ -8,13 +8,15 @@
 //! RDMA device; [`matrix`] lists settings;
 //! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours; [`donor`] starts
 //! donors, on this machine or on [`hosts`], [`verifying`] is a program for when they are lost, and [`programs`] are
-//! those that people use; [`pages`] are the pages on operating, and [`machines`] such as they are followed on.
+//! those that people use; [`attacks`] are programs that try to break a promise, [`tier_kinds`] what they run over;
+//! [`pages`] are the pages on operating, and [`machines`] such as they are followed on.
 //!
 //! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
 //! goes on for as long as it is told.
 
 #![forbid(unsafe_code)]
 
+pub mod attacks;
 pub mod away;
 pub mod build;
 pub mod donor;
@@ -27,4 +29,5 @@ pub mod programs;
 pub mod rdma_guest;
 pub mod run;
 pub mod stress;
+pub mod tier_kinds;
 pub mod verifying;

@@ -8,43 +8,12 @@
 //! zeros where its data was.
 
 use std::io::Read;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use aquifer_e2e::build::{compile_text, scratch};
-use aquifer_e2e::donor::{Donor, command};
+use aquifer_e2e::donor::Donor;
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, managed, run, start, stats};
-
-/// Makes the certificates that `docs/donor.md` makes, with its commands. `None` where there is no openssl.
-fn certificates(name: &str) -> Option<PathBuf> {
-    let directory = scratch(&format!("{name}-certificates"));
-    let text = include_str!("../../../docs/donor.md");
-    let (_, rest) = text.split_once("```sh certificates\n").expect("the page has the commands");
-    let (commands, _) = rest.split_once("```").expect("they end");
-    let script = format!("set -e\n{}", commands.replace("10.0.0.2", "127.0.0.1"));
-    let made = std::process::Command::new("sh").args(["-c", &script]).current_dir(&directory).output();
-    if !std::process::Command::new("openssl").arg("version").output().is_ok_and(|output| output.status.success()) {
-        println!("skipped, because there is no openssl");
-        return None;
-    }
-    let made = made.expect("sh can be started");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    Some(directory)
-}
-
-/// A donor that lends over TLS.
-fn secure(name: &str, words: &[&str]) -> Option<Donor> {
-    let directory = certificates(name)?;
-    let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
-    let flags = |cert: &str, key: &str| {
-        ["--tls-cert", &file(cert), "--tls-key", &file(key), "--tls-ca", &file("ca.pem")].map(String::from)
-    };
-    let (cert, key, ca) = (file("borrower.pem"), file("borrower.key"), file("ca.pem"));
-    let mut command = command("127.0.0.1:0");
-    command.args(flags("donor.pem", "donor.key")).args(words);
-    let options = format!(",cert={cert},key={key},ca={ca}");
-    Some(Donor::run(command).with_security(&options, &flags("borrower.pem", "borrower.key")))
-}
+use aquifer_test_support::skip;
 
 /// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
 /// and child do so, each with other values; the child is started before the parent changes anything. With another one:
@@ -152,7 +121,10 @@ fn every_byte_comes_back_from_a_donor() {
 
 #[test]
 fn every_byte_comes_back_over_tls() {
-    let Some(donor) = secure("donor-secure", &["--size", "256MiB"]) else { return };
+    let donor = match Donor::start_secure("donor-secure", &["--size", "256MiB"]) {
+        Ok(donor) => donor,
+        Err(why) => return skip(&why),
+    };
     every_byte_comes_back("donor-secure", &donor);
 }
 
@@ -212,7 +184,10 @@ fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
 
 #[test]
 fn parents_and_children_have_their_own_sessions_over_tls() {
-    let Some(donor) = secure("donor-secure-forks", &["--size", "1GiB"]) else { return };
+    let donor = match Donor::start_secure("donor-secure-forks", &["--size", "1GiB"]) {
+        Ok(donor) => donor,
+        Err(why) => return skip(&why),
+    };
     parents_and_children("donor-secure-forks", &donor);
 }
 

@@ -20,6 +20,8 @@ struct Ring {
 
 /// The table. Alphabetical within a ring.
 const RINGS: &[Ring] = &[
+    // For tests alone, of any crate.
+    Ring { name: "tests", crates: &[("test-support", &[])] },
     Ring { name: "pure", crates: &[("config", &[]), ("core", &[]), ("wire", &[])] },
     Ring {
         name: "adapters",
@@ -45,7 +47,7 @@ const RINGS: &[Ring] = &[
         name: "workshops",
         crates: &[
             ("bench", &[]),
-            ("e2e", &[]),
+            ("e2e", &["test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             ("fuzz", &["bench", "config", "core", "stats", "sys", "tiers", "wire"]),
             ("sim", &["core"]),

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The kinds of tier that programs are tested over, and the donors that some of them need.
+
+use std::path::PathBuf;
+
+use crate::build::scratch;
+use crate::donor::Donor;
+
+/// One kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TierKind {
+    /// A little in memory, the rest on disk.
+    Chain,
+    /// A donor over TCP, in plain text.
+    Donor,
+    /// In memory.
+    Dram,
+    /// On disk.
+    Flash,
+    /// Two donors with a copy each.
+    Mirror,
+    /// Three donors, any two of which have everything.
+    Parity,
+    /// A donor over TCP with TLS.
+    Tls,
+}
+
+/// A tier that is there until this is dropped.
+#[derive(Debug)]
+pub struct Tiers {
+    /// Words for `aquifer run`.
+    pub words: Vec<String>,
+    _donors: Vec<Donor>,
+    directory: Option<PathBuf>,
+}
+
+impl Drop for Tiers {
+    fn drop(&mut self) {
+        let _ = self.directory.take().map(std::fs::remove_dir_all);
+    }
+}
+
+impl TierKind {
+    /// All of them.
+    pub const ALL: [TierKind; 7] = [
+        TierKind::Chain,
+        TierKind::Donor,
+        TierKind::Dram,
+        TierKind::Flash,
+        TierKind::Mirror,
+        TierKind::Parity,
+        TierKind::Tls,
+    ];
+
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            TierKind::Chain => "chain",
+            TierKind::Donor => "donor",
+            TierKind::Dram => "dram",
+            TierKind::Flash => "flash",
+            TierKind::Mirror => "mirror",
+            TierKind::Parity => "parity",
+            TierKind::Tls => "tls",
+        }
+    }
+
+    /// Reads a name.
+    pub fn parse(name: &str) -> Result<TierKind, String> {
+        let known = TierKind::ALL.into_iter().find(|kind| kind.name() == name);
+        known.ok_or_else(|| format!("'{name}' is not a kind of tier"))
+    }
+
+    /// Makes one with room for `mib` MiB of a program's memory. `Err` says why it cannot be had here.
+    pub fn make(self, test: &str, mib: u64) -> Result<Tiers, String> {
+        let flash = || {
+            let directory = scratch(&format!("tier-{test}"));
+            (format!("flash:{}", directory.display()), Some(directory))
+        };
+        let lends = |mib: u64| Donor::start(&["--size", &format!("{mib}MiB")]);
+        let array = |count: usize, options: &str| {
+            let donors: Vec<Donor> = (0..count).map(|_| lends(mib)).collect();
+            let addresses: Vec<&str> = donors.iter().map(|donor| donor.address.as_str()).collect();
+            (format!("donor:{},security=plain,{options}", addresses.join("+")), donors)
+        };
+        let (tiers, donors, directory) = match self {
+            TierKind::Chain => {
+                let (flash, directory) = flash();
+                (vec!["dram:size=24MiB".to_owned(), flash], Vec::new(), directory)
+            }
+            TierKind::Donor => {
+                let donor = lends(mib);
+                (vec![donor.tier("")], vec![donor], None)
+            }
+            TierKind::Dram => (vec!["dram:".to_owned()], Vec::new(), None),
+            TierKind::Flash => {
+                let (flash, directory) = flash();
+                (vec![flash], Vec::new(), directory)
+            }
+            TierKind::Mirror => {
+                let (tier, donors) = array(2, "mirror=2");
+                (vec![tier], donors, None)
+            }
+            TierKind::Parity => {
+                let (tier, donors) = array(3, "parity=2+1");
+                (vec![tier], donors, None)
+            }
+            TierKind::Tls => {
+                let donor = Donor::start_secure(test, &["--size", &format!("{mib}MiB")])?;
+                (vec![donor.tier("")], vec![donor], None)
+            }
+        };
+        let words = tiers.into_iter().flat_map(|tier| ["--tier".to_owned(), tier]).collect();
+        Ok(Tiers { words, _donors: donors, directory })
+    }
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Writes which tests were skipped, and why, to the file that `AQUIFER_TEST_SKIPS` names, one line each.
+//!
+//! | column | what |
+//! |---|---|
+//! | 1 | `whole`, or `part` where the rest of the test ran |
+//! | 2 | the test binary |
+//! | 3 | the test |
+//! | 4 | the reason |
+//!
+//! Tabs stand between them. `crates/xtask/src/skips.rs` reads it.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+/// Names the file.
+pub const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
+
+/// Says that this test cannot run here. The test returns afterwards.
+pub fn skip(why: &str) {
+    record("whole", &test(), why);
+}
+
+/// Says that a part of this test cannot run here. The test goes on with the rest.
+pub fn skip_part(part: &str, why: &str) {
+    record("part", &format!("{} ({part})", test()), why);
+}
+
+/// The test harness gives each test's thread its name.
+fn test() -> String {
+    std::thread::current().name().unwrap_or("a thread without a name").to_owned()
+}
+
+fn record(kind: &str, test: &str, why: &str) {
+    let why = why.replace(['\n', '\t'], " ");
+    println!("skipped: {test}: {why}");
+    let Some(file) = std::env::var_os(SKIPS_VARIABLE) else { return };
+    let program = std::env::current_exe().ok();
+    let program = program.as_deref().and_then(|path| path.file_stem()?.to_str()).unwrap_or("?");
+    // Cargo adds a hash.
+    let program = program.rsplit_once('-').map_or(program, |(name, _)| name);
+    let line = format!("{kind}\t{program}\t{test}\t{why}\n");
+    let written = OpenOptions::new().create(true).append(true).open(&file);
+    // A skip that is not on the list would be the silence that this is against.
+    written.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of skipped tests can be written");
+}
