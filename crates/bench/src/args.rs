@@ -30,6 +30,7 @@ Examples:
   aquifer bench --workload all                            everything, at 30, 50 and 70 % (hours)
   aquifer bench --overhead all                            what a fault, a run below budget, rest cost
   aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
+  aquifer bench --against old/aquifer --workload stream   this build beside another one, in turn
   aquifer bench --plan --workload all                     what would run, and what cannot and why
 
 Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
@@ -99,6 +100,9 @@ pub struct BenchArgs {
     /// The aquifer binary [default: this one, or the one beside it, or the one in PATH]
     #[arg(long, value_name = "FILE")]
     pub aquifer: Option<PathBuf>,
+    /// Another build of aquifer: each contender of ours takes turns with it, and ratios of the two stand at the end
+    #[arg(long, value_name = "FILE")]
+    pub against: Option<PathBuf>,
     /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
     #[arg(long, allow_hyphen_values = true, value_name = "ARG")]
     pub aquifer_arg: Vec<String>,
@@ -145,6 +149,8 @@ pub struct Settings {
     pub dir: PathBuf,
     pub programs: PathBuf,
     pub aquifer: Option<PathBuf>,
+    /// Another build, to compare with.
+    pub against: Option<PathBuf>,
     pub aquifer_args: Vec<String>,
     pub umap_page_bytes: Option<u64>,
     /// Bytes a second, of each cable and each way.
@@ -163,6 +169,10 @@ impl Settings {
             vec![Contender::Dram, Contender::AquiferFlash, Contender::Swap(SwapKind::Disk)]
         } else {
             contenders_named(&args.contender)?
+        };
+        let contenders = match &args.against {
+            Some(other) => beside_another_build(contenders, other)?,
+            None => contenders,
         };
         let locals = match args.local.as_slice() {
             [] if args.quick => vec![30],
@@ -216,6 +226,7 @@ impl Settings {
             dir: args.dir,
             programs: args.programs,
             aquifer: args.aquifer,
+            against: args.against,
             aquifer_args: args.aquifer_arg,
             umap_page_bytes: args.umap_page,
             cable_rate: args.cable_rate,
@@ -288,6 +299,22 @@ fn contenders_named(names: &[String]) -> Result<Vec<Contender>, BenchFailure> {
     Ok(without_repeats(&parsed.map_err(|cause| BenchFailure::usage(cause, ""))?))
 }
 
+/// Each of ours, and right after it the same by the other build.
+fn beside_another_build(contenders: Vec<Contender>, other: &Path) -> Result<Vec<Contender>, BenchFailure> {
+    if !other.is_file() {
+        let cause = format!("--against {} is no file", other.display());
+        return Err(BenchFailure::usage(
+            cause,
+            "use the aquifer binary of the other build, beside its preload library",
+        ));
+    }
+    let pair = |contender: Contender| match contender.is_ours() {
+        true => vec![contender.clone(), Contender::OtherBuild(Box::new(contender))],
+        false => vec![contender],
+    };
+    Ok(contenders.into_iter().flat_map(pair).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,6 +340,13 @@ mod tests {
     }
 
     #[test]
+    fn another_build_takes_turns_with_ours_alone() {
+        let names = ["--against", "/proc/self/exe", "--contender", "dram,aquifer-flash,swap-disk"];
+        let names: Vec<_> = settings(&names).unwrap().contenders.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["dram", "aquifer-flash", "aquifer-flash@against", "swap-disk"]);
+    }
+
+    #[test]
     fn quick_sets_what_was_not_named() {
         let quick = settings(&["--quick"]).unwrap();
         assert_eq!((quick.rounds, quick.locals.as_slice(), quick.contenders.len()), (1, &[30][..], 3));
@@ -334,6 +368,7 @@ mod tests {
             &["--bytes", "4096"],
             &["--umap-page", "6KiB"],
             &["--umap-page", "4MiB"],
+            &["--against", "/nowhere/aquifer"],
             &["--cable-rate", "999KB/s"],
             &["--cable-rate", "101GB/s"],
         ] {

@@ -46,6 +46,8 @@ pub enum Contender {
     Umap,
     /// What the device can do at best: `fio` with the workload's mix of reads and writes.
     Fio,
+    /// One of ours, run by another build of aquifer (`--against`).
+    OtherBuild(Box<Contender>),
 }
 
 /// What runs when nothing is named.
@@ -55,26 +57,41 @@ pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquife
 /// How the names begin of those that run only when they are named.
 const EMULATED: &str = "aquifer-emulated:";
 const DONORS: &str = "aquifer-donors:";
+/// How the names end of those that another build runs.
+pub const OTHER_BUILD: &str = "@against";
 
 impl Contender {
+    /// The same contender, whichever build runs it.
+    pub fn kind(&self) -> &Self {
+        match self {
+            Self::OtherBuild(kind) => kind,
+            _ => self,
+        }
+    }
+
+    /// True when another build of aquifer runs it.
+    pub fn is_other_build(&self) -> bool {
+        matches!(self, Self::OtherBuild(_))
+    }
+
     pub fn is_ours(&self) -> bool {
-        matches!(self, Self::AquiferFlash | Self::AquiferDram | Self::AquiferEmulated(_)) || self.borrows()
+        matches!(self.kind(), Self::AquiferFlash | Self::AquiferDram | Self::AquiferEmulated(_)) || self.borrows()
     }
 
     /// True when a donor must be there.
     pub fn borrows(&self) -> bool {
-        matches!(self, Self::AquiferDonor | Self::AquiferDonorTls | Self::AquiferDonors(_) | Self::AquiferShm)
+        matches!(self.kind(), Self::AquiferDonor | Self::AquiferDonorTls | Self::AquiferDonors(_) | Self::AquiferShm)
     }
 
     /// True when the kernel enforces the limit. Otherwise the memory of the tier itself would be charged.
     pub fn is_limited(&self) -> bool {
-        matches!(self, Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap) || self.borrows()
+        matches!(self.kind(), Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap) || self.borrows()
     }
 
     /// The tier as `aquifer run --tier` wants it. `place` is the file of a flash tier, or where donors
     /// listen and what is said about security.
     pub fn tier(&self, place: &str, bytes: u64) -> Option<String> {
-        match self {
+        match self.kind() {
             Self::AquiferFlash => Some(format!("flash:{place},size={bytes}")),
             _ if self.borrows() => Some(format!("donor:{place},size={bytes}")),
             Self::AquiferDram => Some(format!("dram:size={bytes}")),
@@ -101,6 +118,7 @@ impl fmt::Display for Contender {
             Self::MmapFile => "mmap-file",
             Self::Umap => "umap",
             Self::Fio => "fio",
+            Self::OtherBuild(kind) => return f.pad(&format!("{kind}{OTHER_BUILD}")),
         };
         f.pad(name)
     }
@@ -170,5 +188,14 @@ mod tests {
         assert_eq!(tier, "donor:10.0.0.2:7,cert=/c,key=/k,ca=/a,size=5");
         assert_eq!(Contender::AquiferShm.tier("unix:/d/s", 5).unwrap(), "donor:unix:/d/s,size=5");
         assert_eq!(Contender::Dram.tier("/d/f", 5), None);
+    }
+
+    #[test]
+    fn another_build_is_the_same_but_for_its_name() {
+        let other = Contender::OtherBuild(Box::new(Contender::AquiferShm));
+        assert_eq!(other.to_string(), "aquifer-shm@against");
+        assert!(other.is_ours() && other.borrows() && other.is_limited() && other.is_other_build());
+        assert_eq!(other.tier("unix:/d/s", 5), Contender::AquiferShm.tier("unix:/d/s", 5));
+        assert!("aquifer-shm@against".parse::<Contender>().is_err(), "only --against makes one");
     }
 }

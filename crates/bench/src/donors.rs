@@ -32,7 +32,7 @@ impl Bench<'_> {
     /// The donors of a step; None when it does not borrow. Each has room for everything.
     pub(crate) fn donors(&self, step: &Step, socket: &Path, keys: &Path) -> Result<Option<Donors>, BenchFailure> {
         let mut hosts = None;
-        let ways = match step.contender {
+        let ways = match step.contender.kind() {
             Contender::AquiferDonor => vec![Way::plain(LOOPBACK)],
             Contender::AquiferDonorTls => {
                 fs::create_dir_all(keys)
@@ -40,8 +40,8 @@ impl Bench<'_> {
                 vec![certificates::tls(keys, LOOPBACK, self.interrupt)?]
             }
             Contender::AquiferDonors(count) => {
-                hosts = Some(Hosts::make(self.token, count, Some(self.settings.cable_rate))?);
-                (1..=count).map(|host| Way::plain(&hosts::address(host))).collect()
+                hosts = Some(Hosts::make(self.token, *count, Some(self.settings.cable_rate))?);
+                (1..=*count).map(|host| Way::plain(&hosts::address(host))).collect()
             }
             Contender::AquiferShm => vec![Way::shared(socket)],
             _ => return Ok(None),
@@ -49,7 +49,7 @@ impl Bench<'_> {
         let mut lenders = Vec::new();
         for (host, way) in (1..).zip(&ways) {
             let words = hosts.as_ref().map_or_else(Vec::new, |hosts| hosts.words(host));
-            lenders.push(Lender::start(self.aquifer()?, &words, way, tier_bytes(step))?);
+            lenders.push(Lender::start(self.aquifer(&step.contender)?, &words, way, tier_bytes(step))?);
         }
         let addresses: Vec<&str> = lenders.iter().map(|lender| lender.address.as_str()).collect();
         let place = addresses.join("+") + &ways[0].options;
@@ -59,7 +59,7 @@ impl Bench<'_> {
 
 /// Where the donors of a contender are, for the reader of a report; None: it borrows from none.
 pub fn about(contender: &Contender, cable_rate: u64) -> Option<String> {
-    match contender {
+    match contender.kind() {
         Contender::AquiferDonor => Some("a donor on loopback, plain text".into()),
         Contender::AquiferDonorTls => Some("a donor on loopback, TLS 1.3".into()),
         Contender::AquiferDonors(count) => {

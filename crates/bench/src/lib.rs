@@ -30,6 +30,7 @@ mod leftovers;
 mod lender;
 mod machine;
 mod measure;
+mod other_build;
 mod overhead;
 mod overhead_donor;
 mod overhead_rdma;

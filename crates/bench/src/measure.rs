@@ -138,8 +138,10 @@ impl Bench<'_> {
         path
     }
 
-    pub(crate) fn aquifer(&self) -> Result<&Path, BenchFailure> {
-        self.aquifer.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
+    /// The build that runs a contender.
+    pub(crate) fn aquifer(&self, contender: &Contender) -> Result<&Path, BenchFailure> {
+        let binary = if contender.is_other_build() { self.settings.against.as_deref() } else { self.aquifer };
+        binary.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
     }
 
     /// The command of a step: the program in its cgroup and under whatever it runs under, or, when that is its server's
@@ -189,8 +191,12 @@ impl Bench<'_> {
     /// What stands before a program that is to run under the pager; nothing for the others.
     fn pager_words(&self, step: &Step, place: &str, stats: &Path) -> Result<Vec<String>, BenchFailure> {
         let Some(tier) = step.contender.tier(place, tier_bytes(step)) else { return Ok(Vec::new()) };
-        let mut words =
-            vec![self.aquifer()?.display().to_string(), "run".into(), "--dram".into(), step.local_bytes.to_string()];
+        let mut words = vec![
+            self.aquifer(&step.contender)?.display().to_string(),
+            "run".into(),
+            "--dram".into(),
+            step.local_bytes.to_string(),
+        ];
         words.extend(["--tier".into(), tier, "--stats-json".into(), stats.display().to_string()]);
         words.extend(self.settings.aquifer_args.iter().cloned());
         words.push("--".into());

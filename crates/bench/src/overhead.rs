@@ -99,7 +99,7 @@ impl Case {
     }
 
     /// Whether more is better.
-    fn is_least(&self) -> bool {
+    pub(crate) fn is_least(&self) -> bool {
         self.overhead == Overhead::BelowBudget || self.name == TLS_THROUGHPUT
     }
 }
@@ -196,6 +196,8 @@ pub struct OverheadRun {
     pub overhead: Overhead,
     pub case: &'static str,
     pub round: u32,
+    /// True when the build of `--against` ran it.
+    pub is_other_build: bool,
     /// What the bar is about; None when the run failed.
     pub value: Option<f64>,
     /// What else must be known, in one line.
@@ -205,6 +207,14 @@ pub struct OverheadRun {
     pub program: Option<Value>,
     /// What `aquifer run --stats-json` left.
     pub stats: Option<Value>,
+}
+
+impl OverheadRun {
+    /// A run of which nothing is known yet but its value.
+    pub fn new(overhead: Overhead, case: &'static str, round: u32, value: Option<f64>) -> Self {
+        let (note, is_other_build) = (String::new(), false);
+        Self { overhead, case, round, is_other_build, value, note, problem: None, program: None, stats: None }
+    }
 }
 
 /// A number out of a program's result, or out of the statistics.
@@ -264,7 +274,7 @@ pub fn judge(asked: &[Overhead], runs: &[OverheadRun]) -> Vec<Verdict> {
 }
 
 fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
-    let own = |run: &&OverheadRun| run.overhead == case.overhead && run.case == case.name;
+    let own = |run: &&OverheadRun| run.overhead == case.overhead && run.case == case.name && !run.is_other_build;
     let values: Vec<f64> = runs.iter().filter(own).filter_map(|run| run.value).collect();
     let spread = Spread::of(&values);
     let (bar, unit) = match case.overhead {
@@ -311,8 +321,7 @@ mod tests {
     use serde_json::json;
 
     fn run(overhead: Overhead, case: &'static str, value: f64) -> OverheadRun {
-        let (note, program) = (String::new(), None);
-        OverheadRun { overhead, case, round: 0, value: Some(value), note, problem: None, program, stats: None }
+        OverheadRun::new(overhead, case, 0, Some(value))
     }
 
     fn met(overhead: Overhead, case: &'static str, values: &[f64]) -> Option<bool> {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::args::Settings;
+use crate::contender::OTHER_BUILD;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 use crate::overhead::{self, CASES, Case, Overhead, OverheadRun};
@@ -31,6 +32,8 @@ pub struct OverheadBench<'a> {
     pub settings: &'a Settings,
     pub token: &'a str,
     pub aquifer: &'a Path,
+    /// True when `aquifer` is the build of `--against`.
+    pub is_other_build: bool,
     pub interrupt: &'a Interrupt,
 }
 
@@ -57,31 +60,41 @@ impl OverheadBench<'_> {
         let mut runs = Vec::new();
         for case in cases {
             for round in 0..self.settings.overhead_rounds(case.overhead) {
-                let title = format!("{} {} round {}", case.overhead, case.name, round + 1);
-                progress.begin(&title);
-                let mut run = OverheadRun {
-                    overhead: case.overhead,
-                    case: case.name,
-                    round,
-                    value: None,
-                    note: String::new(),
-                    problem: None,
-                    program: None,
-                    stats: None,
-                };
-                match self.perform(case, &mut run) {
-                    Ok((value, note)) => (run.value, run.note) = (Some(value), note),
-                    Err(failure @ BenchFailure::Interrupted(_)) => return (runs, Some(failure)),
-                    Err(failure) => run.problem = Some(failure.to_string()),
+                for build in self.builds() {
+                    match build.measure_once(case, round, progress) {
+                        Ok(run) => runs.push(run),
+                        Err(failure) => return (runs, Some(failure)),
+                    }
                 }
-                progress.done(&match (&run.value, &run.problem) {
-                    (Some(value), _) => format!("{title}: {} [{}]", table::short(*value), run.note),
-                    (None, problem) => format!("{title}: FAILED: {}", problem.as_deref().unwrap_or("no reason")),
-                });
-                runs.push(run);
             }
         }
         (runs, None)
+    }
+
+    /// This build, and the other one if there is one, which take turns.
+    fn builds(&self) -> Vec<OverheadBench<'_>> {
+        let other = self.settings.against.as_deref();
+        let others = other.map(|aquifer| OverheadBench { aquifer, is_other_build: true, ..*self });
+        std::iter::once(OverheadBench { ..*self }).chain(others).collect()
+    }
+
+    /// Fails only when a signal arrived; everything else is a run with a problem.
+    fn measure_once(&self, case: &Case, round: u32, progress: &Progress) -> Result<OverheadRun, BenchFailure> {
+        let build = if self.is_other_build { OTHER_BUILD } else { "" };
+        let title = format!("{} {} round {}{build}", case.overhead, case.name, round + 1);
+        progress.begin(&title);
+        let mut run = OverheadRun::new(case.overhead, case.name, round, None);
+        run.is_other_build = self.is_other_build;
+        match self.perform(case, &mut run) {
+            Ok((value, note)) => (run.value, run.note) = (Some(value), note),
+            Err(failure @ BenchFailure::Interrupted(_)) => return Err(failure),
+            Err(failure) => run.problem = Some(failure.to_string()),
+        }
+        progress.done(&match (&run.value, &run.problem) {
+            (Some(value), _) => format!("{title}: {} [{}]", table::short(*value), run.note),
+            (None, problem) => format!("{title}: FAILED: {}", problem.as_deref().unwrap_or("no reason")),
+        });
+        Ok(run)
     }
 
     fn perform(&self, case: &Case, run: &mut OverheadRun) -> Result<(f64, String), BenchFailure> {

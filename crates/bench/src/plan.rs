@@ -86,8 +86,9 @@ impl Obstacles {
             return Some(format!("{server} is not installed; install Redis, 6 or newer"));
         }
         let no_file = workload.no_file.map(str::to_string);
-        match contender {
-            Contender::Dram => None,
+        match contender.kind() {
+            // Never inside itself.
+            Contender::Dram | Contender::OtherBuild(_) => None,
             Contender::AquiferDonor
             | Contender::AquiferDram
             | Contender::AquiferEmulated(_)

@@ -24,7 +24,7 @@ use crate::prepare::{
 };
 use crate::progress::Progress;
 use crate::record::{Record, Run, Skipped, compare_all, summarise};
-use crate::{donors, fio, leftovers, plot, table, undo, verdict};
+use crate::{donors, fio, leftovers, other_build, plot, table, undo, verdict};
 
 /// Runs `aquifer bench` and returns its exit code.
 pub fn run(args: BenchArgs) -> ExitCode {
@@ -124,7 +124,12 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
         comparisons: compare_all(&runs, &summaries),
         latencies: latencies(&runs, &summaries),
         summaries,
-        verdicts: [verdict::judge(&runs, &points), overhead::judge(&settings.overheads, &overheads)].concat(),
+        verdicts: [
+            verdict::judge(&runs, &points),
+            overhead::judge(&settings.overheads, &overheads),
+            other_build::judge(&runs, &overheads),
+        ]
+        .concat(),
         overheads,
         fio: points,
         runs,
@@ -200,13 +205,14 @@ fn measure_overheads(bench: &Bench, plan: &mut Plan, progress: &Progress) -> (Ve
         });
         return (Vec::new(), None);
     };
-    let bench = OverheadBench { settings, token, aquifer, interrupt };
+    let bench = OverheadBench { settings, token, aquifer, is_other_build: false, interrupt };
     let (cases, skipped) = match bench.cases() {
         Ok(cases) => cases,
         Err(failure) => return (Vec::new(), Some(failure)),
     };
     plan.skipped.extend(skipped);
-    progress.start(cases.iter().map(|case| settings.overhead_rounds(case.overhead) as usize).sum());
+    let builds = 1 + usize::from(settings.against.is_some());
+    progress.start(cases.iter().map(|case| settings.overhead_rounds(case.overhead) as usize * builds).sum());
     bench.measure(&cases, progress)
 }
 

@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use crate::contender::OTHER_BUILD;
 use crate::fio::{self, FioPoint};
 use crate::plan::limit_bytes;
 use crate::ratios::{Better, Ratio, Spread, compare};
@@ -103,7 +104,7 @@ pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     verdicts
 }
 
-fn better_of(runs: &[Run], workload: &str) -> Better {
+pub(crate) fn better_of(runs: &[Run], workload: &str) -> Better {
     runs.iter()
         .find(|run| run.workload == workload && run.figure.is_some())
         .and_then(|run| run.figure.as_ref())
@@ -124,7 +125,14 @@ fn judge_bar(runs: &[Run], bar: &Bar) -> Verdict {
     )
 }
 
-fn from_ratio(bar: String, at_least: f64, aim: Option<f64>, ratio: Option<Ratio>, missing: String) -> Verdict {
+/// A bar that a ratio must reach.
+pub(crate) fn from_ratio(
+    bar: String,
+    at_least: f64,
+    aim: Option<f64>,
+    ratio: Option<Ratio>,
+    missing: String,
+) -> Verdict {
     Verdict {
         bar,
         at_least: Some(at_least),
@@ -167,7 +175,8 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
 /// The kernel's own account of the program against budget + slack + code and stacks.
 fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     let mut worst: Option<Account> = None;
-    for run in runs.iter().filter(|run| run.contender.starts_with("aquifer-") && run.figure.is_some()) {
+    let ours = |run: &&Run| run.contender.starts_with("aquifer-") && !run.contender.ends_with(OTHER_BUILD);
+    for run in runs.iter().filter(ours).filter(|run| run.figure.is_some()) {
         // One process has told, of however many there were; the kernel enforces the limit on all of them.
         // Where the program has not told what the kernel says, the pager's own count is all there is.
         let (peak, allowed) = match run.peak_resident_bytes {

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Judges this build against another one (`--against FILE`), which ran the same things in turn. Pure.
+//!
+//! A change must cost no more than the machine wavers by. Each ratio says how many times as fast this build is.
+
+use crate::contender::OTHER_BUILD;
+use crate::overhead::{CASES, Case, OverheadRun};
+use crate::ratios::{Better, compare};
+use crate::record::{Run, figures};
+use crate::verdict::{Verdict, better_of, from_ratio};
+
+/// What must be left of the other build's speed.
+const AT_LEAST: f64 = 0.97;
+
+/// One bar for each workload, ratio and contender of ours, and one for each overhead, that both builds ran.
+pub fn judge(runs: &[Run], overheads: &[OverheadRun]) -> Vec<Verdict> {
+    let mut verdicts: Vec<Verdict> = Vec::new();
+    for run in runs {
+        let Some(ours) = run.contender.strip_suffix(OTHER_BUILD) else { continue };
+        let bar = format!("{} at {} %: {ours} over the other build", run.workload, run.local_percent);
+        if verdicts.iter().any(|verdict| verdict.bar == bar) {
+            continue;
+        }
+        let series = |contender| figures(runs, &run.workload, run.local_percent, contender);
+        let ratio = compare(&series(ours), &series(&run.contender), better_of(runs, &run.workload));
+        verdicts.push(from_ratio(bar, AT_LEAST, None, ratio, "one of the two has no figure".into()));
+    }
+    verdicts.extend(CASES.iter().filter_map(|case| judge_overhead(case, overheads)));
+    verdicts
+}
+
+fn judge_overhead(case: &Case, runs: &[OverheadRun]) -> Option<Verdict> {
+    let own = || runs.iter().filter(|run| run.overhead == case.overhead && run.case == case.name);
+    if !own().any(|run| run.is_other_build) {
+        return None;
+    }
+    // A cost of nothing, which rest has, is no divisor.
+    let series = |is_other: bool| -> Vec<(u32, f64)> {
+        let of_build = own().filter(|run| run.is_other_build == is_other);
+        of_build.filter_map(|run| Some((run.round, run.value.filter(|value| *value > 0.0)?))).collect()
+    };
+    let better = if case.is_least() { Better::Higher } else { Better::Lower };
+    let ratio = compare(&series(false), &series(true), better);
+    let bar = format!("{} {}: over the other build", case.overhead, case.name);
+    Some(from_ratio(bar, AT_LEAST, None, ratio, "one of the two has no figure, or costs nothing".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::overhead::Overhead;
+    use crate::record::tests::run;
+
+    fn cost(round: u32, value: f64, is_other_build: bool) -> OverheadRun {
+        OverheadRun { is_other_build, ..OverheadRun::new(Overhead::Fault, "4KiB", round, Some(value)) }
+    }
+
+    #[test]
+    fn both_builds_are_compared_round_by_round() {
+        let runs = [
+            run("bfs", 30, "aquifer-flash", 0, 1.0, Better::Lower),
+            run("bfs", 30, "aquifer-flash@against", 0, 0.9, Better::Lower),
+            run("bfs", 30, "dram", 0, 0.1, Better::Lower),
+        ];
+        let verdicts = judge(&runs, &[cost(0, 5.0, false), cost(0, 5.1, true)]);
+        let found: Vec<_> = verdicts.iter().map(|verdict| (verdict.bar.as_str(), verdict.met)).collect();
+        let bfs = "bfs at 30 %: aquifer-flash over the other build";
+        assert_eq!(found, [(bfs, Some(false)), ("fault 4KiB: over the other build", Some(true))]);
+        assert_eq!(verdicts[0].measured, Some(0.9));
+    }
+
+    #[test]
+    fn without_another_build_there_is_no_bar() {
+        assert!(judge(&[run("bfs", 30, "dram", 0, 1.0, Better::Lower)], &[cost(0, 5.0, false)]).is_empty());
+        let failed = OverheadRun { is_other_build: true, ..OverheadRun::new(Overhead::Fault, "4KiB", 0, None) };
+        assert_eq!(judge(&[], &[cost(0, 5.0, false), failed])[0].met, None);
+    }
+}
