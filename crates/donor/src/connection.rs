@@ -13,17 +13,21 @@
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup;
 use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version, is_tls};
 
+use crate::admission::Occupant;
 use crate::body;
 use crate::channel::Channel;
+use crate::listener::Seat;
 use crate::service::{Service, TOLD_AT_ONCE, TOLD_AT_RENEWAL, Visit};
 use crate::settings::Patience;
 use crate::tallies::Peer;
+use crate::tenants::TenantId;
 
 /// The way out of a connection.
 #[derive(Debug)]
@@ -31,11 +35,22 @@ pub(crate) struct Outlet {
     channel: Arc<dyn Channel>,
     /// A frame goes out whole.
     turn: Mutex<()>,
+    /// Since when nothing has been asked, in milliseconds of the donor's clock; `BUSY` while something is answered.
+    idle_since_ms: AtomicU64,
+}
+
+/// No time.
+const BUSY: u64 = u64::MAX;
+
+impl Occupant for Arc<Outlet> {
+    fn idle_since_ms(&self) -> Option<u64> {
+        Some(self.idle_since_ms.load(Ordering::Relaxed)).filter(|since| *since != BUSY)
+    }
 }
 
 impl Outlet {
     pub(crate) fn new(channel: Arc<dyn Channel>) -> Outlet {
-        Outlet { channel, turn: Mutex::new(()) }
+        Outlet { channel, turn: Mutex::new(()), idle_since_ms: AtomicU64::new(BUSY) }
     }
 
     /// Sends one frame whole, within `patience`.
@@ -79,6 +94,7 @@ pub(crate) struct Connection<'a> {
     service: &'a Service,
     channel: &'a dyn Channel,
     outlet: &'a Outlet,
+    seat: &'a Seat,
     peer: Peer,
     patience: Patience,
     /// Bodies; grows to the longest one that came or went, 2 MiB at most, until nothing comes for a while.
@@ -105,15 +121,15 @@ const BODY_STEP: usize = 64 << 10;
 
 impl<'a> Connection<'a> {
     /// The channel gives up reading and writing after `patience.frame`.
-    pub(crate) fn new(service: &'a Service, outlet: &'a Outlet, peer: Peer, patience: Patience) -> Self {
+    pub(crate) fn new(seat: &'a Seat, outlet: &'a Outlet, peer: Peer) -> Self {
         let told = Told { order: 0, from: None };
-        Self { service, channel: &*outlet.channel, outlet, peer, patience, body: Vec::new(), told }
+        let (service, patience) = (&seat.shared().service, seat.shared().settings.patience);
+        Self { service, channel: &*outlet.channel, outlet, seat, peer, patience, body: Vec::new(), told }
     }
 
-    /// Serves until the borrower ends the connection, or something is wrong with it. `connections` says how many there
-    /// are.
-    pub(crate) fn serve(mut self, connections: impl Fn() -> usize) {
-        if let Err(refusal) = self.converse(connections) {
+    /// Serves until the borrower ends the connection, or something is wrong with it.
+    pub(crate) fn serve(mut self) {
+        if let Err(refusal) = self.converse() {
             self.service.tallies.refuse(self.peer, refusal);
             if is_understood(refusal) {
                 let _ = self.outlet.send(0, Message::Error { refusal }, &[], self.patience.frame);
@@ -122,11 +138,15 @@ impl<'a> Connection<'a> {
         self.outlet.shut();
     }
 
-    fn converse(&mut self, connections: impl Fn() -> usize) -> Result<(), Refusal> {
+    fn converse(&mut self) -> Result<(), Refusal> {
+        if !wakeup::readable(self.channel.socket(), self.patience.handshake) {
+            return Err(Refusal::Slow);
+        }
+        self.seat.spoke();
         self.channel.open(self.patience)?;
         let Some((visit, mut expected)) = self.greet()? else { return Ok(()) };
         let who = visit.who();
-        while let Some(header) = self.next_header(true)? {
+        while let Some(header) = self.next_request()? {
             if header.request != expected {
                 return Err(Refusal::Replayed);
             }
@@ -135,7 +155,7 @@ impl<'a> Connection<'a> {
             if self.service.takes_back(who) {
                 self.service.tallies.refuse(self.peer, Refusal::OutsideLease);
             }
-            let answer = match self.service.answer(who, header.message, &mut self.body, connections()) {
+            let answer = match self.service.answer(who, header.message, &mut self.body, self.seat.shared().count()) {
                 Ok(answer) => answer,
                 Err(refusal) if refusal.ends_connection() => return Err(refusal),
                 Err(refusal) => {
@@ -173,6 +193,9 @@ impl<'a> Connection<'a> {
         let Message::Hello { oldest, newest, borrower } = header.message else { return Err(Refusal::NoHello) };
         let version = choose_version(oldest, newest)?;
         let Ok(first_request) = aquifer_sys::raw::random() else { return Ok(None) };
+        // Its end would end a borrower on this machine, or what reaches past the donor.
+        let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
+        self.seat.promote(TenantId(0), usize::MAX, is_pinned)?;
         let welcome = Message::Welcome {
             version,
             lease_ms: self.service.lease_ms(),
@@ -186,6 +209,14 @@ impl<'a> Connection<'a> {
             None => self.outlet.send(header.request, welcome, &[], self.patience.frame),
         };
         Ok(sent.is_ok().then_some((visit, first_request)))
+    }
+
+    /// The next request's header, for which the connection waits as one that could make room for another.
+    fn next_request(&mut self) -> Result<Option<Header>, Refusal> {
+        self.outlet.idle_since_ms.store(self.seat.shared().now_ms(), Ordering::Relaxed);
+        let header = self.next_header(true);
+        self.outlet.idle_since_ms.store(BUSY, Ordering::Relaxed);
+        header
     }
 
     /// The next header; `None` when the connection has ended between two frames, or nothing has come for too long.

@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod body;
 mod channel;
 mod connection;
@@ -42,6 +43,7 @@ mod service;
 mod settings;
 mod status;
 mod tallies;
+mod tenants;
 
 pub use aquifer_tls::{CredentialFailure, Files};
 pub use aquifer_wire::EVERY_BYTE;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes connections in, up to a bound, and gives each a thread of its own.
+//! Takes connections in, up to the bounds of `admission.rs`, and gives each a thread of its own.
 //!
 //! Blocking sockets and a thread each: the kernel does the waiting, and the thread that is woken is the one that
 //! answers. There is no queue of requests between the two that a demand read would have to wait in.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -15,10 +14,12 @@ use std::time::{Duration, Instant};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_wire::{Figure, Message, Refusal};
 
+use crate::admission::{Admission, Admitted, Number};
 use crate::connection::{Connection, Outlet};
 use crate::entrance::{Entrance, Visitor};
 use crate::service::Service;
 use crate::settings::{Protection, Settings};
+use crate::tenants::TenantId;
 
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -36,63 +37,107 @@ pub(crate) struct Shared {
     pub(crate) protection: Protection,
     pub(crate) bell: Wakeup,
     pub(crate) is_over: AtomicBool,
-    connections: Mutex<Connections>,
-}
-
-#[derive(Default)]
-struct Connections {
-    outlets: BTreeMap<u64, Arc<Outlet>>,
-    next: u64,
+    started: Instant,
+    admission: Mutex<Admission<Arc<Outlet>>>,
 }
 
 impl Shared {
     pub(crate) fn new(service: Service, settings: Settings, protection: Protection, bell: Wakeup) -> Shared {
-        Shared { service, settings, protection, bell, is_over: AtomicBool::new(false), connections: Mutex::default() }
+        let spare_after_ms = milliseconds(settings.patience.spare);
+        let admission = Mutex::new(Admission::new(settings.connections_most, spare_after_ms));
+        let (is_over, started) = (AtomicBool::new(false), Instant::now());
+        Shared { service, settings, protection, bell, is_over, started, admission }
     }
 
-    fn connections(&self) -> MutexGuard<'_, Connections> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    fn admission(&self) -> MutexGuard<'_, Admission<Arc<Outlet>>> {
+        self.admission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The donor's clock.
+    pub(crate) fn now_ms(&self) -> u64 {
+        milliseconds(self.started.elapsed())
+    }
+
+    /// Connections that are open.
     pub(crate) fn count(&self) -> usize {
-        self.connections().outlets.len()
+        self.admission().count()
     }
 
     /// Ends every connection, and waits for their threads, at most as long as a frame may take.
     pub(crate) fn end_connections(&self) {
         let deadline = Instant::now() + self.settings.patience.frame;
-        while self.count() > 0 && Instant::now() < deadline {
-            self.connections().outlets.values().for_each(|outlet| outlet.shut());
+        loop {
+            let admission = self.admission();
+            admission.all().for_each(|outlet| outlet.shut());
+            let threads = admission.threads();
+            drop(admission);
+            if threads == 0 || Instant::now() > deadline {
+                return;
+            }
             thread::sleep(LOOK_AGAIN);
         }
     }
 
-    fn enter(&self, outlet: &Arc<Outlet>) -> Option<u64> {
-        let mut connections = self.connections();
-        if connections.outlets.len() >= self.settings.connections_most {
-            return None;
-        }
-        connections.next += 1;
-        let number = connections.next;
-        connections.outlets.insert(number, Arc::clone(outlet));
-        Some(number)
+    /// Ends strangers whose time is over. Returns when to come again at the latest.
+    fn end_overdue(&self) -> Duration {
+        let now_ms = self.now_ms();
+        let mut admission = self.admission();
+        let (overdue, next) = (admission.overdue(now_ms), admission.next_deadline_ms());
+        drop(admission);
+        overdue.iter().for_each(|outlet| outlet.shut());
+        next.map_or(SLEEP, |end| Duration::from_millis(end.saturating_sub(now_ms).max(1)))
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A connection's place among those that the donor keeps, until it is dropped.
+pub(crate) struct Seat {
+    shared: Arc<Shared>,
+    number: Number,
+}
+
+impl Seat {
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
-    fn leave(&self, number: u64) {
-        self.connections().outlets.remove(&number);
+    /// The stranger has sent something.
+    pub(crate) fn spoke(&self) {
+        self.shared.admission().spoke(self.number);
+    }
+
+    /// The stranger is a borrower. Another connection may have to make room.
+    pub(crate) fn promote(&self, tenant: TenantId, tenant_most: usize, is_pinned: bool) -> Result<(), Refusal> {
+        let now_ms = self.shared.now_ms();
+        let displaced = self.shared.admission().promote(now_ms, self.number, tenant, tenant_most, is_pinned)?;
+        if let Some(outlet) = displaced {
+            outlet.shut();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let now_ms = self.shared.now_ms();
+        self.shared.admission().leave(now_ms, self.number);
     }
 }
 
 /// The accepting thread's life. `entrance` does not block.
 pub(crate) fn run(shared: &Arc<Shared>, entrance: &Entrance) {
     while !shared.is_over.load(Ordering::Acquire) {
+        let sleep = shared.end_overdue();
         match entrance.accept() {
             Ok(visitor) => {
                 // A failure is that of one connection; its peer sees it end.
                 let _ = take_in(shared, visitor);
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                shared.bell.sleep(Some(entrance.descriptor()), SLEEP);
+                shared.bell.sleep(Some(entrance.descriptor()), sleep);
             }
             Err(_) => shared.bell.sleep(None, PAUSE),
         }
@@ -104,24 +149,25 @@ fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
     let (peer, checked) = (visitor.peer(), visitor.check());
     let outlet = Arc::new(Outlet::new(visitor.channel(&shared.protection, patience)?));
     shared.service.tallies.add(Figure::ConnectionsTotal, 1);
-    let entered = checked.and_then(|()| shared.enter(&outlet).ok_or(Refusal::TooManyConnections));
-    let number = match entered {
-        Ok(number) => number,
-        Err(refusal) => {
-            shared.service.tallies.refuse(peer, refusal);
-            // It fits into any socket's buffer, so this does not wait for the peer.
-            return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
-        }
-    };
-    let for_thread = Arc::clone(shared);
-    let serve = move || {
-        let shared = for_thread;
-        Connection::new(&shared.service, &outlet, peer, patience).serve(|| shared.count());
-        shared.leave(number);
-    };
-    let started = thread::Builder::new().name("donor-serve".into()).stack_size(STACK_BYTES).spawn(serve);
-    if started.is_err() {
-        shared.leave(number);
+    if let Err(refusal) = checked {
+        shared.service.tallies.refuse(peer, refusal);
+        // It fits into any socket's buffer, so this does not wait for the peer.
+        return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
     }
-    started.map(|_| ())
+    let now_ms = shared.now_ms();
+    // Its thread gives it up earlier, and says why; this is for one whose bytes keep coming.
+    let deadline_ms = now_ms.saturating_add(milliseconds(patience.handshake + patience.frame));
+    let admitted = shared.admission().enter(now_ms, peer, deadline_ms, Arc::clone(&outlet));
+    let Some(Admitted { number, displaced }) = admitted else {
+        // Without a word: whoever comes so often gets none of our time.
+        shared.service.tallies.refuse(peer, Refusal::TooManyConnections);
+        return Ok(());
+    };
+    if let Some(displaced) = displaced {
+        displaced.shut();
+    }
+    let seat = Seat { shared: Arc::clone(shared), number };
+    // Where there is no thread, the seat is dropped with the closure.
+    let serve = move || Connection::new(&seat, &outlet, peer).serve();
+    thread::Builder::new().name("donor-serve".into()).stack_size(STACK_BYTES).spawn(serve).map(|_| ())
 }

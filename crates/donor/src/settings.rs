@@ -132,13 +132,16 @@ pub struct Patience {
     pub handshake: Duration,
     /// From one frame to the next.
     pub idle: Duration,
+    /// From when on a connection over which nothing goes is ended for a newcomer, when there are as many as there may
+    /// be.
+    pub spare: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
         // A frame of 2 MiB takes 5 s at 3.4 Mbit/s. A borrower opens a connection anew when it needs one.
         let (frame, handshake) = (Duration::from_secs(5), Duration::from_secs(5));
-        Patience { frame, handshake, idle: Duration::from_secs(600) }
+        Patience { frame, handshake, idle: Duration::from_secs(600), spare: Duration::from_secs(1) }
     }
 }
 

@@ -232,11 +232,14 @@ fn whoever_draws_a_frame_out_is_dropped(protection: Protection) {
 }
 
 fn there_are_only_so_many_connections(protection: Protection) {
-    let (donor, _) = start(of(protection, Settings { connections_most: 2, ..settings(4) }));
+    let of_two = of(protection, Settings { connections_most: 2, ..settings(4) });
+    let patience = Patience { spare: PATIENCE, ..of_two.patience };
+    let (donor, _) = start(Settings { patience, ..of_two });
     let one = Peer::borrower_by(protection, donor.address(), 1);
     let _two = Peer::borrower_by(protection, donor.address(), 2);
-    // It is told before any handshake.
-    let mut three = Peer::stranger(donor.address());
+    // Under TLS it is told when the handshake is done: nobody else could have said so.
+    let mut three = Peer::connect(protection, donor.address());
+    three.send(Message::Hello { oldest: 1, newest: 1, borrower: aquifer_wire::BorrowerId(3) }, &[]);
     three.expect_the_end(Refusal::TooManyConnections);
     assert_eq!(refused(&donor, Refusal::TooManyConnections), 1);
     drop(one);

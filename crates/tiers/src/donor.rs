@@ -149,10 +149,14 @@ fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Links, Greeting), Open
         last = match links.greet() {
             Ok(greeting) => return Ok((links, greeting)),
             Err(Miss::Distrust(distrust)) => OpenFailure::DonorDistrust { address, distrust },
-            Err(Miss::Loss(Loss::Refused(Refusal::PlainOnly))) => OpenFailure::DonorPlain { address },
-            Err(Miss::Loss(Loss::Refused(Refusal::TlsOnly))) => OpenFailure::DonorTls { address },
-            Err(Miss::Loss(Loss::Refused(refusal))) => failure(io::Error::other(refusal)),
-            Err(Miss::Loss(Loss::Connection(errno))) => failure(io::Error::from_raw_os_error(errno)),
+            Err(Miss::Refused(Refusal::PlainOnly) | Miss::Unproven(Refusal::PlainOnly)) => {
+                OpenFailure::DonorPlain { address }
+            }
+            Err(Miss::Refused(Refusal::TlsOnly) | Miss::Unproven(Refusal::TlsOnly)) => {
+                OpenFailure::DonorTls { address }
+            }
+            Err(Miss::Refused(refusal) | Miss::Unproven(refusal)) => failure(io::Error::other(refusal)),
+            Err(Miss::Failed(errno)) => failure(io::Error::from_raw_os_error(errno)),
         };
     }
     Err(last)

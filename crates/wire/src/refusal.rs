@@ -65,6 +65,15 @@ refusals! {
     30 OtherUser "other_user" "a user that may not borrow here",
 }
 
+/// What a refusal means for whoever was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// The same request would be refused again.
+    Final,
+    /// It is about this moment, or about one connection: the same request is repeated, as long as patience lasts.
+    MayPass,
+}
+
 impl Refusal {
     /// Its number on the wire.
     pub const fn code(self) -> u16 {
@@ -80,6 +89,23 @@ impl Refusal {
     pub fn from_code(code: u64) -> Option<Refusal> {
         let index = usize::try_from(code.checked_sub(1)?).ok()?;
         Refusal::ALL.get(index).copied()
+    }
+
+    /// Whether it may pass.
+    pub const fn kind(self) -> RefusalKind {
+        match self {
+            Refusal::Busy
+            | Refusal::TooManyConnections
+            // What these say of is a connection: another one is good.
+            | Refusal::HeaderDamaged
+            | Refusal::BodyDamaged
+            | Refusal::Truncated
+            | Refusal::Slow
+            | Refusal::Replayed
+            | Refusal::Handshake
+            | Refusal::RecordDamaged => RefusalKind::MayPass,
+            _ => RefusalKind::Final,
+        }
     }
 
     /// Whether nothing that follows on the connection can be trusted, so that it ends.
@@ -109,6 +135,17 @@ impl std::error::Error for Refusal {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A connection that ended, or one that could not be had, says nothing about a lease.
+    #[test]
+    fn what_is_about_a_lease_or_a_bound_of_the_donors_is_final() {
+        for refusal in [Refusal::NoLease, Refusal::NotYours, Refusal::Quota, Refusal::Full, Refusal::UnknownKind] {
+            assert_eq!(refusal.kind(), RefusalKind::Final, "{refusal}");
+        }
+        for refusal in [Refusal::TooManyConnections, Refusal::Busy, Refusal::Slow] {
+            assert_eq!(refusal.kind(), RefusalKind::MayPass, "{refusal}");
+        }
+    }
 
     #[test]
     fn codes_count_from_one_and_come_back() {

@@ -3,14 +3,15 @@
 
 //! `--metrics`: a donor's figures as Prometheus text over HTTP, for a scraper.
 //!
-//! hyper parses what strangers send. Connections have bounds, in number and in time: who says nothing, or a byte now
-//! and then, is dropped, and so is who does not take the answer.
+//! hyper parses what strangers send. Connections have bounds, in number and in time: a client that sends nothing, or a
+//! byte now and then, is dropped, and so is one that does not take the answer. When there are as many as there may be,
+//! a newcomer takes the place of the oldest: a scrape takes some milliseconds, so the oldest is a slow client.
 //!
 //! Threads: one of its own, which serves nothing else, so that no scrape takes anything from a borrower.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -23,14 +24,14 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::cannot;
 use crate::exit::Failure;
 
-/// Connections at the same time; the next ones wait in the kernel. A choice: scrapers are few.
-const CONNECTIONS_MOST: usize = 16;
+/// Connections at the same time. A choice: scrapers are few.
+const CONNECTIONS_MOST: usize = 64;
 /// For a request, and for a connection from its beginning to its end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// What is read of a request at most.
@@ -62,17 +63,23 @@ pub fn serve(address: SocketAddr, observer: Observer) -> Result<SocketAddr, Fail
 }
 
 async fn accept(listener: TcpListener, observer: Observer) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MOST));
+    // The oldest first.
+    let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("nobody closes it");
         match listener.accept().await {
             Ok((stream, _)) => {
+                connections.retain(|connection| !connection.is_finished());
+                if connections.len() >= CONNECTIONS_MOST
+                    && let Some(oldest) = connections.pop_front()
+                {
+                    oldest.abort();
+                }
                 let observer = observer.clone();
-                tokio::spawn(async move {
-                    let _place = place;
-                    // Who is too slow, or says what is no request, sees the connection end.
+                let connection = tokio::spawn(async move {
+                    // A client that is too slow, or sends what is no request, sees the connection end.
                     let _ = timeout(PATIENCE, converse(stream, observer)).await;
                 });
+                connections.push_back(connection.abort_handle());
             }
             Err(_) => sleep(PAUSE).await,
         }
@@ -103,4 +110,33 @@ fn answer(request: &Request<Incoming>, observer: &Observer) -> Response<Full<Byt
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use aquifer_donor::{Donor, Security, Settings, Source};
+
+    use super::*;
+
+    /// Forty clients that send nothing kept everybody else waiting for ten seconds.
+    #[test]
+    fn slow_clients_keep_nobody_from_the_metrics() {
+        let any = ([127, 0, 0, 1], 0);
+        let settings = Settings::new(any.into(), 4 << 20, Source::Anonymous, Security::Plain);
+        let donor = Donor::start(settings, Box::new(|_| ())).unwrap();
+        let address = serve(any.into(), donor.observer()).unwrap();
+        let crowd = |count| (0..count).map(|_| TcpStream::connect(address).unwrap()).collect::<Vec<_>>();
+        let _slow = crowd(2 * CONNECTIONS_MOST);
+        let mut scraper = TcpStream::connect(address).unwrap();
+        // Nobody who is served at once sees that end.
+        scraper.set_read_timeout(Some(PATIENCE / 2)).unwrap();
+        scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: donor\r\n\r\n").unwrap();
+        let mut text = String::new();
+        scraper.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("aquifer_donor_capacity_bytes"), "{text}");
+        donor.stop(Duration::ZERO);
+    }
 }

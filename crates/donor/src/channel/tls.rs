@@ -25,7 +25,7 @@ const READ_BYTES: usize = 64 << 10;
 /// What is sealed before it goes out.
 const WRITE_BYTES: usize = 64 << 10;
 /// One look for more of the first bytes.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How many bytes of a connection show what is spoken on it.
 const BEGINNING_BYTES: usize = 4;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use aquifer_sys::memory::OwnWord;
 use aquifer_tls::{Borrower, Distrust};
-use aquifer_wire::HEADER_BYTES;
+use aquifer_wire::{HEADER_BYTES, Refusal, RefusalKind};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -26,22 +26,44 @@ use super::transport::Loss;
 pub(crate) enum Miss {
     /// The two ends do not trust each other.
     Distrust(Distrust),
-    /// As for any request.
-    Loss(Loss),
+    /// The connection has failed, with this error.
+    Failed(i32),
+    /// The donor does not take this connection. Said over the protection that was agreed on, if there is any.
+    Refused(Refusal),
+    /// Said in plain text where TLS was expected: by the donor, or by somebody on the path. For people's eyes alone.
+    Unproven(Refusal),
+}
+
+impl Miss {
+    /// Whether another try may succeed, unchanged.
+    pub(crate) fn may_pass(self) -> bool {
+        match self {
+            Miss::Refused(refusal) | Miss::Unproven(refusal) => refusal.kind() == RefusalKind::MayPass,
+            Miss::Distrust(_) | Miss::Failed(_) => false,
+        }
+    }
 }
 
 impl From<Loss> for Miss {
     fn from(loss: Loss) -> Miss {
-        Miss::Loss(loss)
+        match loss {
+            Loss::Connection(errno) => Miss::Failed(errno),
+            Loss::Refused(refusal) => Miss::Refused(refusal),
+        }
     }
 }
 
 impl From<Miss> for Loss {
-    /// For those who want an answer and not the reason.
+    /// For those who want an answer and not the reason. Whatever was said before there was a connection is about that
+    /// connection, and never about a lease: it cannot be talked to the donor at this moment.
     fn from(miss: Miss) -> Loss {
         match miss {
             Miss::Distrust(distrust) => Loss::Connection(distrust.errno()),
-            Miss::Loss(loss) => loss,
+            Miss::Failed(errno) => Loss::Connection(errno),
+            Miss::Refused(Refusal::TooManyConnections) | Miss::Unproven(Refusal::TooManyConnections) => {
+                Loss::Connection(libc::EUSERS)
+            }
+            Miss::Refused(_) | Miss::Unproven(_) => Loss::Connection(libc::ECONNREFUSED),
         }
     }
 }

@@ -151,7 +151,7 @@ impl Link {
                 self.next.store(first_request, Ordering::Relaxed);
                 Ok(Greeting { lease: Duration::from_millis(lease_ms.into()), instance, lendable_bytes })
             }
-            Message::Error { refusal } => Err(Loss::Refused(refusal).into()),
+            Message::Error { refusal } => Err(Miss::Refused(refusal)),
             _ => Err(Loss::Connection(libc::EPROTO).into()),
         }
     }

@@ -6,6 +6,11 @@
 //! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
 //! exchange; who finds none waits on a futex for one, within a bound.
 //!
+//! A donor may have no room for another connection, or be out of reach of new ones. While one link is connected, all
+//! threads go on over that: a connection that could not be opened is no failure of the request, which waits for a link
+//! that is connected, and new connections are tried now and then. The background opens a connection only when demand
+//! has one, and gives it up when demand has none.
+//!
 //! After fork(2) the child gets sockets of its own under the same numbers before anything of the program runs: two
 //! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
 //! word that fork(2) clears, and refused.
@@ -13,7 +18,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::memory::{OwnWord, SharedWords};
@@ -31,6 +37,11 @@ use super::transport::Loss;
 
 /// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
+
+/// For so long no further connection is tried after one could not be opened, while there is another one.
+const CROWDED_PAUSE: Duration = Duration::from_millis(250);
+/// A program that begins asks a donor without room again after this.
+const GREET_PAUSE: Duration = Duration::from_millis(100);
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -55,6 +66,10 @@ pub(crate) struct Links {
     instance: SharedWords,
     /// 1 in the process whose sockets these are.
     own: Arc<OwnWord>,
+    /// Until when no further connection is tried, if there is one.
+    crowded_until_ns: AtomicU64,
+    /// Whether the donor had no room for the only connection that demand would have.
+    is_starved: AtomicBool,
 }
 
 /// A link that is taken.
@@ -121,14 +136,32 @@ impl Links {
         };
         let lines = (0..count).map(line).collect::<Result<_, Errno>>()?;
         let instance = SharedWords::new(1)?;
-        Ok(Links { place, who, security, recalls, patience, lines, freed: EventCount::new(), instance, own })
+        Ok(Links {
+            place,
+            who,
+            security,
+            recalls,
+            patience,
+            lines,
+            freed: EventCount::new(),
+            instance,
+            own,
+            crowded_until_ns: AtomicU64::new(0),
+            is_starved: AtomicBool::new(false),
+        })
     }
 
     /// Connects the first link, to see what the donor says.
     pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
         let taken = self.take()?;
-        // A program that begins waits longer than one that is amid its work.
-        self.connect_within(&taken.line.link, &Patience::ALONE)
+        let deadline = Deadline::after(self.patience.loss);
+        loop {
+            // A program that begins waits longer than one that is amid its work.
+            match self.connect_within(&taken.line.link, &Patience::ALONE) {
+                Err(miss) if miss.may_pass() && deadline.check().is_ok() => signals::sleep(GREET_PAUSE),
+                greeted => return greeted,
+            }
+        }
     }
 
     /// Where the donor's word is heard that it wants memory back.
@@ -193,6 +226,38 @@ impl Links {
         taken.line.link.is_connected(&self.place).then_some(taken)
     }
 
+    /// Whether it looks as if there were a connection for demand.
+    fn any_connected(&self) -> bool {
+        self.lines.iter().any(|line| line.link.may_be_connected())
+    }
+
+    /// Whether threads go on over the connections that there are.
+    fn is_crowded(&self) -> bool {
+        now_ns() < self.crowded_until_ns.load(Ordering::Relaxed) && self.any_connected()
+    }
+
+    /// A connection could not be opened.
+    fn crowd(&self) {
+        self.crowded_until_ns.store(now_ns() + CROWDED_PAUSE.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether the background is to give its connection up, so that threads that wait get one.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.is_starved.load(Ordering::Relaxed)
+    }
+
+    /// Connects a queue's link, if demand has a connection. Returns whether it is connected.
+    pub(crate) fn connect_beside(&self, link: &Link) -> bool {
+        if !self.any_connected() || self.is_crowded() {
+            return false;
+        }
+        let is_connected = self.connect(link).is_ok();
+        if !is_connected {
+            self.crowd();
+        }
+        is_connected
+    }
+
     fn take(&self) -> Result<Taken<'_>, Loss> {
         if !self.is_own() {
             return Err(Loss::Connection(libc::EOWNERDEAD));
@@ -203,7 +268,8 @@ impl Links {
             let free =
                 |line: &&Line| line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
             let connected = |line: &&Line| line.link.may_be_connected() && free(line);
-            if let Some(line) = self.in_order().find(connected).or_else(|| self.in_order().find(free)) {
+            let other = || if self.is_crowded() { None } else { self.in_order().find(free) };
+            if let Some(line) = self.in_order().find(connected).or_else(other) {
                 return Ok(Taken { links: self, line });
             }
             if now_ns().saturating_sub(started) > self.patience.turn().as_nanos() as u64 {
@@ -222,16 +288,38 @@ impl Links {
 
     /// One request and its answer, on the first link that is free.
     pub(crate) fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
-        let taken = self.take()?;
-        let link = &taken.line.link;
-        if !link.is_connected(&self.place) {
-            // Told from an answer that does not come: whoever does not even greet back is not asked for more.
-            self.connect(link).map_err(|miss| match Loss::from(miss) {
-                Loss::Connection(libc::ETIMEDOUT) => Loss::Connection(libc::EHOSTDOWN),
-                loss => loss,
-            })?;
+        let taken = self.take_open()?;
+        taken.line.link.exchange(&self.place, message, payload, into, &self.patience)
+    }
+
+    /// A link that is connected: by this, where it has to be.
+    fn take_open(&self) -> Result<Taken<'_>, Loss> {
+        let deadline = Deadline::after(self.patience.turn());
+        loop {
+            let taken = self.take()?;
+            let link = &taken.line.link;
+            if link.is_connected(&self.place) {
+                return Ok(taken);
+            }
+            let miss = match self.connect(link) {
+                Ok(_) => {
+                    self.is_starved.store(false, Ordering::Relaxed);
+                    return Ok(taken);
+                }
+                Err(miss) => miss,
+            };
+            self.crowd();
+            match Loss::from(miss) {
+                // Told from an answer that does not come: whoever does not even greet back is not asked for more.
+                Loss::Connection(libc::ETIMEDOUT) => return Err(Loss::Connection(libc::EHOSTDOWN)),
+                // Another link is connected: it is waited for, and has its turn now.
+                loss if loss.may_pass() && self.any_connected() => deadline.check()?,
+                loss => {
+                    self.is_starved.store(miss.may_pass(), Ordering::Relaxed);
+                    return Err(loss);
+                }
+            }
         }
-        link.exchange(&self.place, message, payload, into, &self.patience)
     }
 
     /// Sends a request, and does not wait for its answer: where there is a connection that can be asked at once.
@@ -262,6 +350,8 @@ impl Links {
         if usable == 0 {
             return Err(Errno(libc::EAGAIN));
         }
+        self.crowded_until_ns.store(0, Ordering::Relaxed);
+        self.is_starved.store(false, Ordering::Relaxed);
         self.own.word().store(1, Ordering::Release);
         Ok(true)
     }

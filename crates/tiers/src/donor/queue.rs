@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::failure;
-use super::link::Link;
+use super::link::{Link, errno_of_damage};
 use super::links::Links;
 use super::ranges::Lease;
 use super::remote::{Piece, Remote, pieces};
@@ -136,12 +136,24 @@ impl TcpQueue {
 
     /// Whether there is a connection, after having tried for one where there is none.
     fn is_connected(&mut self) -> bool {
+        if self.links.is_starved() {
+            // Threads that wait come first: what is on the way ends, and then the connection is theirs.
+            self.make_way();
+            return false;
+        }
         // What is on the way goes on, on a connection that has grown old, too.
         if self.on_the_way() > 0 || self.link.is_connected(self.links.place()) {
             return true;
         }
         // How long to look for a donor is for the demand links to decide.
-        self.remote.contact().begin().is_ok() && self.links.is_own() && self.links.connect(&self.link).is_ok()
+        self.remote.contact().begin().is_ok() && self.links.is_own() && self.links.connect_beside(&self.link)
+    }
+
+    /// Gives the connection up, when nothing is on the way.
+    fn make_way(&mut self) {
+        if self.on_the_way() == 0 && self.link.may_be_connected() {
+            self.link.disconnect(self.links.place());
+        }
     }
 
     fn do_now(&mut self, operation: Operation, offset: u64, mut buffer: FrameBuffer, tag: u64) {
@@ -172,6 +184,9 @@ impl TcpQueue {
         }
         if now_ns().saturating_sub(self.moved_ns) > self.links.patience().answer.as_nanos() as u64 {
             if self.remote.is_member() { self.give_up() } else { self.fall_back() }
+        }
+        if self.links.is_starved() {
+            self.make_way();
         }
         let waits_to_send = !self.outgoing.is_empty();
         if self.waits_to_send != waits_to_send {
@@ -239,7 +254,8 @@ impl TcpQueue {
                 }
                 self.moved_ns = now_ns();
             }
-            let header = Header::decode(&self.arriving.bytes).map_err(Loss::Refused)?;
+            let header =
+                Header::decode(&self.arriving.bytes).map_err(|refusal| Loss::Connection(errno_of_damage(refusal)))?;
             if !self.link.heeds(header.message) {
                 break header;
             }

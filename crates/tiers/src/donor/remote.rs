@@ -181,7 +181,7 @@ impl Remote {
                 Err(Loss::Connection(errno)) => return Err(errno),
                 // Another thread has a newer token for it, or nobody has: then its bytes are gone.
                 Err(Loss::Refused(refusal)) if is_about_lease(refusal) => refusal,
-                Err(Loss::Refused(refusal)) => return Err(errno_of(refusal)),
+                Err(loss) => return Err(loss.errno()),
             };
             if self.ranges.lease(piece.range).map(|now| now.token()) != Some(lease.token()) {
                 continue;
@@ -192,14 +192,14 @@ impl Remote {
                 break;
             }
         }
-        Err(errno_of(refusal))
+        Err(Loss::Refused(refusal).errno())
     }
 
     /// Asks for a token in place of one that is old. False where the range has another slab now: then its bytes are
     /// gone.
     fn ask_token(&self, range: u64, old: Lease) -> Result<bool, i32> {
         self.ranges.doubt(range, old);
-        let lease = self.lease_to_write(range).map_err(errno_of_loss)?;
+        let lease = self.lease_to_write(range).map_err(Loss::errno)?;
         self.ranges.correct(range, old, lease);
         Ok(lease.slab() == old.slab())
     }
@@ -256,10 +256,10 @@ impl Remote {
                     return Err(libc::ENODATA);
                 }
                 Err(Loss::Refused(about)) if is_about_lease(about) => refusal = about,
-                Err(loss) => return Err(errno_of_loss(loss)),
+                Err(loss) => return Err(loss.errno()),
             }
         }
-        Err(errno_of(refusal))
+        Err(Loss::Refused(refusal).errno())
     }
 
     /// A write that the donor has no part in, but for the lease: each has its own end.
@@ -268,11 +268,12 @@ impl Remote {
         loop {
             let lease = self.lease_to_write(piece.range)?;
             match self.write_with(piece, lease, bytes) {
-                Err(Loss::Connection(errno)) => {
-                    if is_final(errno) || !tries.again(errno) {
-                        return Err(Loss::Connection(errno));
+                Err(loss) if loss.may_pass() => {
+                    if !tries.again(loss.errno()) {
+                        return Err(loss);
                     }
                 }
+                Err(loss @ Loss::Connection(_)) => return Err(loss),
                 answered => {
                     self.past.answered();
                     return answered;
@@ -313,7 +314,7 @@ impl Remote {
 
     /// A new lease for a range, or a new token for the one that it has. Room is set aside from then on.
     pub(crate) fn take(&self, range: u64) -> Result<(), i32> {
-        self.persist(|| self.grant(range, false)).map(|_| ()).map_err(errno_of_loss)
+        self.persist(|| self.grant(range, false)).map(|_| ()).map_err(Loss::errno)
     }
 
     /// Asks for a grant, unless one came while somebody else asked and that is good enough.
@@ -385,7 +386,7 @@ impl Remote {
             Ok(_) => Ok(()),
             // It was done by the try before, or a relative has a newer lease for the same.
             Err(Loss::Refused(refusal)) if is_about_lease(refusal) => Ok(()),
-            Err(loss) => Err(errno_of_loss(loss)),
+            Err(loss) => Err(loss.errno()),
         }
     }
 
@@ -419,7 +420,7 @@ impl Remote {
 
     /// Whether the donor answers. Renews the leases.
     pub(crate) fn look(&self) -> Result<(), i32> {
-        self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(errno_of_loss)
+        self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(Loss::errno)
     }
 
     /// Whatever was lent is gone: the next run of the donor that answers begins anew.
@@ -453,12 +454,13 @@ fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Re
     let mut tries = contact.begin().map_err(Loss::Connection)?;
     loop {
         match attempt() {
-            Err(Loss::Connection(errno)) => {
-                let is_gone = unlent == Unlent::Gone && errno == libc::EHOSTDOWN;
-                if is_gone || is_final(errno) || !tries.again(errno) {
-                    return Err(Loss::Connection(errno));
+            Err(loss) if loss.may_pass() => {
+                let is_gone = unlent == Unlent::Gone && loss == Loss::Connection(libc::EHOSTDOWN);
+                if is_gone || !tries.again(loss.errno()) {
+                    return Err(loss);
                 }
             }
+            Err(loss @ Loss::Connection(_)) => return Err(loss),
             answered => {
                 contact.answered();
                 return answered;
@@ -479,30 +481,6 @@ impl Drop for Remote {
 /// Whether the donor goes by another lease than this process.
 fn is_about_lease(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken)
-}
-
-/// Whether it stays as it is, however often one tries: a donor that was started anew, sockets of another process.
-pub(crate) fn is_final(errno: i32) -> bool {
-    matches!(errno, libc::ESTALE | libc::EOWNERDEAD)
-}
-
-fn errno_of_loss(loss: Loss) -> i32 {
-    match loss {
-        Loss::Connection(errno) => errno,
-        Loss::Refused(refusal) => errno_of(refusal),
-    }
-}
-
-/// How a refusal looks to who uses a tier.
-fn errno_of(refusal: Refusal) -> i32 {
-    match refusal {
-        Refusal::Full | Refusal::Ending => libc::ENOSPC,
-        Refusal::Quota => libc::EDQUOT,
-        Refusal::Busy => libc::EBUSY,
-        Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken => libc::ENODATA,
-        Refusal::TooManyConnections => libc::EUSERS,
-        _ => libc::EPROTO,
-    }
 }
 
 #[cfg(test)]

@@ -188,9 +188,12 @@ fn check_user(spec: &DonorSpec, anchor: &Link) -> Result<(), OpenFailure> {
 
 fn refused(spec: &DonorSpec, miss: Miss) -> OpenFailure {
     let address = spec.address.clone();
-    match Loss::from(miss) {
-        Loss::Refused(Refusal::OtherUser) => OpenFailure::DonorUser { address },
-        Loss::Refused(refusal) => OpenFailure::Donor { address, source: std::io::Error::other(refusal) },
-        Loss::Connection(errno) => OpenFailure::Donor { address, source: std::io::Error::from_raw_os_error(errno) },
+    match miss {
+        Miss::Refused(Refusal::OtherUser) => OpenFailure::DonorUser { address },
+        Miss::Refused(refusal) => OpenFailure::Donor { address, source: std::io::Error::other(refusal) },
+        miss => {
+            let source = std::io::Error::from_raw_os_error(Loss::from(miss).errno());
+            OpenFailure::Donor { address, source }
+        }
     }
 }

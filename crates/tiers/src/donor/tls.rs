@@ -290,8 +290,8 @@ impl Pipe for Handshake<'_> {
 }
 
 impl Handshake<'_> {
-    /// What is said by one who does not speak TLS: a donor's refusal, which goes out as it is where there is no
-    /// session.
+    /// What is said by one who does not speak TLS: perhaps a donor that lends in plain text, perhaps somebody on the
+    /// path. It is good for a message, and nothing else follows from it.
     fn refusal(&mut self, begun: [u8; RECORD_HEAD_BYTES]) -> Miss {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..RECORD_HEAD_BYTES].copy_from_slice(&begun);
@@ -299,7 +299,7 @@ impl Handshake<'_> {
             return Miss::Distrust(Distrust::NoHandshake);
         }
         match Header::decode(&bytes).map(|header| header.message) {
-            Ok(Message::Error { refusal }) => Miss::Loss(Loss::Refused(refusal)),
+            Ok(Message::Error { refusal }) => Miss::Unproven(refusal),
             _ => Miss::Distrust(Distrust::NoHandshake),
         }
     }

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 
 use aquifer_sys::raw::Errno;
-use aquifer_wire::{Message, Refusal};
+use aquifer_wire::{Message, Refusal, RefusalKind};
 
 use super::links::Begun;
 use super::ranges::Lease;
@@ -30,8 +30,35 @@ use crate::tier::TierQueue;
 pub(crate) enum Loss {
     /// The connection failed. Whether the donor has done what it was asked to is not known.
     Connection(i32),
-    /// The donor has not done it, and will not.
+    /// The donor has answered that it has not done it. Nobody else can have said so, where there is TLS: what is said
+    /// before a connection is open is a `Connection` (`Miss`).
     Refused(Refusal),
+}
+
+impl Loss {
+    /// Whether another try may succeed: see [`RefusalKind`]. A donor that was started anew stays so, as do sockets of
+    /// another process.
+    pub(crate) fn may_pass(self) -> bool {
+        match self {
+            Loss::Connection(errno) => !matches!(errno, libc::ESTALE | libc::EOWNERDEAD),
+            Loss::Refused(refusal) => refusal.kind() == RefusalKind::MayPass,
+        }
+    }
+
+    /// What whoever uses a tier is told.
+    pub(crate) fn errno(self) -> i32 {
+        match self {
+            Loss::Connection(errno) => errno,
+            Loss::Refused(refusal) => match refusal {
+                Refusal::Full | Refusal::Ending => libc::ENOSPC,
+                Refusal::Quota => libc::EDQUOT,
+                Refusal::Busy => libc::EBUSY,
+                Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken => libc::ENODATA,
+                Refusal::TooManyConnections => libc::EUSERS,
+                _ => libc::EPROTO,
+            },
+        }
+    }
 }
 
 /// See the module.

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Decides which connections a donor keeps: strangers, who have not finished their handshake and greeting, in a small
+//! pool of their own; borrowers, up to the donor's and their tenant's bound.
+//!
+//! Pure: time is an argument, in milliseconds of a clock that never goes back. A connection that has to go is returned,
+//! and its owner shuts it.
+//!
+//! - A stranger never takes a borrower's place. The pool is bounded in total and for each address. A newcomer takes the
+//!   place of the stranger of the same address, or else of the address with the most, that has waited longest: first of
+//!   those that have sent nothing.
+//! - A stranger has a deadline, however busy its connection looks.
+//! - An address whose strangers keep failing is taken in more slowly: beyond [`FAILURES_MOST`] its connections are
+//!   closed when they come, without a thread or a handshake.
+//! - When there are as many borrowers' connections as there may be, a newcomer takes the place of one that is idle.
+//!   Its borrower reconnects when it needs it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+
+use aquifer_wire::Refusal;
+
+use crate::tallies::Peer;
+use crate::tenants::TenantId;
+
+/// Strangers at the same time. A choice: each is a thread that waits; a handshake takes some milliseconds.
+pub(crate) const STRANGERS_MOST: usize = 256;
+/// Strangers of one address at the same time.
+pub(crate) const STRANGERS_OF_ADDRESS_MOST: usize = 64;
+/// Connections that were ended and whose threads have not noticed yet. Beyond, newcomers are turned away.
+const DEPARTING_MOST: usize = 512;
+/// Strangers of one address that may have failed lately, before newcomers from it are turned away.
+const FAILURES_MOST: u64 = 1000;
+/// So many of them are forgotten in a second.
+const FAILURES_FORGOTTEN_PER_S: u64 = 500;
+/// Addresses whose failures are counted. Beyond, those with the fewest share one count.
+const ADDRESSES_MOST: usize = 4096;
+
+/// A connection's number.
+pub(crate) type Number = u64;
+
+/// A handle on a connection.
+pub(crate) trait Occupant: Clone {
+    /// Since when nothing has been asked on it; `None`: something is being answered.
+    fn idle_since_ms(&self) -> Option<u64>;
+}
+
+struct Stranger<C> {
+    connection: C,
+    origin: Peer,
+    deadline_ms: u64,
+    has_spoken: bool,
+}
+
+struct Member<C> {
+    connection: C,
+    tenant: TenantId,
+    /// Its end would end more than a connection: it is not ended for a newcomer.
+    is_pinned: bool,
+}
+
+/// How often strangers of one address have failed lately.
+#[derive(Clone, Copy, Default)]
+struct Failures {
+    count: u64,
+    at_ms: u64,
+}
+
+impl Failures {
+    fn now(self, now_ms: u64) -> u64 {
+        let forgotten = now_ms.saturating_sub(self.at_ms).saturating_mul(FAILURES_FORGOTTEN_PER_S) / 1000;
+        self.count.saturating_sub(forgotten)
+    }
+}
+
+/// See the module.
+pub(crate) struct Admission<C> {
+    strangers: BTreeMap<Number, Stranger<C>>,
+    members: BTreeMap<Number, Member<C>>,
+    /// Ended to make room; their threads have not noticed yet.
+    departing: usize,
+    failures: BTreeMap<Peer, Failures>,
+    next: Number,
+    members_most: usize,
+    /// From when on an idle connection is ended for a newcomer.
+    spare_after_ms: u64,
+}
+
+/// Whom a newcomer replaces, if anybody.
+pub(crate) struct Admitted<C> {
+    pub(crate) number: Number,
+    pub(crate) displaced: Option<C>,
+}
+
+impl<C: Occupant> Admission<C> {
+    pub(crate) fn new(members_most: usize, spare_after_ms: u64) -> Admission<C> {
+        Admission {
+            strangers: BTreeMap::new(),
+            members: BTreeMap::new(),
+            departing: 0,
+            failures: BTreeMap::new(),
+            next: 0,
+            members_most,
+            spare_after_ms,
+        }
+    }
+
+    /// Connections that are open.
+    pub(crate) fn count(&self) -> usize {
+        self.strangers.len() + self.members.len()
+    }
+
+    /// Connections whose threads have not come to their end.
+    pub(crate) fn threads(&self) -> usize {
+        self.count() + self.departing
+    }
+
+    /// All connections.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &C> {
+        let strangers = self.strangers.values().map(|stranger| &stranger.connection);
+        strangers.chain(self.members.values().map(|member| &member.connection))
+    }
+
+    /// Somebody has connected, and has until `deadline_ms` to say who it is. `None`: it is turned away.
+    pub(crate) fn enter(&mut self, now_ms: u64, peer: Peer, deadline_ms: u64, connection: C) -> Option<Admitted<C>> {
+        let origin = origin(peer);
+        if self.departing >= DEPARTING_MOST || self.failures_of(origin, now_ms) >= FAILURES_MOST {
+            return None;
+        }
+        let of_origin = self.strangers.values().filter(|stranger| stranger.origin == origin).count();
+        let crowded = if of_origin >= STRANGERS_OF_ADDRESS_MOST {
+            Some(origin)
+        } else if self.strangers.len() >= STRANGERS_MOST {
+            self.most_crowded()
+        } else {
+            None
+        };
+        let displaced = crowded.and_then(|crowded| self.displace_stranger(now_ms, crowded));
+        self.next += 1;
+        let stranger = Stranger { connection, origin, deadline_ms, has_spoken: false };
+        self.strangers.insert(self.next, stranger);
+        Some(Admitted { number: self.next, displaced })
+    }
+
+    fn most_crowded(&self) -> Option<Peer> {
+        let mut counts: BTreeMap<Peer, usize> = BTreeMap::new();
+        self.strangers.values().for_each(|stranger| *counts.entry(stranger.origin).or_default() += 1);
+        counts.into_iter().max_by_key(|(_, count)| *count).map(|(origin, _)| origin)
+    }
+
+    fn displace_stranger(&mut self, now_ms: u64, origin: Peer) -> Option<C> {
+        let of_origin = self.strangers.iter().filter(|(_, stranger)| stranger.origin == origin);
+        // Numbers count up, so the lowest has waited longest.
+        let number =
+            of_origin.min_by_key(|(number, stranger)| (stranger.has_spoken, **number)).map(|(number, _)| *number)?;
+        let stranger = self.strangers.remove(&number)?;
+        self.departing += 1;
+        self.failed(now_ms, origin);
+        Some(stranger.connection)
+    }
+
+    /// A stranger has sent something.
+    pub(crate) fn spoke(&mut self, number: Number) {
+        if let Some(stranger) = self.strangers.get_mut(&number) {
+            stranger.has_spoken = true;
+        }
+    }
+
+    /// A stranger has said who it is: it becomes a borrower's connection of `tenant`, which may have `tenant_most` of
+    /// them. Returns a connection that made room for it.
+    pub(crate) fn promote(
+        &mut self,
+        now_ms: u64,
+        number: Number,
+        tenant: TenantId,
+        tenant_most: usize,
+        is_pinned: bool,
+    ) -> Result<Option<C>, Refusal> {
+        // It lost its place just now.
+        let stranger = self.strangers.get(&number).ok_or(Refusal::TooManyConnections)?;
+        let connection = stranger.connection.clone();
+        let displaced = self.make_room(now_ms, tenant, tenant_most)?;
+        self.strangers.remove(&number);
+        self.members.insert(number, Member { connection, tenant, is_pinned });
+        Ok(displaced)
+    }
+
+    fn make_room(&mut self, now_ms: u64, tenant: TenantId, tenant_most: usize) -> Result<Option<C>, Refusal> {
+        let of = |tenant| self.members.values().filter(|member| member.tenant == tenant).count();
+        let own = of(tenant);
+        let is_tenant_full = own >= tenant_most;
+        if !is_tenant_full && self.members.len() < self.members_most {
+            return Ok(None);
+        }
+        // Who has less than its share need not wait until one of who has more has been idle for long.
+        let mut tenants: Vec<TenantId> = self.members.values().map(|member| member.tenant).collect();
+        tenants.extend([tenant]);
+        tenants.sort_unstable();
+        tenants.dedup();
+        let share = self.members_most / tenants.len();
+        let may_go = |member: &Member<C>, since: u64| {
+            let idle_ms = now_ms.saturating_sub(since);
+            let is_candidate = !member.is_pinned && (!is_tenant_full || member.tenant == tenant);
+            let has_more = own < share && member.tenant != tenant && of(member.tenant) > share;
+            is_candidate && (idle_ms >= self.spare_after_ms || has_more)
+        };
+        let idle = self
+            .members
+            .iter()
+            .filter_map(|(number, member)| Some((member.connection.idle_since_ms()?, *number, member)));
+        let longest =
+            idle.filter(|(since, _, member)| may_go(member, *since)).min_by_key(|(since, number, _)| (*since, *number));
+        let number = longest.map(|(_, number, _)| number).ok_or(Refusal::TooManyConnections)?;
+        self.departing += 1;
+        Ok(self.members.remove(&number).map(|member| member.connection))
+    }
+
+    /// A connection's thread has come to its end.
+    pub(crate) fn leave(&mut self, now_ms: u64, number: Number) {
+        if let Some(stranger) = self.strangers.remove(&number) {
+            self.failed(now_ms, stranger.origin);
+        } else if self.members.remove(&number).is_none() {
+            self.departing = self.departing.saturating_sub(1);
+        }
+    }
+
+    /// Strangers whose time is over.
+    pub(crate) fn overdue(&mut self, now_ms: u64) -> Vec<C> {
+        let late = self.strangers.values_mut().filter(|stranger| stranger.deadline_ms <= now_ms);
+        late.map(|stranger| {
+            // Once: its thread ends it.
+            stranger.deadline_ms = u64::MAX;
+            stranger.connection.clone()
+        })
+        .collect()
+    }
+
+    /// When the next stranger's time is over.
+    pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
+        self.strangers.values().map(|stranger| stranger.deadline_ms).filter(|end| *end != u64::MAX).min()
+    }
+
+    fn failures_of(&self, origin: Peer, now_ms: u64) -> u64 {
+        self.failures.get(&origin).map_or(0, |failures| failures.now(now_ms))
+    }
+
+    fn failed(&mut self, now_ms: u64, origin: Peer) {
+        if self.failures.len() >= ADDRESSES_MOST && !self.failures.contains_key(&origin) {
+            self.failures.retain(|_, failures| failures.now(now_ms) > 0);
+            if self.failures.len() >= ADDRESSES_MOST {
+                self.failures.pop_first();
+            }
+        }
+        let failures = self.failures.entry(origin).or_default();
+        *failures = Failures { count: failures.now(now_ms) + 1, at_ms: now_ms };
+    }
+}
+
+/// Whose connections are counted together: those of an address, of an IPv6 network of 64 bits, of a user.
+fn origin(peer: Peer) -> Peer {
+    match peer {
+        Peer::Host(IpAddr::V6(address)) => match address.to_ipv4_mapped() {
+            Some(address) => Peer::Host(IpAddr::V4(address)),
+            None => {
+                let network = u128::from(address) & !u128::from(u64::MAX);
+                Peer::Host(IpAddr::V6(Ipv6Addr::from(network)))
+            }
+        },
+        peer => peer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    const ONE: TenantId = TenantId(1);
+    const OTHER: TenantId = TenantId(2);
+
+    fn host(last: u8) -> Peer {
+        Peer::Host(IpAddr::from([10, 0, 0, last]))
+    }
+
+    /// Since when it is idle.
+    type Idle = Rc<Cell<Option<u64>>>;
+
+    impl Occupant for Idle {
+        fn idle_since_ms(&self) -> Option<u64> {
+            self.get()
+        }
+    }
+
+    fn enter(admission: &mut Admission<Idle>, now_ms: u64, peer: Peer) -> Admitted<Idle> {
+        admission.enter(now_ms, peer, now_ms + 100, Idle::default()).expect("it is not turned away")
+    }
+
+    fn member(admission: &mut Admission<Idle>, now_ms: u64, tenant: TenantId) -> Result<Idle, Refusal> {
+        let idle = Idle::default();
+        let number = admission.enter(now_ms, host(1), now_ms + 100, idle.clone()).unwrap().number;
+        admission.promote(now_ms, number, tenant, 100, false).map(|_| idle)
+    }
+
+    #[test]
+    fn an_address_displaces_its_own_strangers_and_those_that_are_silent_first() {
+        let mut admission = Admission::new(10, 1000);
+        let first = enter(&mut admission, 0, host(1)).number;
+        admission.spoke(first);
+        for _ in 1..STRANGERS_OF_ADDRESS_MOST {
+            assert!(enter(&mut admission, 0, host(1)).displaced.is_none());
+        }
+        enter(&mut admission, 0, host(2));
+        for _ in 0..3 {
+            assert!(enter(&mut admission, 0, host(1)).displaced.is_some());
+        }
+        assert_eq!(admission.count(), STRANGERS_OF_ADDRESS_MOST + 1);
+        assert!(admission.promote(0, first, ONE, 100, false).is_ok(), "who speaks stays longest");
+        assert_eq!(admission.threads(), admission.count() + 3);
+    }
+
+    #[test]
+    fn many_addresses_share_one_pool() {
+        let mut admission = Admission::new(10, 1000);
+        for address in 0..STRANGERS_MOST {
+            enter(&mut admission, 0, host((address % 200) as u8));
+        }
+        assert!(enter(&mut admission, 0, host(201)).displaced.is_some());
+        assert_eq!(admission.count(), STRANGERS_MOST);
+        assert_eq!(admission.next_deadline_ms(), Some(100));
+        assert_eq!(admission.overdue(100).len(), STRANGERS_MOST);
+        assert_eq!((admission.overdue(100).len(), admission.next_deadline_ms()), (0, None));
+    }
+
+    #[test]
+    fn an_address_that_keeps_failing_is_turned_away_for_a_while() {
+        let mut admission = Admission::new(10, 1000);
+        for _ in 0..FAILURES_MOST {
+            let number = enter(&mut admission, 0, host(1)).number;
+            admission.leave(0, number);
+        }
+        assert!(admission.enter(0, host(1), 100, Idle::default()).is_none());
+        assert!(admission.enter(0, host(2), 100, Idle::default()).is_some());
+        assert!(admission.enter(1000, host(1), 100, Idle::default()).is_some());
+    }
+
+    #[test]
+    fn an_idle_connection_makes_room_and_a_busy_one_does_not() {
+        let mut admission = Admission::new(2, 1000);
+        let (one, two) = (member(&mut admission, 0, ONE).unwrap(), member(&mut admission, 0, ONE).unwrap());
+        assert_eq!(member(&mut admission, 0, ONE), Err(Refusal::TooManyConnections));
+        one.set(Some(0));
+        assert_eq!(member(&mut admission, 500, ONE), Err(Refusal::TooManyConnections), "it is not idle for long");
+        assert!(member(&mut admission, 1000, ONE).is_ok());
+        two.set(Some(1000));
+        assert!(member(&mut admission, 1100, OTHER).is_ok(), "another tenant has none yet");
+    }
+
+    #[test]
+    fn a_pinned_connection_stays_and_a_tenant_has_its_own_bound() {
+        let mut admission = Admission::new(1, 0);
+        let idle = Idle::new(Cell::new(Some(0)));
+        let number = admission.enter(0, host(1), 100, idle).unwrap().number;
+        admission.promote(0, number, ONE, 100, true).unwrap();
+        assert_eq!(member(&mut admission, 5000, OTHER), Err(Refusal::TooManyConnections));
+        let mut admission = Admission::new(10, 1000);
+        member(&mut admission, 0, ONE).unwrap();
+        let number = enter(&mut admission, 0, host(1)).number;
+        assert!(admission.promote(0, number, ONE, 1, false).is_err());
+        let number = enter(&mut admission, 0, host(1)).number;
+        assert!(admission.promote(0, number, OTHER, 1, false).is_ok());
+    }
+}
