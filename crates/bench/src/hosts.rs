@@ -161,7 +161,7 @@ mod tests {
     fn hosts_are_there_until_they_are_dropped() {
         let token = undo::own_token();
         if let Some(reason) = obstacle(&token, 250_000_000) {
-            println!("skipped, because {reason}");
+            aquifer_test_support::skip(reason);
             return;
         }
         let hosts = Hosts::make(&token, 2, None).unwrap();

@@ -158,7 +158,7 @@ mod tests {
     fn a_host_of_the_dead_is_taken_down_with_who_is_on_it() {
         // Process 1 has started neither of these benches.
         if let Some(reason) = hosts::obstacle("1-zzzzzy", 250_000_000) {
-            println!("skipped, because {reason}");
+            aquifer_test_support::skip(reason);
             return;
         }
         let left = Hosts::make("1-zzzzzz", 1, None).unwrap();

@@ -388,7 +388,7 @@ fn programs_with_rights_of_their_own_are_refused() {
         refused(&mut aquifer(), &line);
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     } else {
-        println!("skipped in part: only root can give a file to another group");
+        aquifer_test_support::skip_part("another group", "only root can give a file to another group");
     }
     let marked = Command::new("setcap").args(["cap_net_raw+ep", &shown]).status();
     if marked.is_ok_and(|status| status.success()) {
@@ -399,7 +399,7 @@ fn programs_with_rights_of_their_own_are_refused() {
         );
         refused(Command::new(command).uid(NOBODY), &line);
     } else {
-        println!("skipped in part: setcap(8) is not there, or this user may not use it");
+        aquifer_test_support::skip_part("capabilities", "setcap(8) is not there, or this user may not use it");
     }
     std::fs::remove_dir_all(&directory).unwrap();
 }

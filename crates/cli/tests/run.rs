@@ -249,19 +249,17 @@ fn running_programs_are_seen_from_outside() {
     assert_eq!(aquifer().args(["stat", &pid]).output().unwrap().status.code(), Some(1));
 }
 
-/// The bound is 10 ms in release; a debug build on a busy machine gets far more room, and many tries of which one
-/// must do, so that only a mistake of another kind (a sleep, a timeout) is caught here.
+/// A start takes some 10 ms in release: `aquifer bench` measures it. The bound here catches a sleep or a timeout in
+/// each start, on a machine however busy.
 #[test]
-fn starting_takes_no_time_to_speak_of() {
-    const TRIES: usize = 30;
-    const MOST: Duration = Duration::from_millis(400);
+fn no_start_waits_for_a_timeout() {
+    const STARTS: u32 = 30;
     let Some(preload) = stand_in() else { return };
-    let took = || {
-        let start = Instant::now();
+    let begun = Instant::now();
+    for _ in 0..STARTS {
         run(preload).args(["--", "true"]).output().unwrap();
-        start.elapsed()
-    };
-    assert!((0..TRIES).any(|_| took() < MOST), "none of {TRIES} starts took less than {MOST:?}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "{STARTS} starts took {:?}", begun.elapsed());
 }
 
 #[test]

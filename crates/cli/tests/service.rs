@@ -33,11 +33,11 @@ fn systemd_takes_the_unit() {
     std::fs::write(&file, unit().replace("/usr/local/bin/aquifer", env!("CARGO_BIN_EXE_aquifer"))).unwrap();
     let verified = match Command::new("systemd-analyze").arg("verify").arg("--man=no").arg(&file).output() {
         Ok(output) => output,
-        Err(error) => return println!("skipped, because there is no systemd-analyze: {error}"),
+        Err(error) => return aquifer_test_support::skip(format!("there is no systemd-analyze: {error}")),
     };
     let told = String::from_utf8_lossy(&verified.stderr);
     if told.contains("Failed to") && !told.contains("aquifer-donor.service:") {
-        return println!("skipped, because systemd-analyze does not work here: {told}");
+        return aquifer_test_support::skip(format!("systemd-analyze does not work here: {told}"));
     }
     // What it says of units of this machine is not about ours.
     let ours: Vec<&str> = told.lines().filter(|line| line.contains("aquifer-donor.service")).collect();

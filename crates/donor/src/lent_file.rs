@@ -208,7 +208,9 @@ mod tests {
         let bytes = u64::from(SLABS) * SLAB_BYTES;
         match own_tmpfs(bytes) {
             Ok(mount) => test(LentFile::new(&FileSystem::Own(mount), SLABS, None).unwrap()),
-            Err(errno) => println!("skipped one, because a tmpfs of our own is refused: {errno}"),
+            Err(errno) => {
+                aquifer_test_support::skip_part("one case", format!("a tmpfs of our own is refused: {errno}"))
+            }
         }
         test(LentFile::new(&FileSystem::Kernels, SLABS, None).unwrap());
     }
@@ -298,7 +300,7 @@ mod tests {
     #[test]
     fn more_than_there_is_is_refused() {
         let Ok(mount) = own_tmpfs(SLAB_BYTES) else {
-            println!("skipped, because a tmpfs of our own is refused");
+            aquifer_test_support::skip("a tmpfs of our own is refused");
             return;
         };
         let lent = LentFile::new(&FileSystem::Own(mount), SLABS, None).unwrap();

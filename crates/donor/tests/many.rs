@@ -27,7 +27,7 @@ fn descriptors() -> u64 {
 fn a_thousand_borrowers_have_a_slab_each_and_all_at_the_same_time() {
     // Both ends of each connection are in this process.
     if descriptors() < 2 * BORROWERS + 100 {
-        println!("skipped, because there are not so many descriptors (ulimit -Hn)");
+        aquifer_test_support::skip("there are not so many descriptors (ulimit -Hn)");
         return;
     }
     let (donor, lines) = start(settings(BORROWERS));

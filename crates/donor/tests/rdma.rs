@@ -223,22 +223,22 @@ fn an_address_that_nobody_has_holds_up_nobody_else() {
         let answer = stranger.peer.ask(Message::Pair { lane: 8, end: nowhere }, &[]).0;
         (answer, begun.elapsed())
     });
-    let mut longest = Duration::ZERO;
+    let mut answered = 0;
     while !asked.is_finished() {
-        let before = Instant::now();
         let lease = guest.peer.grant(0);
         guest.key(lease).unwrap();
-        longest = longest.max(before.elapsed());
+        answered += 1;
         // Beginning with the next one it is under way.
         std::thread::sleep(Duration::from_millis(10));
     }
     let (answer, took) = asked.join().unwrap();
-    println!("answered {answer:?} after {took:?}; a grant and a key meanwhile took {longest:?} at most");
+    println!("answered {answer:?} after {took:?}; {answered} grants and keys meanwhile");
     if took < Duration::from_millis(500) {
-        return println!("skipped, because the network has answered within {took:?}");
+        return aquifer_test_support::skip(format!("the network has answered within {took:?}"));
     }
     assert_eq!(answer, Message::Error { refusal: Refusal::BadField });
-    assert!(longest < took / 2, "{longest:?} of {took:?}");
+    // Else the first one would have had to wait for it.
+    assert!(answered > 1, "only {answered} in {took:?}");
 }
 
 /// Without a device, natively.

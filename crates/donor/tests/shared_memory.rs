@@ -223,7 +223,7 @@ fn a_socket_that_is_in_use_is_refused_and_one_that_was_left_is_replaced() {
 #[test]
 fn another_user_neither_borrows_nor_lends() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped, because only root can be another user");
+        aquifer_test_support::skip("only root can be another user");
         return;
     }
     let nobody = rustix::process::Uid::from_raw(65534);

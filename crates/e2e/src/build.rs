@@ -104,7 +104,7 @@ pub fn compile_linked(name: &str, sources: &[PathBuf], libraries: &[String]) -> 
         Ok(output) if output.status.success() => Some(built),
         Ok(output) => panic!("{name} does not compile: {}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => {
-            eprintln!("skipped, because cc cannot be started: {error}");
+            aquifer_test_support::skip(format!("cc cannot be started: {error}"));
             None
         }
     }

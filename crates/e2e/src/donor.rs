@@ -136,7 +136,7 @@ impl Donor {
         match std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem")) {
             Ok(memory) => Some((memory, maps.lines().filter_map(range).collect())),
             Err(error) => {
-                println!("skipped, because other processes' memory cannot be reached ({error})");
+                aquifer_test_support::skip(format!("other processes' memory cannot be reached ({error})"));
                 None
             }
         }

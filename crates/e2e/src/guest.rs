@@ -44,7 +44,7 @@ pub fn has_qemu() -> bool {
 
 /// Says why a check cannot run; false.
 pub fn skipped(why: &str) -> bool {
-    eprintln!("skipped, because {why}");
+    aquifer_test_support::skip(why);
     false
 }
 

@@ -19,8 +19,8 @@ const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 /// How often what is waited for is said, where it takes long.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
-/// Writes and verifies pages at random until a file of the name that it is given appears, then verifies all of them.
-/// Ends after ten minutes by itself, or after as many seconds as it is told. Says how many were wrong, how many
+/// Writes and verifies whole pages at random until a file of the name that it is given appears, then verifies all of
+/// them. Ends after ten minutes by itself, or after as many seconds as it is told. Says how many were wrong, how many
 /// accesses were errors, and how long the longest step took, in milliseconds.
 pub const PROGRAM: &str = r#"
 #include <setjmp.h>
@@ -44,10 +44,10 @@ static uint64_t now_ms(void) {
 }
 static uint64_t word(size_t page, size_t at) { return (page * WORDS + at) * 0x9e3779b97f4a7c15u ^ versions[page]; }
 static void fill(size_t page) {
-    for (size_t at = 0; at < WORDS; at += 8) ((volatile uint64_t *)memory)[page * WORDS + at] = word(page, at);
+    for (size_t at = 0; at < WORDS; at++) ((volatile uint64_t *)memory)[page * WORDS + at] = word(page, at);
 }
 static void verify(size_t page) {
-    for (size_t at = 0; at < WORDS; at += 8) {
+    for (size_t at = 0; at < WORDS; at++) {
         uint64_t seen = ((volatile uint64_t *)memory)[page * WORDS + at];
         if (seen != word(page, at)) {
             if (wrong++ == 0) fprintf(stderr, "page %zu word %zu holds %llx\n", page, at, (unsigned long long)seen);

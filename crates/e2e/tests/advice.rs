@@ -35,7 +35,7 @@ static int leaves(unsigned char *start, size_t len, int advice) {
     return 0;
 }
 static void fill(unsigned char *start, size_t len) {
-    for (size_t at = 0; at < len; at += 512) *(uint64_t *)(start + at) = (uint64_t)(start + at);
+    for (size_t at = 0; at < len; at += 8) *(uint64_t *)(start + at) = (uint64_t)(start + at);
 }
 static unsigned char *map(size_t len) {
     unsigned char *start = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -44,7 +44,7 @@ static unsigned char *map(size_t len) {
     return start;
 }
 static void right(unsigned char *start, size_t len, const char *what) {
-    for (size_t at = 0; at < len; at += 512)
+    for (size_t at = 0; at < len; at += 8)
         if (*(uint64_t *)(start + at) != (uint64_t)(start + at)) {
             fprintf(stderr, "%s: byte %zu holds %llx\n", what, at, (unsigned long long)*(uint64_t *)(start + at));
             exit(1);

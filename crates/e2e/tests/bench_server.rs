@@ -25,7 +25,7 @@ fn build_load(directory: &Path) -> Option<()> {
         Some(output) if output.status.success() => Some(()),
         Some(output) => panic!("the load does not build: {}", String::from_utf8_lossy(&output.stderr)),
         None => {
-            eprintln!("skipped, because make is not installed");
+            aquifer_test_support::skip("make is not installed");
             None
         }
     }
@@ -39,7 +39,7 @@ fn bench_directory() -> PathBuf {
 #[test]
 fn a_server_is_measured_and_its_dump_is_what_it_held() {
     if installed(&["redis-server"]).is_err() {
-        return eprintln!("skipped, because redis-server is not installed");
+        return aquifer_test_support::skip("redis-server is not installed");
     }
     let programs = scratch("bench-server");
     if build_load(&programs).is_none() {
@@ -55,7 +55,7 @@ fn a_server_is_measured_and_its_dump_is_what_it_held() {
         std::fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     let _ = std::fs::remove_dir_all(&directory);
     if ended.stderr.contains("another aquifer bench runs on this machine") {
-        return eprintln!("skipped, because another aquifer bench runs on this machine");
+        return aquifer_test_support::skip("another aquifer bench runs on this machine");
     }
     ended.expect(0);
     assert!(left.is_empty(), "the bench leaves {left:?}");
@@ -88,7 +88,7 @@ fn a_server_that_is_not_installed_is_skipped_with_a_remedy() {
     let ended = run(command, LIMIT);
     let _ = std::fs::remove_dir_all(&directory);
     if ended.stderr.contains("another aquifer bench runs on this machine") {
-        return eprintln!("skipped, because another aquifer bench runs on this machine");
+        return aquifer_test_support::skip("another aquifer bench runs on this machine");
     }
     ended.expect(0);
     let line = "redis dram: skipped: redis-server is not installed; install Redis, 6 or newer";

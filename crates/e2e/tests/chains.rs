@@ -22,7 +22,7 @@ const PROGRAM: &str = r#"
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
-enum { LEN = 128 << 20, HOT = 24 << 20, STEP = 512 };
+enum { LEN = 128 << 20, HOT = 24 << 20, STEP = 8 };
 static volatile uint64_t *at(unsigned char *start, size_t place) { return (volatile uint64_t *)(start + place); }
 int main(int argc, char **argv) {
     unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

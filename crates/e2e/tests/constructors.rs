@@ -29,7 +29,7 @@ fn the_pager_starts_under_dlopen() {
     let flags = ["-shared", "-fPIC", "-O1", "-o"];
     match Command::new("cc").args(flags).arg(&library).arg(&source).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => return eprintln!("skipped, because cc cannot be started: {error}"),
+        Err(error) => return aquifer_test_support::skip(format!("cc cannot be started: {error}")),
     }
     let body = format!(
         r#"

@@ -141,7 +141,7 @@ impl Site {
         let Block { place, kind, machines, text, .. } = block;
         match kind {
             Kind::Text => {}
-            Kind::Skipped(why) => println!("{place}: skipped, because it {why}"),
+            Kind::Skipped(why) => aquifer_test_support::skip_part(place, format!("the page says: {why}")),
             Kind::File(path) => {
                 for name in machines {
                     println!("{place}: {path} on {name}");
@@ -151,8 +151,9 @@ impl Site {
                 }
             }
             Kind::Script { .. } if text.contains("scp ") && !self.switch.has_sshd() => {
-                println!(
-                    "{place}: skipped, because there is no SSH server (.ci/machines DIR); the files are copied instead"
+                aquifer_test_support::skip_part(
+                    place,
+                    "there is no SSH server (.ci/machines DIR); the files are copied instead",
                 );
                 text.lines().for_each(|line| self.copy(line));
             }

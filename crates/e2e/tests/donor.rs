@@ -30,7 +30,7 @@ const PROGRAM: &str = r#"
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-enum { LEN = 64 << 20, STEP = 512, PAGE = 4096 };
+enum { LEN = 64 << 20, STEP = 8, PAGE = 4096 };
 static unsigned char *start;
 static sigjmp_buf again;
 static void on_bus(int number) { (void)number; siglongjmp(again, 1); }
@@ -123,7 +123,7 @@ fn every_byte_comes_back_from_a_donor() {
 fn every_byte_comes_back_over_tls() {
     let donor = match Donor::start_secure("donor-secure", &["--size", "256MiB"]) {
         Ok(donor) => donor,
-        Err(why) => return skip(&why),
+        Err(why) => return skip(why),
     };
     every_byte_comes_back("donor-secure", &donor);
 }
@@ -186,7 +186,7 @@ fn parents_and_children_read_the_same_slabs_and_write_to_their_own() {
 fn parents_and_children_have_their_own_sessions_over_tls() {
     let donor = match Donor::start_secure("donor-secure-forks", &["--size", "1GiB"]) {
         Ok(donor) => donor,
-        Err(why) => return skip(&why),
+        Err(why) => return skip(why),
     };
     parents_and_children("donor-secure-forks", &donor);
 }

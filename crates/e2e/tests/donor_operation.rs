@@ -195,7 +195,7 @@ fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
     let Some(borrower) = Borrower::start("memory-wiped", &donor, &[]) else { return };
     let process = donor.child.id();
     let Some(before) = marks(process) else {
-        println!("skipped, because the memory of another process cannot be read");
+        aquifer_test_support::skip("the memory of another process cannot be read");
         return;
     };
     assert!(before > 4096, "its pages are there: {before}");

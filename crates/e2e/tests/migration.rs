@@ -17,7 +17,7 @@ const COMPACT: &str = "/proc/sys/vm/compact_memory";
 /// Calls `body` while the kernel compacts memory again and again. False where it may not be asked to.
 fn while_pages_migrate(body: impl FnOnce()) -> bool {
     if let Err(error) = std::fs::write(COMPACT, "1") {
-        println!("skipped: {COMPACT} cannot be written ({error}); run it as root");
+        aquifer_test_support::skip(format!("{COMPACT} cannot be written ({error}); run it as root"));
         return false;
     }
     let over = AtomicBool::new(false);

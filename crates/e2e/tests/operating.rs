@@ -85,7 +85,7 @@ fn free_ports() -> [u16; 2] {
 fn the_pages_can_be_followed_on_one_machine() {
     for tool in ["openssl", "curl"] {
         if Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-            return println!("skipped, because there is no {tool}");
+            return aquifer_test_support::skip(format!("there is no {tool}"));
         }
     }
     let body = "char *memory = touch(48); for (size_t at = 0; at < 48u << 20; at += 4096) \
@@ -112,7 +112,7 @@ fn the_pages_can_be_followed_on_one_machine() {
             let words = text.trim().strip_prefix("DONOR_ARGS=").expect("what the unit reads");
             donor = Some(lend(words, &control));
         } else if let Kind::Skipped(why) = kind {
-            println!("{place}: skipped, because it {why}");
+            aquifer_test_support::skip_part(place, format!("the page says: {why}"));
         } else if *kind == (Kind::Script { or_here: true }) {
             println!("{place}");
             let mut shell = Command::new("sh");
@@ -124,7 +124,7 @@ fn the_pages_can_be_followed_on_one_machine() {
             println!("{}{}", ended.stdout, ended.stderr);
             assert_eq!(ended.status, Some(0), "{place}: {}", ended.stderr);
         } else if *kind != Kind::Text {
-            println!("{place}: skipped, because it is for machines of their own: deployment.rs");
+            println!("{place}: left to deployment.rs, which has machines for it");
         }
     }
     assert!(donor.is_some(), "the pages have a donor");

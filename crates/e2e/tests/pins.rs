@@ -107,7 +107,7 @@ fn a_direct_read_loses_no_byte_while_its_block_is_a_victim() {
             let more = ["--policy", "fifo", "--prefetch", "off", "--block", "2MiB"];
             let ended = run_with(delivery, exchange, &more, &program, &[path, kind]);
             if ended.status == Some(77) {
-                eprintln!("skipped, because {path} has no direct reads");
+                aquifer_test_support::skip(format!("{path} has no direct reads"));
                 return;
             }
             assert_eq!(ended.status, Some(0), "{delivery}, {exchange}, {kind}: {}", ended.stderr);
@@ -184,7 +184,7 @@ fn a_sealed_block_that_must_stay_is_neither_waited_for_nor_left_protected() {
     ] {
         let ended = run_with(delivery, "auto", &["--policy", policy, "--block", block], &program, &[path]);
         if ended.status == Some(77) {
-            eprintln!("skipped, because {path} has no direct writes");
+            aquifer_test_support::skip(format!("{path} has no direct writes"));
             return;
         }
         assert_eq!(ended.status, Some(0), "{delivery}, {policy}, {block}: {}", ended.stderr);
@@ -251,7 +251,7 @@ fn asynchronous_transfers_that_are_there_already_end_the_program_where_pages_are
     for kind in ["ring", "ring-without-descriptor", "aio"] {
         let ended = run_with("listener", "copy", &[], &program, &["early", kind]);
         if ended.status == Some(77) {
-            eprintln!("skipped, because this kernel has none of this kind: {kind}");
+            aquifer_test_support::skip_part(kind, "this kernel has none of this kind");
             continue;
         }
         ended.expect(113).expect_line(

@@ -12,7 +12,7 @@ fn works(name: &str) {
     let program = find(name).expect("it is one of the programs");
     match program.judge(false) {
         Ok(Verdict::Works(_)) => {}
-        Ok(Verdict::Skipped(why)) => eprintln!("{name}: skipped, because {why}"),
+        Ok(Verdict::Skipped(why)) => aquifer_test_support::skip(why),
         Err(why) => panic!("{why}\nreproduce: cargo run --release -p aquifer-e2e --bin programs -- {name}"),
     }
 }

@@ -25,17 +25,17 @@ static unsigned char *map(size_t len) {
     return start;
 }
 static void fill(unsigned char *start, size_t len, uint64_t salt) {
-    for (size_t at = 0; at < len; at += 512) *(uint64_t *)(start + at) = salt + at + 1;
+    for (size_t at = 0; at < len; at += 8) *(uint64_t *)(start + at) = salt + at + 1;
 }
 static void right(unsigned char *start, size_t len, uint64_t salt, const char *what) {
-    for (size_t at = 0; at < len; at += 512)
+    for (size_t at = 0; at < len; at += 8)
         if (*(uint64_t *)(start + at) != salt + at + 1) {
             fprintf(stderr, "%s: byte %zu holds %llu\n", what, at, (unsigned long long)*(uint64_t *)(start + at));
             exit(1);
         }
 }
 static void zero(unsigned char *start, size_t len, const char *what) {
-    for (size_t at = 0; at < len; at += 512)
+    for (size_t at = 0; at < len; at += 8)
         if (*(uint64_t *)(start + at) != 0) { fprintf(stderr, "%s: byte %zu is not zero\n", what, at); exit(1); }
 }
 /* Makes everything else leave. */

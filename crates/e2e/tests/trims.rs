@@ -21,8 +21,8 @@ int main(void) {
     for (unsigned round = 0; round < ROUNDS; round++) {
         unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (start == MAP_FAILED) { perror("mmap"); return 3; }
-        for (size_t at = 0; at < LEN; at += 512) *(uint64_t *)(start + at) = at + round + 1;
-        for (size_t at = 0; at < LEN; at += 512)
+        for (size_t at = 0; at < LEN; at += 8) *(uint64_t *)(start + at) = at + round + 1;
+        for (size_t at = 0; at < LEN; at += 8)
             if (*(uint64_t *)(start + at) != at + round + 1) {
                 fprintf(stderr, "round %u: byte %zu holds %llu\n", round, at,
                         (unsigned long long)*(uint64_t *)(start + at));

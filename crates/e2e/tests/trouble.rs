@@ -229,10 +229,9 @@ fn signalled_while_it_waits(
 #[test]
 fn a_program_that_waits_for_its_tier_can_be_ended() {
     for delivery in ["signal", "listener"] {
-        let Some((took, ended)) = signalled_while_it_waits("waits", "", delivery, "10s", LIMIT) else { return };
+        // The request takes longer than the test waits: the program ends before it, or the test says that it hangs.
+        let Some((_, ended)) = signalled_while_it_waits("waits", "", delivery, "1000s", LIMIT) else { return };
         ended.expect(128 + 15);
-        // Before the first request has ended. It takes 0.2 s where nothing else runs.
-        assert!(took < Duration::from_secs(8), "{delivery}: it took {took:?}");
     }
 }
 

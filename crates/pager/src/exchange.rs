@@ -382,7 +382,7 @@ mod tests {
         /// A block all of whose pages are there. `None`, and says why, where pages cannot be moved.
         fn new() -> Option<Self> {
             let Ok(uffd) = Uffd::open(feature::MOVE | feature::SIGBUS, false) else {
-                eprintln!("skipped, because this kernel does not move pages (UFFDIO_MOVE, Linux 6.8)");
+                aquifer_test_support::skip("this kernel does not move pages (UFFDIO_MOVE, Linux 6.8)");
                 return None;
             };
             let area = FrameArea::new(1024, &uffd).expect("address space");
@@ -496,7 +496,7 @@ mod tests {
             // SAFETY: locking changes no contents.
             let locked = unsafe { syscall(libc::SYS_mlock, [world.start + 2 * PAGE, PAGE, 0, 0, 0, 0]) };
             if locked.is_err() {
-                return eprintln!("skipped, because not even a page may be locked (ulimit -l)");
+                return aquifer_test_support::skip("not even a page may be locked (ulimit -l)");
             }
             assert_eq!(world.take_away_by(way).map_err(|refused| refused.errno), Err(Errno(libc::EINVAL)));
             assert_eq!(world.words(), [1, 2, 3, 4]);

@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn frames_of_any_size_are_served_with_zeros_for_ever() {
         if probe_features(false).map_or(0, |found| found & feature::MOVE) == 0 {
-            eprintln!("skipped: this kernel has no UFFDIO_MOVE, or refuses userfaultfd");
+            aquifer_test_support::skip("this kernel has no UFFDIO_MOVE, or refuses userfaultfd");
             return;
         }
         let uffd = Uffd::open(feature::MOVE | feature::SIGBUS, false).expect("probed");

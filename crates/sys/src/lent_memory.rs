@@ -291,7 +291,7 @@ mod tests {
             match LentMemory::new(&source, 4 << 20) {
                 Ok(memory) => bytes_stay_until_they_are_wiped(&memory, &format!("{source:?}")),
                 Err(error) if source == Source::Huge => {
-                    println!("skipped one, because there are no huge pages: {error}");
+                    aquifer_test_support::skip_part("one case", format!("there are no huge pages: {error}"));
                 }
                 Err(error) => panic!("{source:?}: {error}"),
             }
@@ -303,7 +303,7 @@ mod tests {
     fn what_was_on_a_device_is_wiped_before_it_is_lent() {
         let path = Path::new("/dev/shm").join(format!("aquifer-lent-{}", std::process::id()));
         if let Err(error) = fs::write(&path, vec![0xee; 4 << 20]) {
-            return println!("skipped, because there is no memory file: {error}");
+            return aquifer_test_support::skip(format!("there is no memory file: {error}"));
         }
         let device = File::options().read(true).write(true).open(&path).unwrap();
         fs::remove_file(&path).unwrap();
@@ -351,7 +351,7 @@ mod tests {
         let memory = LentMemory::new(&Source::Anonymous, 2 << 20).unwrap();
         match memory.bind(0) {
             Ok(()) => memory.copy_in(0, &[7; 4096]),
-            Err(error) => println!("skipped, because this kernel has no mbind: {error}"),
+            Err(error) => aquifer_test_support::skip(format!("this kernel has no mbind: {error}")),
         }
         assert!(memory.bind(64).is_err());
     }

@@ -169,7 +169,7 @@ mod tests {
     }
 
     fn skip(errno: Errno) {
-        println!("skipped, because this kernel does not scan: {errno}");
+        aquifer_test_support::skip(format!("this kernel does not scan: {errno}"));
     }
 
     #[test]

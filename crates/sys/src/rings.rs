@@ -65,7 +65,7 @@ mod tests {
         let args = [1, parameters.as_mut_ptr() as usize, 0, 0, 0, 0];
         // SAFETY: io_uring_setup(2) reads and writes 120 bytes.
         let Ok(ring) = (unsafe { syscall(libc::SYS_io_uring_setup, args) }) else {
-            eprintln!("skipped, because this kernel has no io_uring");
+            aquifer_test_support::skip("this kernel has no io_uring");
             return;
         };
         assert!(descriptors::is(ring, RING) && are_there());
@@ -80,7 +80,7 @@ mod tests {
         // SAFETY: io_setup(2) writes one word.
         let made = unsafe { syscall(libc::SYS_io_setup, [1, &raw mut context as usize, 0, 0, 0, 0]) };
         if made.is_err() {
-            eprintln!("skipped, because this kernel has no asynchronous I/O");
+            aquifer_test_support::skip("this kernel has no asynchronous I/O");
             return;
         }
         // That nothing is found where there is nothing, e2e sees: tests beside this one have rings.

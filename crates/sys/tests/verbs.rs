@@ -21,7 +21,7 @@ fn device() -> Option<Arc<Device>> {
         Ok(device) => Some(Arc::new(device)),
         Err(failure) if std::env::var("AQUIFER_RDMA").as_deref() == Ok("required") => panic!("{failure}"),
         Err(failure) => {
-            println!("skipped, because {failure}");
+            aquifer_test_support::skip(failure);
             None
         }
     }
@@ -131,7 +131,7 @@ fn without_a_library_or_a_device_it_is_said_why() {
     let Err(failure) = choose(Some("no-such-device"), None) else { panic!("there is no such device") };
     assert!(matches!(failure, VerbsFailure::NoSuchDevice { .. }), "{failure}");
     match choose(None, None).and_then(|port| Device::open(&port)) {
-        Ok(_) => println!("skipped, because there is a device"),
+        Ok(_) => aquifer_test_support::skip("there is a device"),
         Err(failure) => assert!(!failure.to_string().contains('\n'), "{failure}"),
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! Tabs stand between them. `crates/xtask/src/skips.rs` reads it.
 
+use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 
@@ -19,13 +20,13 @@ use std::io::Write;
 pub const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 
 /// Says that this test cannot run here. The test returns afterwards.
-pub fn skip(why: &str) {
-    record("whole", &test(), why);
+pub fn skip(why: impl Display) {
+    record("whole", &test(), &why.to_string());
 }
 
 /// Says that a part of this test cannot run here. The test goes on with the rest.
-pub fn skip_part(part: &str, why: &str) {
-    record("part", &format!("{} ({part})", test()), why);
+pub fn skip_part(part: impl Display, why: impl Display) {
+    record("part", &format!("{} ({part})", test()), &why.to_string());
 }
 
 /// The test harness gives each test's thread its name.

@@ -243,7 +243,7 @@ mod tests {
         };
         let quickest = (0..100).map(read).min().unwrap();
         assert!(quickest >= Duration::from_micros(65), "{quickest:?}");
-        assert!(quickest < Duration::from_millis(20), "{quickest:?}");
+        assert!(quickest < Duration::from_secs(10), "{quickest:?}");
     }
 
     #[test]

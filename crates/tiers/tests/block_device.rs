@@ -34,11 +34,11 @@ impl Loop {
                 Some(Self { device, _scratch: scratch })
             }
             Ok(output) => {
-                println!("skipped, because losetup says: {}", String::from_utf8_lossy(&output.stderr).trim());
+                aquifer_test_support::skip(format!("losetup says: {}", String::from_utf8_lossy(&output.stderr).trim()));
                 None
             }
             Err(error) => {
-                println!("skipped, because losetup cannot be run: {error}");
+                aquifer_test_support::skip(format!("losetup cannot be run: {error}"));
                 None
             }
         }
@@ -97,7 +97,7 @@ fn the_root_disk_is_refused() {
         (rest.starts_with("/ ") && Path::new(device).exists()).then_some(device)
     });
     let Some(root) = root else {
-        println!("skipped, because the root file system is not on a device that can be seen");
+        aquifer_test_support::skip("the root file system is not on a device that can be seen");
         return;
     };
     // EBUSY where we may open it at all, EACCES or EPERM otherwise; never an open tier.

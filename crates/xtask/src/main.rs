@@ -11,6 +11,9 @@ mod arch;
 mod ci;
 mod crate_graph;
 mod licences;
+mod skips;
+mod tally;
+mod test_run;
 mod tidy;
 
 use std::path::{Path, PathBuf};

@@ -44,7 +44,7 @@ impl Kind {
             Ok(_) => true,
             Err(failure) if std::env::var("AQUIFER_RDMA").as_deref() == Ok("required") => panic!("{failure}"),
             Err(failure) => {
-                println!("skipped, because {failure}");
+                aquifer_test_support::skip_part("one kind of transport", failure);
                 false
             }
         }

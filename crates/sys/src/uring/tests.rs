@@ -27,7 +27,7 @@ fn file(len: usize) -> Arc<File> {
 /// A ring, or `None` with the reason printed where io_uring is not usable.
 fn ring(file: &Arc<File>, depth: u32) -> Option<Ring> {
     if let Err(why) = probe() {
-        println!("skipped, because {why}");
+        aquifer_test_support::skip(why);
         return None;
     }
     Some(Ring::new(Arc::clone(file), depth).unwrap())

@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn the_headers_of_the_machine_lay_it_out_so() {
         if !Path::new(HEADER).exists() {
-            return println!("skipped, because there is no {HEADER} (package libibverbs-dev)");
+            return aquifer_test_support::skip(format!("there is no {HEADER} (package libibverbs-dev)"));
         }
         let mut source = String::from("#include <infiniband/verbs.h>\n#include <stddef.h>\n");
         for (what, value) in stated() {
@@ -351,7 +351,7 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         match compiled {
             Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-            Err(error) => println!("skipped, because cc cannot be started: {error}"),
+            Err(error) => aquifer_test_support::skip(format!("cc cannot be started: {error}")),
         }
     }
 }

@@ -421,7 +421,7 @@ mod tests {
         let library = match Library::get() {
             Ok(library) => library,
             Err(failure) => {
-                println!("skipped, because {failure}");
+                aquifer_test_support::skip(failure);
                 return None;
             }
         };

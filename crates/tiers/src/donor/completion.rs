@@ -104,7 +104,7 @@ mod tests {
             let begun = Instant::now();
             assert_eq!(completion(&device, patience), Ok(None));
             // A machine that does much else is late by more than the bound is.
-            assert!((patience..patience * 20).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+            assert!((patience..Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
         }
     }
 

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads which tests were skipped, and which reasons `.ci/skips` allows where the variable `CI` is set. Pure.
+//!
+//! Tests write the first (`crates/test-support/src/skips.rs`). The second has one reason a line, as the tests give it
+//! (`*` stands for any text), and after ` -- ` why a machine of CI may skip it.
+
+use std::collections::BTreeSet;
+
+/// One test that did not run, or did not run in whole.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Skip {
+    /// The test binary.
+    pub binary: String,
+    /// The test; its part in brackets.
+    pub test: String,
+    /// As the test gave it.
+    pub reason: String,
+    /// Whether the rest of the test ran: then it counts as passed.
+    pub is_partial: bool,
+}
+
+/// What the tests wrote, without repetitions.
+pub fn read(text: &str) -> Result<BTreeSet<Skip>, String> {
+    let skip = |line: &str| {
+        let mut columns = line.split('\t').map(str::to_owned);
+        let kind = columns.next()?;
+        let skip = Skip {
+            binary: columns.next()?,
+            test: columns.next()?,
+            reason: columns.next()?,
+            is_partial: kind == "part",
+        };
+        (["whole", "part"].contains(&kind.as_str()) && columns.next().is_none()).then_some(skip)
+    };
+    text.lines().map(|line| skip(line).ok_or(format!("ci: '{line}' is not a skipped test"))).collect()
+}
+
+/// How many tests were skipped in whole. One that gave two reasons counts once.
+pub fn whole(skips: &BTreeSet<Skip>) -> usize {
+    let tests: BTreeSet<_> =
+        skips.iter().filter(|skip| !skip.is_partial).map(|skip| (&skip.binary, &skip.test)).collect();
+    tests.len()
+}
+
+/// The reasons that may be given.
+pub struct Allowed(Vec<String>);
+
+impl Allowed {
+    /// Reads the list. An entry without its why is an error.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let entry = |line: &str| {
+            let (reason, why) = line.split_once(" -- ").unwrap_or((line, ""));
+            let is_complete = !reason.trim().is_empty() && !why.trim().is_empty();
+            is_complete.then(|| reason.trim().to_owned()).ok_or(format!("ci: .ci/skips: '{line}' says no ' -- why'"))
+        };
+        lines.map(entry).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// One complaint for each skip that is not allowed.
+    pub fn complaints(&self, skips: &BTreeSet<Skip>) -> Vec<String> {
+        let is_allowed = |skip: &&Skip| self.0.iter().any(|pattern| matches(pattern, &skip.reason));
+        let complaint = |skip: &Skip| {
+            let Skip { binary, test, reason, .. } = skip;
+            format!(
+                "ci: {binary} {test} is skipped: {reason}; install what is missing in .ci/setup, or allow it in .ci/skips"
+            )
+        };
+        skips.iter().filter(|skip| !is_allowed(skip)).map(complaint).collect()
+    }
+}
+
+/// Whether a text is the pattern, where `*` stands for any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((before, pattern)) = pattern.split_once('*') else { return pattern == text };
+    let Some(text) = text.strip_prefix(before) else { return false };
+    (0..=text.len()).filter(|at| text.is_char_boundary(*at)).any(|at| matches(pattern, &text[at..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skips(reasons: &[&str]) -> BTreeSet<Skip> {
+        let text: String =
+            reasons.iter().enumerate().map(|(at, reason)| format!("whole\tpins\tt{at}\t{reason}\n")).collect();
+        read(&text).expect("four columns")
+    }
+
+    #[test]
+    fn what_tests_write_is_read_once_each() {
+        let text =
+            "whole\tkernel\ta\tno root\nwhole\tkernel\ta\tno root\nwhole\tkernel\ta\tno cc\npart\tpins\tb (x)\tno x\n";
+        let skips = read(text).expect("four columns");
+        assert_eq!((skips.len(), whole(&skips)), (3, 1));
+        for wrong in ["whole\tkernel\ta", "half\tkernel\ta\tb", "whole\ta\tb\tc\td"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_reason_that_is_not_on_the_list_is_a_complaint() {
+        let text = "# why\n\nthere is no * device -- CI has no hardware\nno root -- by hand\n";
+        let allowed = Allowed::read(text).expect("each has a why");
+        assert!(allowed.complaints(&skips(&["there is no RDMA device", "no root"])).is_empty());
+        let complaints = allowed.complaints(&skips(&["no roots", "no root", "there is no device"]));
+        assert_eq!(complaints.len(), 2, "{complaints:?}");
+        assert!(complaints[1].starts_with("ci: pins t2 is skipped: there is no device; "), "{complaints:?}");
+    }
+
+    #[test]
+    fn an_entry_without_a_why_is_refused() {
+        assert!(Allowed::read("no root\n").is_err());
+        assert!(Allowed::read("no root -- \n").is_err());
+    }
+
+    #[test]
+    fn a_star_is_any_text() {
+        assert!(matches("a*b*", "a middle b end") && matches("*", "") && matches("über*", "überall"));
+        assert!(!matches("a*b", "a b c") && !matches("a", "ab"));
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Counts what `cargo test` writes: tests that passed, failed and were ignored, and how long each binary took. Pure.
+
+use crate::skips::Skip;
+
+/// How many binaries are shown as the slowest.
+const SLOWEST: usize = 10;
+
+/// What was counted until now.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Tests that passed, by the harness: those that skipped themselves among them.
+    pub passed: usize,
+    /// Tests that failed.
+    pub failed: usize,
+    /// Tests with `#[ignore]`.
+    pub ignored: Vec<Skip>,
+    binary: String,
+    seconds: Vec<(f64, String)>,
+}
+
+impl Tally {
+    /// Takes one line of output.
+    pub fn take(&mut self, line: &str) {
+        let trimmed = line.trim_start();
+        if let Some(rest) = trimmed.strip_prefix("Running ").filter(|rest| rest.ends_with(')')) {
+            // `Running tests/pins.rs (target/debug/deps/pins-0123456789abcdef)`
+            let path = rest.rsplit_once('(').map_or("", |(_, path)| path.trim_end_matches(')'));
+            let name = path.rsplit('/').next().unwrap_or(path);
+            self.binary = name.rsplit_once('-').map_or(name, |(name, _)| name).to_owned();
+        } else if let Some(name) = trimmed.strip_prefix("Doc-tests ") {
+            self.binary = format!("{name} (documentation)");
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            self.end(result);
+        } else if let Some((test, why)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored")) {
+            let why = why.trim_start_matches(", ");
+            let reason = if why.is_empty() { "ignored".to_owned() } else { format!("ignored: {why}") };
+            let (binary, test) = (self.binary.clone(), test.to_owned());
+            self.ignored.push(Skip { binary, test, reason, is_partial: false });
+        }
+    }
+
+    /// `ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+    fn end(&mut self, result: &str) {
+        let before = |word: &str| {
+            let (left, _) = result.split_once(word)?;
+            left.trim_end().rsplit(' ').next()?.parse::<usize>().ok()
+        };
+        self.passed += before(" passed").unwrap_or(0);
+        self.failed += before(" failed").unwrap_or(0);
+        let seconds = result.rsplit_once("finished in ").and_then(|(_, text)| text.trim_end_matches('s').parse().ok());
+        self.seconds.push((seconds.unwrap_or(0.0), self.binary.clone()));
+    }
+
+    /// The binaries that took longest, the slowest first.
+    pub fn slowest(&self) -> Vec<String> {
+        let mut seconds = self.seconds.clone();
+        seconds.sort_by(|(left, _), (right, _)| right.total_cmp(left));
+        seconds.iter().take(SLOWEST).map(|(seconds, name)| format!("{seconds:8.1} s  {name}")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "     Running unittests src/lib.rs (target/debug/deps/aquifer_core-0123456789abcdef)
+
+running 3 tests
+test a ... ok
+test slow ... ignored, takes an hour
+test b ... FAILED
+
+test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.25s
+
+     Running tests/pins.rs (target/debug/deps/pins-fedcba9876543210)
+test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 12.50s
+   Doc-tests aquifer_core
+test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+
+    #[test]
+    fn results_of_all_binaries_are_added_and_the_slowest_named() {
+        let mut tally = Tally::default();
+        OUTPUT.lines().for_each(|line| tally.take(line));
+        assert_eq!((tally.passed, tally.failed), (8, 1));
+        let ignored = &tally.ignored[0];
+        assert_eq!((ignored.binary.as_str(), ignored.test.as_str()), ("aquifer_core", "slow"));
+        assert_eq!(ignored.reason, "ignored: takes an hour");
+        assert_eq!(tally.slowest()[0], "    12.5 s  pins");
+        assert_eq!(tally.slowest().len(), 3);
+    }
+}
