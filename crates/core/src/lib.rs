@@ -17,6 +17,7 @@ pub mod map;
 pub mod policy;
 pub mod prefetch;
 pub mod record;
+pub mod refaults;
 pub mod second_chance;
 pub mod shares;
 pub mod slabs;

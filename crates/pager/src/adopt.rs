@@ -141,7 +141,7 @@ impl Adopter {
             let mut state = self.state();
             state.said.forget(range.start, range.end);
             state.managed_bytes += (range.end - range.start) as u64;
-            self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+            self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
             match self.pager() {
                 Some(pager) => {
                     self.tell_need(&state);

@@ -114,6 +114,8 @@ impl Adopter {
         let actions = signal::lock_programs_actions();
         let (trims, quarry) = (pager.trims.lock(), pager.lock_quarry());
         let mut engine = pager.engine();
+        // What is counted so far is the parent's: the child goes on from here.
+        pager.publish(&engine);
         engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
         pager.advise_all(&engine, libc::MADV_DOFORK);
         cuts.withhold();

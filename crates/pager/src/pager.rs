@@ -228,6 +228,12 @@ pub struct Pager {
     published_levels: [[AtomicU64; LevelCounter::COUNT]; LEVELS],
 }
 
+/// A budget as people would type it: an estimate has no more than two digits that count.
+fn suggestion(bytes: u64) -> u64 {
+    let step = (bytes / 64).max(4 << 20).next_power_of_two();
+    bytes.next_multiple_of(step)
+}
+
 /// Regions for which a tier has room.
 pub fn slabs_of(tier: &dyn Tier) -> u32 {
     u32::try_from(tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1)
@@ -481,10 +487,15 @@ impl Pager {
         let bytes = |pages: u64| pages * PAGE_BYTES;
         let standby = bytes(engine.standby_pages());
         self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
-        self.counters.set(Gauge::StandbyBytes, standby);
+        self.counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, standby);
         self.counters.set(Gauge::UnwritableBytes, bytes(engine.unwritable_pages()));
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
-        self.counters.set(Gauge::StoredBytes, u64::from(engine.map().slabs_in_use()) * REGION_BYTES);
+        let stored = u64::from(engine.map().slabs_in_use()) * REGION_BYTES;
+        self.counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, stored);
+        let more = engine.pages_to_halve_fetches().map(bytes);
+        // In a tree the budget is everybody's, and this process is the one that would use more of it.
+        let suggested = more.map_or(0, |more| suggestion(self.counters.gauge(Gauge::DramBudgetBytes) + more));
+        self.counters.set(Gauge::SuggestedDramBytes, suggested);
         let tally = engine.tally();
         self.catch_up(Counter::PrefetchHits, &self.published_hits, tally.prefetch_hits);
         self.catch_up(Counter::PrefetchWasted, &self.published_wasted, tally.prefetch_wasted);
@@ -545,8 +556,8 @@ impl Pager {
 
     /// Counts a failure.
     pub(crate) fn count_failure(&self, counter: Counter) {
-        self.counters.add(counter, 1);
         self.counters.add(Counter::Errors, 1);
+        self.counters.add(counter, 1);
     }
 }
 
@@ -555,6 +566,13 @@ mod tests {
     #[test]
     fn temperatures_are_counted_and_shown_in_the_same_classes() {
         assert_eq!(aquifer_core::temperature::CLASS_NAMES, aquifer_stats::TEMPERATURES);
+    }
+
+    #[test]
+    fn a_suggestion_is_a_round_number() {
+        assert_eq!(super::suggestion(1), 4 << 20);
+        assert_eq!(super::suggestion((617 << 20) + 5), 624 << 20);
+        assert_eq!(super::suggestion(10 << 30), 10 << 30);
     }
 
     #[test]

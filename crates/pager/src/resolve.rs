@@ -113,6 +113,7 @@ impl Pager {
         let page = address as u64 / PAGE_BYTES;
         let mut kind = None;
         let (mut failures, mut refusals) = (Failures::default(), Refusals::default());
+        let (mut fresh_blocks, mut rescued_blocks) = (0, 0);
         let mut first = true;
         let mut guards: Guards = [0; PAGES_MOST];
         loop {
@@ -145,11 +146,11 @@ impl Pager {
                 FaultStep::Fill { block, pages, frame, fresh, exchange } => {
                     self.zero(pages, frame, fresh);
                     self.install(block, 1, pages, frame, delivery, exchange, Arrival::Fresh);
-                    self.counters.add(Counter::FaultsFresh, 1);
+                    fresh_blocks = 1;
                     break;
                 }
                 FaultStep::Rescue { block, count, pages, frame, arrival, exchange } => {
-                    self.counters.add(Counter::RescuedBlocks, u64::from(arrival == Arrival::Rescued));
+                    rescued_blocks = u64::from(arrival == Arrival::Rescued);
                     self.install(block, count, pages, frame, delivery, exchange, arrival);
                     break;
                 }
@@ -171,7 +172,10 @@ impl Pager {
         if self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }
+        // The whole before its parts: a reader never finds more of these.
         self.counters.add(Counter::Faults, 1);
+        self.counters.add(Counter::FaultsFresh, fresh_blocks);
+        self.counters.add(Counter::RescuedBlocks, rescued_blocks);
         self.counters.record(kind.unwrap_or(FaultKind::Wait), now_ns() - started);
         Outcome::Resolved
     }

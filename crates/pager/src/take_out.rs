@@ -221,7 +221,7 @@ impl Adopter {
                 state.managed_bytes -= cut(&mut state.waiting, start, end);
             }
         }
-        self.counters.set(Gauge::ManagedBytes, state.managed_bytes);
+        self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
         self.tell_need(state);
     }
 }

@@ -64,13 +64,14 @@ fn evict_first(pager: &Pager, victims: &[Sealed]) -> Evicted {
     // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied, or
     // are the tier's.
     let gone = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+    // Before what becomes of them can be counted.
+    pager.counters.add(Counter::EvictedBlocks, gone as u64);
     let mut engine = pager.engine();
     let wanted = victims[..gone].iter().fold(false, |wanted, victim| {
         let waited = if victim.frame.is_some() { engine.evicted(victim.block) } else { engine.dropped(victim.block) };
         waited | wanted
     });
     drop(engine);
-    pager.counters.add(Counter::EvictedBlocks, gone as u64);
     pager.report(wanted);
     Evicted { count: gone, failed: gone < copied }
 }

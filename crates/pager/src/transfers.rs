@@ -11,6 +11,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use aquifer_core::block::Waiting;
 use aquifer_core::engine::CleanVerdict;
 use aquifer_core::guard;
 use aquifer_core::map::{OwnSlot, Pages};
@@ -119,7 +120,7 @@ impl Pager {
         let found = &mut found[..stored.len()];
         let verdict = if known_clean {
             found.copy_from_slice(stored);
-            self.kept(&inspect::known(stored))
+            self.kept(block, &inspect::known(stored))
         } else {
             self.write_back(block, frame, stored, found)
         };
@@ -128,11 +129,13 @@ impl Pager {
     }
 
     /// The verdict on a block of which nothing has to be written.
-    pub(crate) fn kept(&self, finding: &Finding) -> CleanVerdict {
+    pub(crate) fn kept(&self, block: BlockIndex, finding: &Finding) -> CleanVerdict {
         if *finding == Finding::Zero {
             return CleanVerdict::Zero;
         }
-        self.counters.add(Counter::EvictedCleanBlocks, 1);
+        // What was read ahead has never been evicted.
+        let was_evicted = self.engine().map().block(block).waiting != Waiting::ReadAhead;
+        self.counters.add(Counter::EvictedCleanBlocks, u64::from(was_evicted));
         CleanVerdict::Stored
     }
 
@@ -171,10 +174,10 @@ impl Pager {
             }
         }
         if all.iter().all(|guard| *guard == guard::ZERO) {
-            return self.kept(&Finding::Zero);
+            return self.kept(block, &Finding::Zero);
         }
         if slot.is_none() {
-            return self.kept(&Finding::Clean);
+            return self.kept(block, &Finding::Clean);
         }
         self.counters.add(Counter::WrittenBackBlocks, 1);
         CleanVerdict::Stored

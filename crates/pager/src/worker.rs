@@ -290,7 +290,7 @@ impl Worker {
             inspect::compare(&buffer, &stored[..count], &mut job.guards[..count])
         };
         let Finding::Dirty(mut runs) = finding else {
-            let verdict = self.pager.kept(&finding);
+            let verdict = self.pager.kept(block, &finding);
             return self.finish_clean(index, block, verdict, count);
         };
         let Some(OwnSlot { offset: slot, moved }) = self.pager.slot_for(block) else {
@@ -408,7 +408,9 @@ fn arrived(pager: &Pager, block: BlockIndex, pages: Pages, good: bool) {
         pager.progress.signal();
         return;
     }
+    // Before the engine can count a hit.
     pager.counters.add(Counter::PrefetchedBytes, pages.bytes());
+    pager.counters.add(Counter::PrefetchedBlocks, 1);
     let wanted = pager.engine().read_ahead_arrived(block);
     pager.report(wanted);
 }

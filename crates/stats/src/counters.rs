@@ -4,7 +4,9 @@
 //! The writer's side: what the pager calls on the fault path.
 //!
 //! Threads: any, also in a signal handler. Never allocates, locks or waits after `create` or `attach`.
-//! Orderings are relaxed throughout: each number is right by itself, and nobody infers one from another.
+//! Orderings: a cause is counted before its effect and a peak before its gauge, with Release, so that a reader that
+//! looks at the effect first never finds more of it than of its cause. The rest is relaxed: each number is right by
+//! itself.
 //! Several processes may write to one segment (a program that runs another one): counters add up, and of
 //! gauges the last writer's is seen.
 
@@ -54,9 +56,11 @@ impl Counters {
         self.segment.descriptor()
     }
 
-    /// Counts `amount` more.
+    /// Counts `amount` more. Release: who sees this sees what was counted before it, see `Snapshot::take`.
     pub fn add(&self, counter: Counter, amount: u64) {
-        self.word(layout::counter(counter)).fetch_add(amount, Ordering::Relaxed);
+        if amount > 0 {
+            self.word(layout::counter(counter)).fetch_add(amount, Ordering::Release);
+        }
     }
 
     /// The count so far.
@@ -71,7 +75,17 @@ impl Counters {
 
     /// Raises a gauge to `value` when it is lower: for peaks.
     pub fn raise(&self, gauge: Gauge, value: u64) {
-        self.word(layout::gauge(gauge)).fetch_max(value, Ordering::Relaxed);
+        let word = self.word(layout::gauge(gauge));
+        // Almost never higher: look before taking the cache line.
+        if value > word.load(Ordering::Relaxed) {
+            word.fetch_max(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets a gauge, and its peak before, so that no reader finds it above its peak.
+    pub fn set_with_peak(&self, gauge: Gauge, peak: Gauge, value: u64) {
+        self.raise(peak, value);
+        self.word(layout::gauge(gauge)).store(value, Ordering::Release);
     }
 
     /// Makes a gauge `amount` larger.
@@ -91,8 +105,7 @@ impl Counters {
 
     /// Sets the resident bytes, and their peak with them.
     pub fn set_resident_bytes(&self, bytes: u64) {
-        self.set(Gauge::ResidentBytes, bytes);
-        self.raise(Gauge::ResidentBytesPeak, bytes);
+        self.set_with_peak(Gauge::ResidentBytes, Gauge::ResidentBytesPeak, bytes);
     }
 
     /// Sets how many bytes of one place are in each class of temperature.

@@ -38,7 +38,7 @@ pub use counters::Counters;
 pub use latency::Latencies;
 pub use layout::{MAGIC, VERSION};
 pub use names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
-pub use prometheus::to_prometheus;
+pub use prometheus::{to_prometheus, to_prometheus_of_units};
 pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read};
 
 /// The name of the segment's memfd, as `/proc/PID/fd` shows it after `memfd:`.

@@ -44,7 +44,7 @@ table! {
         FetchedBytes "fetched_bytes" "Bytes read from the tier, on demand or ahead of it."
         FetchedBlocks "fetched_blocks" "Blocks read from the tier, on demand or ahead of it."
         PrefetchedBytes "prefetched_bytes" "Bytes read from the tier ahead of demand."
-        PrefetchHits "prefetch_hits" "Prefetched blocks that the program then touched."
+        PrefetchHits "prefetch_hits" "Prefetched blocks that the program then touched, not zeros that were prepared."
         PrefetchWasted "prefetch_wasted" "Prefetched blocks that left without having been touched."
         WrittenBackBytes "written_back_bytes" "Bytes written to the tier."
         WrittenBackBlocks "written_back_blocks" "Blocks written to the tier."
@@ -69,6 +69,7 @@ table! {
         SlabsRebuilt "slabs_rebuilt" "Copies of slabs that were made in place of lost ones."
         SlabsLost "slabs_lost" "Slabs of the tier that lost their last copy."
         MembersDistrusted "members_distrusted" "Donors whose bytes were not what was stored, too often to be believed."
+        PrefetchedBlocks "prefetched_blocks" "Blocks read from the tier ahead of demand."
     }
 }
 
@@ -90,6 +91,10 @@ table! {
         RegisteredMappingsListener "registered_mappings_listener" "Mappings whose faults a listener resolves."
         LeftAloneBytes "left_alone_bytes" "Shared and file mappings of the program, which stay the kernel's."
         UnwritableBytes "unwritable_bytes" "Blocks on standby that the tier did not take; they are tried again."
+        StandbyBytesPeak "standby_bytes_peak" "The most that was on standby."
+        StoredBytesPeak "stored_bytes_peak" "The most that was set aside for us in the tier."
+        ManagedBytesPeak "managed_bytes_peak" "The most that was under our care."
+        SuggestedDramBytes "suggested_dram_bytes" "Budget that would halve the fetches, by an estimate; 0 while unknown."
     }
 }
 

@@ -3,8 +3,9 @@
 
 //! Prometheus text, exposition format 0.0.4, of any number of instances.
 //!
-//! Names are those of `names.rs` with `aquifer_` before them and `_total` after a counter. Every sample is
-//! labelled with the instance's `pid` and `program`.
+//! Names are those of `names.rs` with `aquifer_` before them and `_total` after a counter, and with units as Prometheus
+//! has them: seconds and bytes, last in the name. Every sample is labelled with the instance's `pid` and `program`, and
+//! with its systemd `unit` where the caller knows it. `instance` is a scraper's own label, so it is not used.
 
 use std::fmt::Write;
 
@@ -16,28 +17,68 @@ const BOUNDS_POWERS: std::ops::RangeInclusive<u32> = 10..=32;
 
 /// The text for a scrape. Each name is described once, whatever the number of instances.
 pub fn to_prometheus(snapshots: &[Snapshot]) -> String {
+    let instances: Vec<Labelled<'_>> = snapshots.iter().map(|snapshot| Labelled::new(snapshot, None)).collect();
+    page(&instances)
+}
+
+/// The same, of instances with the systemd units that they belong to.
+pub fn to_prometheus_of_units(instances: &[(Snapshot, Option<String>)]) -> String {
+    let instances: Vec<Labelled<'_>> =
+        instances.iter().map(|(snapshot, unit)| Labelled::new(snapshot, unit.as_deref())).collect();
+    page(&instances)
+}
+
+/// One instance, and the labels of all its samples.
+struct Labelled<'a> {
+    snapshot: &'a Snapshot,
+    labels: String,
+}
+
+impl<'a> Labelled<'a> {
+    fn new(snapshot: &'a Snapshot, unit: Option<&str>) -> Labelled<'a> {
+        let program = escaped(snapshot.text(Text::Program));
+        let mut labels = format!("pid=\"{}\",program=\"{program}\"", snapshot.gauge(Gauge::Pid));
+        if let Some(unit) = unit {
+            write!(labels, ",unit=\"{}\"", escaped(unit)).expect("a String takes any text");
+        }
+        Labelled { snapshot, labels }
+    }
+}
+
+/// A gauge's name. The unit comes last, and it is a base unit.
+fn gauge_name(gauge: Gauge) -> String {
+    match gauge {
+        Gauge::StartTimeUnixS => "aquifer_start_time_seconds".into(),
+        _ => match gauge.name().strip_suffix("_bytes_peak") {
+            Some(what) => format!("aquifer_{what}_peak_bytes"),
+            None => format!("aquifer_{}", gauge.name()),
+        },
+    }
+}
+
+fn page(instances: &[Labelled<'_>]) -> String {
     let mut page = Page { text: String::new() };
     for counter in Counter::ALL {
         let name = format!("aquifer_{}_total", counter.name());
         page.describe(&name, "counter", counter.help());
-        for snapshot in snapshots {
-            page.sample(&name, &labels(snapshot), snapshot.counter(*counter));
+        for Labelled { snapshot, labels } in instances {
+            page.sample(&name, labels, snapshot.counter(*counter));
         }
     }
     for gauge in Gauge::ALL.iter().filter(|gauge| **gauge != Gauge::Pid) {
-        let name = format!("aquifer_{}", gauge.name());
+        let name = gauge_name(*gauge);
         page.describe(&name, "gauge", gauge.help());
-        for snapshot in snapshots {
-            page.sample(&name, &labels(snapshot), snapshot.gauge(*gauge));
+        for Labelled { snapshot, labels } in instances {
+            page.sample(&name, labels, snapshot.gauge(*gauge));
         }
     }
-    page.levels(snapshots);
-    page.temperatures(snapshots);
-    page.latencies(snapshots);
+    page.levels(instances);
+    page.temperatures(instances);
+    page.latencies(instances);
     page.describe("aquifer_instance_info", "gauge", "Settings of the instance; always 1.");
-    for snapshot in snapshots {
+    for Labelled { snapshot, labels } in instances {
         let settings = [Text::Policy, Text::Tier, Text::Block, Text::Delivery, Text::Exchange];
-        let mut all = labels(snapshot);
+        let mut all = labels.clone();
         for text in settings {
             write!(all, ",{}=\"{}\"", text.name(), escaped(snapshot.text(text))).expect("a String takes any text");
         }
@@ -61,59 +102,58 @@ impl Page {
     }
 
     /// Nothing where no instance has a chain of tiers.
-    fn levels(&mut self, snapshots: &[Snapshot]) {
-        if snapshots.iter().all(|snapshot| snapshot.levels().is_empty()) {
+    fn levels(&mut self, instances: &[Labelled<'_>]) {
+        if instances.iter().all(|instance| instance.snapshot.levels().is_empty()) {
             return;
         }
         for counter in LevelCounter::ALL {
             let name = format!("aquifer_level_{}_total", counter.name());
             self.describe(&name, "counter", counter.help());
-            self.each_level(&name, snapshots, |level| level.counter(*counter));
+            self.each_level(&name, instances, |level| level.counter(*counter));
         }
         for gauge in LevelGauge::ALL {
             let name = format!("aquifer_level_{}", gauge.name());
             self.describe(&name, "gauge", gauge.help());
-            self.each_level(&name, snapshots, |level| level.gauge(*gauge));
+            self.each_level(&name, instances, |level| level.gauge(*gauge));
         }
     }
 
-    fn each_level(&mut self, name: &str, snapshots: &[Snapshot], value: impl Fn(&LevelSnapshot) -> u64) {
-        for snapshot in snapshots {
+    fn each_level(&mut self, name: &str, instances: &[Labelled<'_>], value: impl Fn(&LevelSnapshot) -> u64) {
+        for Labelled { snapshot, labels } in instances {
             for (index, level) in snapshot.levels().iter().enumerate() {
-                let labels = format!("{},level=\"{index}\",tier=\"{}\"", labels(snapshot), escaped(&level.name));
+                let labels = format!("{labels},level=\"{index}\",tier=\"{}\"", escaped(&level.name));
                 self.sample(name, &labels, value(level));
             }
         }
     }
 
-    fn temperatures(&mut self, snapshots: &[Snapshot]) {
+    fn temperatures(&mut self, instances: &[Labelled<'_>]) {
         const NAME: &str = "aquifer_temperature_bytes";
         self.describe(NAME, "gauge", "Memory with contents by temperature: 0 is cold, 255 as hot as it gets.");
-        for snapshot in snapshots {
+        for Labelled { snapshot, labels } in instances {
             for place in Place::ALL {
                 for (class, bytes) in TEMPERATURES.iter().zip(snapshot.heat_bytes(*place)) {
-                    let labels = labels(snapshot);
                     self.sample(NAME, &format!("{labels},place=\"{}\",temperature=\"{class}\"", place.name()), bytes);
                 }
             }
         }
     }
 
-    fn latencies(&mut self, snapshots: &[Snapshot]) {
-        const NAME: &str = "aquifer_fault_latency_us";
+    fn latencies(&mut self, instances: &[Labelled<'_>]) {
+        const NAME: &str = "aquifer_fault_latency_seconds";
         self.describe(NAME, "histogram", "Time to resolve a fault, by how it was resolved.");
-        for snapshot in snapshots {
+        for Labelled { snapshot, labels } in instances {
             for kind in FaultKind::ALL {
                 let latencies = snapshot.latencies(*kind);
-                let labels = format!("{},kind=\"{}\"", labels(snapshot), kind.name());
+                let labels = format!("{labels},kind=\"{}\"", kind.name());
                 for power in BOUNDS_POWERS {
-                    let bound_us = (1_u64 << power) as f64 / 1000.0;
+                    let bound_s = (1_u64 << power) as f64 / 1e9;
                     let below = latencies.count_below_power(power);
-                    self.line(format_args!("{NAME}_bucket{{{labels},le=\"{bound_us}\"}} {below}"));
+                    self.line(format_args!("{NAME}_bucket{{{labels},le=\"{bound_s}\"}} {below}"));
                 }
                 let count = latencies.count();
                 self.line(format_args!("{NAME}_bucket{{{labels},le=\"+Inf\"}} {count}"));
-                self.line(format_args!("{NAME}_sum{{{labels}}} {}", latencies.sum_us()));
+                self.line(format_args!("{NAME}_sum{{{labels}}} {}", latencies.sum_us() / 1e6));
                 self.line(format_args!("{NAME}_count{{{labels}}} {count}"));
             }
         }
@@ -123,10 +163,6 @@ impl Page {
         self.text.write_fmt(line).expect("a String takes any text");
         self.text.push('\n');
     }
-}
-
-fn labels(snapshot: &Snapshot) -> String {
-    format!("pid=\"{}\",program=\"{}\"", snapshot.gauge(Gauge::Pid), escaped(snapshot.text(Text::Program)))
 }
 
 /// A label's value: backslash, quote and newline are escaped.
@@ -195,13 +231,13 @@ mod tests {
         let heat = &families["aquifer_temperature_bytes"].1;
         assert_eq!(heat.len(), 2 * Place::COUNT * TEMPERATURES.len());
         assert!(heat[12].ends_with(",place=\"away\",temperature=\"4-7\"} 0"), "{}", heat[12]);
-        let buckets = &families["aquifer_fault_latency_us"].1;
+        let buckets = &families["aquifer_fault_latency_seconds"].1;
         let fetch = |le: &str| {
             let found =
                 buckets.iter().find(|line| line.contains("kind=\"fetch\"") && line.contains(&format!("le=\"{le}\"")));
             found.expect("the bound exists").rsplit_once(' ').unwrap().1.to_owned()
         };
-        assert_eq!((fetch("2.048"), fetch("4.096"), fetch("+Inf")), ("0".into(), "1".into(), "2".into()));
+        assert_eq!((fetch("0.000002048"), fetch("0.000004096"), fetch("+Inf")), ("0".into(), "1".into(), "2".into()));
         assert!(text.contains(r#"program="odd \"name\\\n""#));
     }
 

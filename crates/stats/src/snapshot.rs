@@ -3,7 +3,8 @@
 
 //! The reader's side: all numbers of an instance at about one instant, and their JSON.
 //!
-//! The numbers are read one after another while the writer goes on; each is right by itself.
+//! The numbers are read one after another while the writer goes on. Parts are read before the whole, and gauges before
+//! their peaks, in the opposite order of their writing: so they never contradict each other.
 
 use std::fmt;
 use std::io;
@@ -85,6 +86,18 @@ pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), Not
     Ok(())
 }
 
+/// Counters that are parts of one further down in the table. Of all others the whole stands before its parts.
+const PARTS_OF_LATER_ONES: [Counter; 2] = [Counter::PrefetchHits, Counter::PrefetchWasted];
+
+/// Reads every counter, parts first.
+fn counters(load: impl Fn(Counter) -> u64) -> Vec<u64> {
+    let first = PARTS_OF_LATER_ONES.map(|counter| (counter, load(counter)));
+    let mut read: Vec<u64> = Counter::ALL.iter().rev().map(|counter| load(*counter)).collect();
+    read.reverse();
+    first.into_iter().for_each(|(counter, count)| read[counter as usize] = count);
+    read
+}
+
 /// The numbers of one instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
@@ -141,7 +154,7 @@ impl Snapshot {
             }
         };
         Snapshot {
-            counters: Counter::ALL.iter().map(|counter| load(layout::counter(*counter))).collect(),
+            counters: counters(|counter| load(layout::counter(counter))),
             gauges: Gauge::ALL.iter().map(|gauge| load(layout::gauge(*gauge))).collect(),
             heat: std::array::from_fn(|place| {
                 std::array::from_fn(|class| load(layout::heat(Place::ALL[place], class)))

@@ -308,6 +308,9 @@ impl Engine {
         entry.frame = taken.frame.0;
         entry.become_state(State::Fetching);
         let frame = taken.frame;
+        if state == State::Stored {
+            self.count_refault(block);
+        }
         plan.tasks.push(if state == State::Stored {
             let slot = slot.expect("a stored block has a slot");
             Task::Fetch { block, pages, frame, slot, fresh: taken.fresh }

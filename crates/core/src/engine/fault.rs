@@ -13,6 +13,7 @@
 
 use super::Engine;
 use crate::block::{State, Waiting};
+use crate::guard;
 use crate::map::Pages;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
@@ -159,6 +160,7 @@ impl Engine {
                     let slot = self.map.slot(block).expect("a stored block has a slot");
                     let distance = self.distance(block);
                     self.second_chance.refaulted(u64::from(order.pages()), distance);
+                    self.count_refault(block);
                     let entry = self.map.block_mut(block);
                     entry.become_state(State::Fetching);
                     entry.frame = taken.frame.0;
@@ -182,6 +184,7 @@ impl Engine {
             self.map.block_mut(block).become_state(State::Installing);
             self.second_chance.rescued(u64::from(self.weight(block)));
             self.tally.rescued_blocks += 1;
+            self.refaults.rescued(u64::from(self.weight(block)));
             let exchange = self.exchange(block, 1, write);
             return FaultStep::Rescue { block, count: 1, pages, frame, arrival: Arrival::Rescued, exchange };
         }
@@ -195,7 +198,9 @@ impl Engine {
             count += 1;
             last = next;
         }
-        self.tally.prefetch_hits += u64::from(count);
+        let stride = self.map.stride(block);
+        let fetched = (0..count).filter(|place| self.was_fetched(BlockIndex(block.0 + place * stride))).count();
+        self.tally.prefetch_hits += fetched as u64;
         let waits_before = first.start.checked_sub(1).is_some_and(|page| self.is_read_ahead(page));
         let waits_behind = self.is_read_ahead(first.start + u64::from(first.count));
         self.prefetcher.used(first.start, pages.count, waits_before, waits_behind);
@@ -230,6 +235,12 @@ impl Engine {
             let entry = self.map.block(block);
             entry.state == State::Standby && entry.waiting == Waiting::ReadAhead
         })
+    }
+
+    /// Of a block that was read ahead: whether it came from the tier. Otherwise zeros were prepared for it, which the
+    /// tier never has.
+    pub(super) fn was_fetched(&self, block: BlockIndex) -> bool {
+        self.map.guards(block).iter().any(|guard| *guard != guard::ZERO)
     }
 
     fn start_read_ahead(&mut self, block: BlockIndex) {

@@ -87,7 +87,8 @@ impl Engine {
     }
 
     fn forget_frame(&mut self, block: BlockIndex) {
-        self.stop_waiting(block);
+        // Not as a wasted prefetch: the parent has it still, and counts what becomes of it.
+        self.standby.remove(&mut self.map, block);
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
         let entry = self.map.block_mut(block);
         entry.become_state(State::Cleaning);

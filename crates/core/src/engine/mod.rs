@@ -44,6 +44,7 @@ use crate::frames::FramePool;
 use crate::map::BlockMap;
 use crate::policy::{Arrival, Policy};
 use crate::prefetch::Prefetcher;
+use crate::refaults::Refaults;
 use crate::second_chance::SecondChance;
 use crate::slabs::{OwnSlabs, Slabs};
 use crate::standby::Standby;
@@ -53,6 +54,9 @@ use crate::watermarks::Watermarks;
 
 /// Read-ahead may take this part of the budget: more would push out what it has just brought.
 const AHEAD_PART: u64 = 16;
+
+/// Frames beside what is resident take about this part of the budget, where all of the memory fits.
+const FRAMES_PART: u64 = 16;
 
 /// How the engine is to behave; fixed for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,13 +84,13 @@ pub struct Tally {
     pub evicted_pages: u64,
     /// Blocks that left the resident set.
     pub evicted_blocks: u64,
-    /// Blocks whose frame was free without a look at the bytes: the tier was known to hold them.
+    /// Evicted blocks whose frame was free without a look at the bytes: the tier was known to hold them.
     pub dropped_clean_blocks: u64,
     /// Blocks found on standby by a fault.
     pub rescued_blocks: u64,
-    /// Blocks that read-ahead brought and a fault then asked for.
+    /// Blocks that read-ahead fetched and a fault then asked for. Zeros that were prepared are not counted.
     pub prefetch_hits: u64,
-    /// Blocks that read-ahead brought and that left without a touch that we saw.
+    /// Blocks that read-ahead fetched and that left without a touch that we saw.
     pub prefetch_wasted: u64,
 }
 
@@ -115,6 +119,8 @@ pub struct Engine {
     /// Pages of standby blocks being cleaned: they will be free soon.
     pub(crate) cleaning_pages: u64,
     pub(crate) tally: Tally,
+    /// How far back fetched blocks were evicted.
+    refaults: Refaults,
     /// Write-backs that failed since the last one that did not.
     pub(crate) failed_in_a_row: u32,
     /// Whether the worker shall see if the tier takes what it did not take before.
@@ -149,6 +155,7 @@ impl Engine {
             debt_pages: 0,
             cleaning_pages: 0,
             tally: Tally::default(),
+            refaults: Refaults::default(),
             failed_in_a_row: 0,
             tries_again: false,
             copies_lately: false,
@@ -163,6 +170,24 @@ impl Engine {
     /// What was done so far.
     pub fn tally(&self) -> Tally {
         self.tally
+    }
+
+    /// How many pages more of budget would halve the fetches, by an estimate. Never more than all that has contents
+    /// would need. `None` before there is evidence.
+    pub fn pages_to_halve_fetches(&self) -> Option<u64> {
+        let pages = self.refaults.pages_to_halve()?;
+        let Histogram { resident, away } = self.map.temperatures().histogram();
+        let contents: u64 = resident.iter().chain(away).sum();
+        // The room in which frames turn is needed, too.
+        let enough = (contents + contents / FRAMES_PART).saturating_sub(self.budget_pages());
+        Some(pages.min(enough))
+    }
+
+    /// A block's fetch begins.
+    fn count_refault(&mut self, block: BlockIndex) {
+        let (pages, distance) = (u64::from(self.weight(block)), self.distance(block));
+        let standby = self.standby.pages(Waiting::Evicted);
+        self.refaults.fetched(pages, distance, standby, self.budget_pages());
     }
 
     /// Pages at the program's addresses now.
@@ -217,6 +242,7 @@ impl Engine {
         self.resident_pages -= weight;
         self.tally.evicted_pages += weight;
         self.tally.evicted_blocks += 1;
+        self.refaults.evicted(weight);
         let stamp = self.tally.evicted_pages as u32;
         self.map.block_mut(block).evicted_at = stamp;
         self.map.cool(block, self.budget_pages());
