@@ -12,6 +12,8 @@
 //! | `sh skip: WHY` | typed by nobody of ours |
 //! | `ini PATH on donor`, `nft PATH on donor` | a file on these machines |
 //! | `text` | looked at |
+//!
+//! Some renderers hide what stands behind a fence, so the last line above it names machines and file, too ([`label`]).
 
 /// In the order in which somebody follows them.
 const PAGES: [(&str, &str); 3] = [
@@ -69,18 +71,22 @@ pub fn blocks() -> Vec<Block> {
     let mut blocks = Vec::new();
     for (page, text) in PAGES {
         let mut open: Option<Block> = None;
-        let mut section = String::new();
+        let (mut section, mut above) = (String::new(), "");
         for (number, line) in text.lines().enumerate() {
             match (line.strip_prefix("```"), &mut open) {
                 (Some(words), None) => {
                     let place = format!("{page}:{}", number + 1);
                     let (kind, machines) = fence(words);
                     let Some(kind) = kind else { panic!("{place}: '{words}' says nothing of how it is tested") };
+                    if let Some(label) = label(&kind, &machines) {
+                        assert_eq!(above, label, "{place}: nobody sees for which machine this block is");
+                    }
                     open = Some(Block { place, section: section.clone(), kind, machines, text: String::new() });
                 }
                 (Some(_), Some(_)) => blocks.extend(open.take()),
                 (None, Some(block)) => block.text += &format!("{line}\n"),
                 (None, None) => {
+                    above = if line.is_empty() { above } else { line };
                     if let Some(heading) = line.strip_prefix("## ") {
                         section = heading.to_owned();
                     }
@@ -96,6 +102,19 @@ pub fn blocks() -> Vec<Block> {
 #[must_use]
 pub fn smaller(text: &str) -> String {
     SIZES.iter().fold(text.to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
+}
+
+/// The line above a block that says on which machines it is typed, or which file it is.
+fn label(kind: &Kind, machines: &[String]) -> Option<String> {
+    let machines = machines.join(", ");
+    match kind {
+        Kind::File(path) => Some(format!("The file `{path}` on **{machines}**:")),
+        Kind::Script { or_here: false } => Some(format!("On **{machines}**:")),
+        Kind::Script { or_here: true } => {
+            Some(format!("On **{machines}**, or on the one machine that is all of them:"))
+        }
+        Kind::Skipped(_) | Kind::Text => None,
+    }
 }
 
 /// What stands behind a fence. No kind when it is none of those above.
@@ -121,6 +140,11 @@ fn fence(words: &str) -> (Option<Kind>, Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_block_names_its_machines_and_file_where_a_renderer_shows_it() {
+        assert!(blocks().len() > 20);
+    }
 
     #[test]
     fn a_fence_says_what_where_and_by_whom() {
