@@ -59,6 +59,10 @@ pub type Clone = unsafe extern "C" fn(
 ) -> c_int;
 /// `sigaction(2)`.
 pub type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+/// `dlopen(3)`.
+pub type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+/// `dlmopen(3)`.
+pub type Dlmopen = unsafe extern "C" fn(libc::c_long, *const c_char, c_int) -> *mut c_void;
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
@@ -167,6 +171,10 @@ next! {
     vmsplice: Vmsplice = c"vmsplice";
     /// The C library's `signal`.
     signal: Signal = c"signal";
+    /// The C library's `dlopen`.
+    dlopen: Dlopen = c"dlopen";
+    /// The C library's `dlmopen`.
+    dlmopen: Dlmopen = c"dlmopen";
     /// The C library's `setlocale`.
     setlocale: Setlocale = c"setlocale";
 }
