@@ -3,7 +3,7 @@
 
 //! Libraries that are loaded with RTLD_DEEPBIND free what the program has allocated, and the other way round.
 //!
-//! Their `free` was the C library's, and the memory ours: PHP, whose extensions are loaded so, was aborted at its start.
+//! Their `free` was the C library's, and the memory ours: PHP, which loads its extensions so, was aborted at its start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

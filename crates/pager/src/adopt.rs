@@ -443,28 +443,13 @@ impl Adopter {
         })
     }
 
-    /// Before sigaltstack(2) of the calling thread. False when the stack cannot be kept resident.
-    pub fn keep_signal_stack(&'static self, start: usize, len: usize) -> bool {
-        own_stack::call(move || {
-            let mut state = self.state();
-            match self.pager() {
-                Some(pager) => pager.keep_signal_stack(start, len),
-                None => {
-                    // Whose it is will not be known when the pager starts: it stays until it is unmapped.
-                    state.locked.push(Range { start, end: start.saturating_add(len), delivery: Delivery::Signal });
-                    true
-                }
-            }
-        })
-    }
-
     /// Keeps `start..start + len` resident for as long as the calling thread lives. A number for
     /// [`release_hold`](Self::release_hold), where there is anything to release; EAGAIN when it cannot be kept.
     pub fn hold_for_thread(&'static self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
         own_stack::call(move || {
             let mut state = self.state();
             let Some(pager) = self.pager() else {
-                // As a signal stack: it stays until it is unmapped.
+                // Whose it is will not be known when the pager starts: it stays until it is unmapped.
                 let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
                 if state.waiting.iter().any(|range| range.start < end && start < range.end) {
                     state.locked.push(Range { start, end, delivery });

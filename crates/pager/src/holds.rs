@@ -30,7 +30,7 @@ use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
 pub(crate) use self::table::Holds;
-use self::table::{LOCKED, SIGNAL_STACK};
+use self::table::LOCKED;
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
@@ -296,27 +296,6 @@ impl Pager {
         }
         self.holds.release(index);
         None
-    }
-
-    /// Keeps the calling thread's signal stack resident: the kernel writes to it when a fault is signalled, and can
-    /// not signal that. A length of zero ends it. False when it cannot be kept.
-    pub(crate) fn keep_signal_stack(&self, start: usize, len: usize) -> bool {
-        let _blocked = Blocked::all();
-        let owner = thread_slot::token();
-        let new = match self.managed(start, len) {
-            None => None,
-            Some((start, end)) => match self.hold(owner, SIGNAL_STACK, start, end) {
-                None => return false,
-                held => held,
-            },
-        };
-        for (index, slot) in self.holds.known().iter().enumerate() {
-            let kept = slot.owner.load(Ordering::SeqCst) == owner && slot.frame.load(Ordering::SeqCst) == SIGNAL_STACK;
-            if kept && Some(index) != new {
-                self.holds.release(index);
-            }
-        }
-        true
     }
 
     /// Ends what [`lock`](Self::lock) began, for every page of `start..start + len`.

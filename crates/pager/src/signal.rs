@@ -19,6 +19,7 @@ use aquifer_sys::dispatch;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::{self, FailedAccess, Interrupted, KernelAction};
 use aquifer_sys::thread_slot::{self, Inside};
+use aquifer_sys::{signal_actions, signal_stack};
 
 use crate::abort::say;
 use crate::pager::{Pager, THREADS_MOST};
@@ -54,6 +55,7 @@ pub(crate) fn lock_programs_actions() -> impl Sized {
 
 /// From now on the program's system calls trap, so that none meets a missing page: see `dispatch.rs`.
 pub(crate) fn trap_calls() {
+    signal_actions::take_over();
     keep_programs_trap(dispatch::enable());
     // This thread at once; the others at their next fault, or call by a name that we wrap.
     dispatch::arm_if_due();
@@ -98,6 +100,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     let errno = signals::errno();
     // SAFETY: the kernel gives a valid siginfo to a handler installed with SA_SIGINFO.
     let FailedAccess { address, code, told } = unsafe { signals::failed_access(info) };
+    // SAFETY: as above.
+    unsafe { signal_stack::reclaim(context) };
     // SAFETY: the pointer was made from a `&'static Pager`, or is null.
     let pager = unsafe { PAGER.load(Ordering::Acquire).as_ref() };
     let outcome = match pager {
@@ -113,21 +117,36 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         }
         _ => Outcome::Foreign,
     };
-    match outcome {
-        Outcome::Resolved => {}
-        Outcome::NoRoom => {
-            static SAID: AtomicBool = AtomicBool::new(false);
-            if !SAID.swap(true, Ordering::Relaxed) {
-                say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);
-            }
-            // SAFETY: the kernel's own arguments.
-            unsafe { pass_on(signal, info, context) };
+    if outcome == Outcome::NoRoom {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            say(&["no memory: nothing more can be written back, so no frame can be freed; the access gets SIGBUS"]);
         }
-        // SAFETY: as above.
-        Outcome::Lost | Outcome::Foreign => unsafe { pass_on(signal, info, context) },
     }
     dispatch::arm_if_due();
     signals::set_errno(errno);
+    if outcome != Outcome::Resolved {
+        // SAFETY: the kernel's own arguments, and nothing is held any more.
+        unsafe { leave_for_programs(signal, info, context) };
+        signals::set_errno(errno);
+    }
+}
+
+/// As [`pass_on`], from the handler of SIGBUS. The program's own is started on the stack that the kernel would have
+/// given it, and this one is left.
+///
+/// # Safety
+/// The arguments are what the kernel gave to the running handler, which holds nothing.
+unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let action = exchange_programs_action(signal, None);
+    if action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN {
+        let mask = interrupted_mask(context) | programs_mask(signal, &action);
+        signals::set_mask(!signals::OURS);
+        // SAFETY: the caller's promise.
+        unsafe { signal_actions::become_programs(signal, context, &action, mask) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { pass_on(signal, info, context) };
 }
 
 /// Gives the signal to the program's own action. The default one ends the program, as soon as the handler returns.
@@ -162,6 +181,12 @@ pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
 /// siglongjmp(3).
 fn runs_in_ours(action: &KernelAction, context: *const libc::c_void) {
     signals::set_mask((interrupted_mask(context) | action.mask) & !signals::OURS);
+}
+
+/// What an action blocks while its handler runs.
+fn programs_mask(signal: i32, action: &KernelAction) -> u64 {
+    let itself = if action.flags & libc::SA_NODEFER as u64 == 0 { signals::bit(signal) } else { 0 };
+    action.mask | itself
 }
 
 /// The signal mask of the code that the running handler has interrupted.

@@ -256,13 +256,6 @@ impl Caller {
         }
     }
 
-    /// Brings `len` bytes at each of `starts`, and does not hold them.
-    pub fn bring(&self, starts: &[usize], len: usize) {
-        let Some(adopter) = self.adopter else { return };
-        let Some(mut holding) = adopter.holding() else { return };
-        starts.iter().filter(|start| adopter.may_need_hold(**start, len)).for_each(|start| holding.add(*start, len));
-    }
-
     /// What a program and its words are, held: `call` starts it from another process that shares our memory, where
     /// nothing traps.
     ///

@@ -12,6 +12,7 @@ use std::ffi::c_int;
 
 use aquifer_pager::signal;
 use aquifer_sys::raw::syscall;
+use aquifer_sys::signal_actions;
 use aquifer_sys::signals::{self, KernelAction, bit};
 
 use crate::kernel::libc_result;
@@ -67,11 +68,8 @@ pub fn action(args: &[usize; 6]) -> Option<isize> {
     let wish = if new == 0 { Some(KernelAction::default()) } else { load(new) };
     let Some(mut ours) = wish else { return Some(FAULT) };
     ours.mask &= !signals::OURS;
-    let mut before = KernelAction::default();
-    let new = if new == 0 { 0 } else { &raw const ours as usize };
-    // SAFETY: the program's own action, from and to memory of ours.
-    match unsafe { syscall(libc::SYS_rt_sigaction, [number, new, &raw mut before as usize, size, 0, 0]) } {
-        Ok(_) => Some(if old != 0 && !store(old, before) { FAULT } else { 0 }),
+    match signal_actions::exchange(signal, (new != 0).then_some(&ours)) {
+        Ok(before) => Some(if old != 0 && !store(old, before) { FAULT } else { 0 }),
         Err(errno) => Some(-(errno.0 as isize)),
     }
 }

@@ -8,10 +8,13 @@
 use std::ffi::c_int;
 
 use aquifer_pager::signal;
+use aquifer_sys::raw::Errno;
+use aquifer_sys::signal_actions;
 use aquifer_sys::signals::{self, KernelAction};
 
+use crate::kernel::libc_result;
 use crate::next;
-use crate::start::instance;
+use crate::start::{instance, instance_inside};
 
 /// sigaction(2). For our own signals, while our handlers are in place, the wish is remembered instead.
 ///
@@ -30,9 +33,22 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
                 unsafe { libc::sigdelset(&mut open.sa_mask, ours) };
             }
         }
+        if let Some(new) = &open
+            && new.sa_flags & libc::SA_ONSTACK != 0
+            && instance_inside().is_some()
+        {
+            return exchange(signal, new, old);
+        }
         let new = open.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: as sigaction(2).
-        return unsafe { next::sigaction().map_or(-1, |sigaction| sigaction(signal, new, old)) };
+        let result = unsafe { next::sigaction().map_or(-1, |sigaction| sigaction(signal, new, old)) };
+        // SAFETY: as above.
+        if let Some(old) = unsafe { old.as_mut() }
+            && result == 0
+        {
+            old.sa_sigaction = signal_actions::programs_handler(signal, old.sa_sigaction);
+        }
+        return result;
     }
     // SAFETY: the caller's pointers are valid or null, as sigaction(2).
     let wish = unsafe { new.as_ref() }.map(|new| KernelAction {
@@ -51,6 +67,35 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
     0
 }
 
+/// sigaction(2) with SA_ONSTACK for a signal that is the program's.
+fn exchange(signal: c_int, new: &libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    // The C library's own.
+    if matches!(signal, 32 | 33) {
+        return libc_result(Err(Errno(libc::EINVAL))) as c_int;
+    }
+    // SAFETY: the kernel's mask is the first eight bytes of libc's.
+    let mask = unsafe { (&raw const new.sa_mask).cast::<u64>().read() };
+    let flags = u64::from(new.sa_flags as u32);
+    let wish = signals::with_restorer(KernelAction { handler: new.sa_sigaction, flags, restorer: 0, mask });
+    match signal_actions::exchange(signal, Some(&wish)) {
+        Ok(before) => {
+            // SAFETY: the caller's pointer is valid or null, as sigaction(2).
+            if let Some(old) = unsafe { old.as_mut() } {
+                old.sa_sigaction = before.handler;
+                old.sa_flags = (before.flags & !signals::SA_RESTORER) as c_int;
+                old.sa_restorer = None;
+                // SAFETY: as above.
+                unsafe {
+                    libc::sigemptyset(&mut old.sa_mask);
+                    (&raw mut old.sa_mask).cast::<u64>().write(before.mask);
+                }
+            }
+            0
+        }
+        Err(errno) => libc_result(Err(errno)) as c_int,
+    }
+}
+
 /// signal(2).
 ///
 /// # Safety
@@ -59,7 +104,8 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
 pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     if !signal::is_ours(signal) {
         // SAFETY: as signal(2).
-        return unsafe { next::signal().map_or(libc::SIG_ERR, |function| function(signal, handler)) };
+        let before = unsafe { next::signal().map_or(libc::SIG_ERR, |function| function(signal, handler)) };
+        return signal_actions::programs_handler(signal, before);
     }
     let wish = KernelAction { handler, flags: libc::SA_RESTART as u64, restorer: 0, mask: 0 };
     signals::errno();

@@ -4,7 +4,8 @@
 //! Gives every thread an alternate signal stack, on which the fault handler runs.
 //!
 //! A thread's own stack may be too small for a signal frame and the handler, or may itself lie in managed
-//! memory (coroutines). A program that sets an alternate stack of its own keeps it.
+//! memory (coroutines). A program that sets an alternate stack of its own gets its handlers there, and the kernel keeps
+//! ours: see `aquifer_sys::signal_stack`.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and a stack for the kernel")]
 
@@ -13,9 +14,10 @@ use std::ffi::{c_int, c_void};
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
-use aquifer_sys::{dispatch, own_stack, shown_calls};
+use aquifer_sys::{dispatch, own_stack, shown_calls, signal_stack};
 
 use crate::next::{self, StartRoutine};
+use crate::program_memory::{load, store};
 use crate::start::Instance;
 
 /// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
@@ -110,17 +112,6 @@ pub fn hold_robust_mutexes() {
     }
 }
 
-/// Makes `start..start + SIGNAL_STACK_BYTES` this thread's alternate stack, or takes it away again.
-fn use_stack(start: usize, enable: bool) {
-    let stack = libc::stack_t {
-        ss_sp: std::ptr::with_exposed_provenance_mut(start + GUARD_BYTES),
-        ss_flags: if enable { 0 } else { libc::SS_DISABLE },
-        ss_size: SIGNAL_STACK_BYTES - GUARD_BYTES,
-    };
-    // SAFETY: sigaltstack(2) reads one `stack_t`; the range is mapped for as long as it is in use.
-    let _ = unsafe { syscall(libc::SYS_sigaltstack, [&raw const stack as usize, 0, 0, 0, 0, 0]) };
-}
-
 /// Gives the calling thread an alternate stack, and one for the pager's work, for the rest of its life. From now on its
 /// calls may trap.
 pub fn give_stacks() -> Option<usize> {
@@ -129,9 +120,11 @@ pub fn give_stacks() -> Option<usize> {
         // SAFETY: a part of the mapping that was made above.
         let _ = unsafe { syscall(libc::SYS_mprotect, [low, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
     }
-    use_stack(start, true);
-    // SAFETY: as above; it stays mapped until the thread's end has taken it away.
-    unsafe { own_stack::give(start + SIGNAL_STACK_BYTES) };
+    // SAFETY: as above; they stay mapped until the thread's end has taken them away.
+    unsafe {
+        signal_stack::give(start + GUARD_BYTES, SIGNAL_STACK_BYTES - GUARD_BYTES);
+        own_stack::give(start + SIGNAL_STACK_BYTES);
+    }
     thread_slot::set_trapping(Trapping::Ready);
     shown_calls::join();
     Some(start)
@@ -147,8 +140,7 @@ impl Drop for StacksOfThread {
         dispatch::disarm();
         ends(None);
         crate::calls::thread_ends();
-        keep_signal_stack(0, 0);
-        use_stack(self.0, false);
+        signal_stack::take_away();
         own_stack::take_away();
         // SAFETY: they were mapped by `give_stacks` and are not in use any more.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACKS_BYTES, 0, 0, 0, 0]) };
@@ -173,43 +165,32 @@ pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
     unsafe { next::pthread_exit().expect("libc has pthread_exit")(value) }
 }
 
-/// Keeps a signal stack of the program's resident, where it is managed. False when it cannot be.
-fn keep_signal_stack(start: usize, len: usize) -> bool {
-    crate::start::instance().is_none_or(|instance| instance.adopter.keep_signal_stack(start, len))
-}
-
-/// Before sigaltstack(2) with a new stack at `new`, if there is one. False when it cannot be used: the kernel could
-/// not write to it when a fault is signalled.
-pub fn may_change_signal_stack(new: *const libc::stack_t) -> bool {
-    // SAFETY: as sigaltstack(2): null or a stack.
-    unsafe { new.as_ref() }.is_none_or(|new| {
-        let enabled = new.ss_flags & libc::SS_DISABLE == 0;
-        keep_signal_stack(new.ss_sp as usize, if enabled { new.ss_size } else { 0 })
-    })
-}
-
-/// sigaltstack(2).
+/// sigaltstack(2): the kernel keeps ours, and the program's is remembered.
 ///
 /// # Safety
 /// As sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    if !may_change_signal_stack(new) {
-        return crate::kernel::libc_result(Err(Errno(libc::ENOMEM))) as c_int;
-    }
-    let (mut given, mut found) = (None, libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: 0, ss_size: 0 });
-    if !new.is_null() {
+    // The program's own stack is above this frame.
+    let here = 0u8;
+    let at = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
+    let result = if signal_stack::is_in_use() {
+        exchange_signal_stack(new as usize, old as usize, at)
+    } else {
         // SAFETY: the caller's promise.
-        given = Some(unsafe { new.read() });
-    }
-    let given = given.as_ref().map_or(0, |given| std::ptr::from_ref(given) as usize);
-    // SAFETY: reads one stack or none, writes one, both ours.
-    let result = unsafe { syscall(libc::SYS_sigaltstack, [given, &raw mut found as usize, 0, 0, 0, 0]) };
-    if result.is_ok() && !old.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { old.write(found) };
-    }
+        unsafe { syscall(libc::SYS_sigaltstack, [new as usize, old as usize, 0, 0, 0, 0]) }
+    };
     crate::kernel::libc_result(result) as c_int
+}
+
+/// sigaltstack(2) of the program's, on a thread that has a stack of ours, with the stack pointer `at`.
+pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize, Errno> {
+    let wish = load::<libc::stack_t>(new);
+    if new != 0 && wish.is_none() {
+        return Err(Errno(libc::EFAULT));
+    }
+    let found = signal_stack::exchange(wish.as_ref(), at)?;
+    if old != 0 && !store(old, found) { Err(Errno(libc::EFAULT)) } else { Ok(0) }
 }
 
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {

@@ -19,10 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use aquifer_pager::abort::say;
 use aquifer_pager::signal::pass_on;
 use aquifer_sys::dispatch::{self, Trapped};
-use aquifer_sys::signals;
+use aquifer_sys::{signal_stack, signals};
 
 use crate::calls::Caller;
-use crate::program_memory::load;
 use crate::start::instance;
 use crate::{descriptors, forks, guests, locks, mappings, masks, remap, threads, unmovable};
 
@@ -75,6 +74,9 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         unsafe { pass_on(signal, info, context) };
         return;
     };
+    // SAFETY: as above.
+    unsafe { signal_stack::reclaim(context) };
+    let _at = TrappedAt(signal_stack::trap_begins(trapped.stack()));
     let (number, args) = (trapped.number(), trapped.args());
     match number {
         libc::SYS_exit => {
@@ -95,13 +97,11 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
             let result = masks::change(trapped.mask(), &args);
             return trapped.set_result(result);
         }
-        // Not from here: the kernel does not change the stack that a handler runs on.
-        libc::SYS_sigaltstack => {
-            if !may_change_signal_stack(args[0]) {
-                return trapped.set_result(-(libc::ENOMEM as isize));
-            }
-            Caller::trapped(false).bring(&args[..2], size_of::<libc::stack_t>());
-            return trapped.call_here();
+        libc::SYS_sigaltstack if signal_stack::is_in_use() => {
+            let errno = signals::errno();
+            let result = threads::exchange_signal_stack(args[0], args[1], trapped.stack());
+            trapped.set_result(result.map_or_else(|errno| -(errno.0 as isize), |_| 0));
+            return signals::set_errno(errno);
         }
         _ => {}
     }
@@ -124,9 +124,13 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     }
 }
 
-/// Where the stack cannot be read, the kernel says so.
-fn may_change_signal_stack(new: usize) -> bool {
-    load::<libc::stack_t>(new).is_none_or(|new| threads::may_change_signal_stack(&raw const new))
+/// Where the program's stack was at the call around this one.
+struct TrappedAt(usize);
+
+impl Drop for TrappedAt {
+    fn drop(&mut self) {
+        signal_stack::trap_ends(self.0);
+    }
 }
 
 /// The result of a call that is ours to answer; `None` for one that is the kernel's.

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::cancellation::{self, ASYNCHRONOUS};
 use crate::raw::{Errno, syscall};
+use crate::signal_stack;
 use crate::signals::{self, KernelAction};
 use crate::thread_slot::{self, Trapping};
 
@@ -183,6 +184,7 @@ pub fn arm_if_due() {
         Trapping::Never => {}
         Trapping::Armed => thread_slot::resume(),
         Trapping::Ready => {
+            signal_stack::reclaim_now();
             // An old kernel refuses: then only what is called by the names that we wrap is served.
             let armed = switch(PR_SYS_DISPATCH_ON).is_ok();
             thread_slot::set_trapping(if armed { Trapping::Armed } else { Trapping::Never });
@@ -242,6 +244,11 @@ impl Trapped {
     pub fn args(&mut self) -> [usize; 6] {
         [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
             .map(|index| *self.register(index) as usize)
+    }
+
+    /// The program's stack pointer.
+    pub fn stack(&mut self) -> usize {
+        *self.register(libc::REG_RSP) as usize
     }
 
     /// The program goes on with this stack.

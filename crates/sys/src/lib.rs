@@ -29,6 +29,8 @@ pub mod rights;
 pub mod rings;
 pub mod shared_segment;
 pub mod shown_calls;
+pub mod signal_actions;
+pub mod signal_stack;
 pub mod signals;
 pub mod spare_frames;
 pub mod thread_end;

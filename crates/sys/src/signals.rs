@@ -42,7 +42,8 @@ pub struct KernelAction {
     pub mask: u64,
 }
 
-const SA_RESTORER: u64 = 0x0400_0000;
+/// The kernel's flag for an action that has a restorer.
+pub const SA_RESTORER: u64 = 0x0400_0000;
 
 /// What a handler receives.
 pub type Handler = extern "C" fn(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
@@ -67,6 +68,12 @@ pub fn fault_action(handler: Handler) -> KernelAction {
         restorer: aquifer_restore as *const () as usize,
         mask: u64::MAX,
     }
+}
+
+/// The same action, whose handler returns by code of ours.
+pub fn with_restorer(action: KernelAction) -> KernelAction {
+    let restorer = aquifer_restore as *const () as usize;
+    KernelAction { flags: action.flags | SA_RESTORER, restorer, ..action }
 }
 
 /// The action that runs the code at `handler` with nothing else blocked, on the alternate stack where there is one.

@@ -13,12 +13,14 @@
 
 use std::arch::global_asm;
 
+use crate::signal_stack::Stacks;
+
 global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 32",
-    "aquifer_thread_words: .zero 32",
+    ".size aquifer_thread_words, 80",
+    "aquifer_thread_words: .zero 80",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -48,9 +50,11 @@ struct Words {
     open: u64,
     /// The head of the stack that `own_stack.rs` keeps for this thread; zero at first.
     own_stack: usize,
+    /// The stacks of the thread's signal handlers; none at first.
+    signal_stacks: Stacks,
 }
 
-const _: () = assert!(size_of::<Words>() == 32);
+const _: () = assert!(size_of::<Words>() == 80);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -157,6 +161,18 @@ pub(crate) fn own_stack() -> usize {
 pub(crate) fn set_own_stack(head: usize) {
     // SAFETY: as in `index`.
     unsafe { (*words()).own_stack = head }
+}
+
+/// What [`set_signal_stacks`] left for this thread.
+pub(crate) fn signal_stacks() -> Stacks {
+    // SAFETY: as in `index`; zeros are no stacks.
+    unsafe { (*words()).signal_stacks }
+}
+
+/// Keeps the stacks of this thread's signal handlers.
+pub(crate) fn set_signal_stacks(stacks: Stacks) {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).signal_stacks = stacks }
 }
 
 /// Where the kernel reads this thread's selector.

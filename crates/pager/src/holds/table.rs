@@ -22,8 +22,6 @@ const ABANDONED_BYTES: usize = 256 << 10;
 pub(super) const LOCKED: usize = 1;
 /// Owner of a hold for a thread, whose number stands in the place of a call's stack: `threads.rs`.
 pub(super) const THREAD: usize = 2;
-/// In the place of a call's stack: the hold is for a thread's signal stack, and stays until it has another.
-pub(super) const SIGNAL_STACK: usize = usize::MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Alternate signal stacks of programs: freed while they are set, and used by handlers as without us.
+//!
+//! A fault was signalled on whatever stack the program had last given to sigaltstack(2). Ruby frees that memory when it
+//! exits; the kernel could not write the signal's frame there and ended the program by SIGSEGV, in one run of six.
+
+use aquifer_e2e::away::works;
+
+const STACK: &str = "
+    #include <ucontext.h>
+    #include <execinfo.h>
+    enum { STACK = 64 << 10 };
+    static unsigned char *data, *stack;
+    static int on_stack(void) {
+        unsigned char here;
+        unsigned char *volatile at = &here;
+        return at >= stack && at < stack + STACK;
+    }
+    static void use_stack(int flags) {
+        if (!stack) stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        stack_t given = {.ss_sp = stack, .ss_size = STACK, .ss_flags = flags};
+        must(sigaltstack(&given, NULL) == 0, \"sigaltstack\");
+    }
+    static void handle(int number, void (*handler)(int, siginfo_t *, void *), int flags) {
+        struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | flags}, found;
+        sigemptyset(&action.sa_mask);
+        must(sigaction(number, &action, NULL) == 0 && sigaction(number, NULL, &found) == 0, \"sigaction\");
+        must(found.sa_sigaction == handler && (found.sa_flags & ~0x04000000) == action.sa_flags, \"what was set\");
+    }
+";
+
+fn with_stacks(name: &str, functions: &str, body: &str) {
+    works(name, &format!("{STACK}\n{functions}"), body);
+}
+
+#[test]
+fn a_stack_that_is_freed_while_it_is_set_ends_nobody() {
+    with_stacks(
+        "freed-stack",
+        "static void *on_a_thread(void *none) {
+            unsigned char *own = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            stack_t given = {.ss_sp = own, .ss_size = STACK};
+            must(sigaltstack(&given, NULL) == 0 && munmap(own, STACK) == 0, \"a thread's\");
+            all(data, 8 << 20, 3, \"on a thread\");
+            return none;
+        }",
+        r#"
+        use_stack(0);
+        must(munmap(stack, STACK) == 0, "munmap");
+        data = away_filled(8 << 20, 3);
+        all(data, 8 << 20, 3, "wrapped");
+        press();
+        /* By the system call itself, once calls trap and once they may not yet. */
+        stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        stack_t given = {.ss_sp = stack, .ss_size = STACK}, found;
+        must(direct(SYS_sigaltstack, (long)&given, 0, 0, 0, 0, 0) == 0, "direct");
+        must(direct(SYS_sigaltstack, 0, (long)&found, 0, 0, 0, 0) == 0 && found.ss_sp == stack, "direct");
+        all(data, 1 << 20, 3, "one fault takes it over");
+        must(munmap(stack, STACK) == 0, "munmap");
+        press();
+        all(data, 8 << 20, 3, "direct");
+        pthread_t thread;
+        must(pthread_create(&thread, NULL, on_a_thread, NULL) == 0 && pthread_join(thread, NULL) == 0, "thread");"#,
+    );
+}
+
+#[test]
+fn handlers_run_on_the_programs_stack_with_its_masks_and_can_be_left() {
+    with_stacks(
+        "handlers",
+        "static volatile int outer, inner; static sigjmp_buf out;
+        static void on_inner(int number, siginfo_t *info, void *context) {
+            must(on_stack() && number == SIGUSR2 && info->si_code == SI_TKILL && context, \"inner\");
+            all(data, 1 << 20, 3, \"in an inner handler\");
+            inner++;
+        }
+        static void on_outer(int number, siginfo_t *info, void *context) {
+            unsigned char mine[4096];
+            stack_t found, other = {.ss_sp = data, .ss_size = STACK};
+            sigset_t mask;
+            memset(mine, 77, sizeof mine);
+            must(on_stack() && number == SIGUSR1 && info->si_pid == getpid() && context, \"outer\");
+            must(sigaltstack(NULL, &found) == 0 && found.ss_flags == SS_ONSTACK && found.ss_sp == stack, \"known\");
+            must(sigaltstack(&other, NULL) == -1 && errno == EPERM, \"not while it is used\");
+            must(sigprocmask(SIG_SETMASK, NULL, &mask) == 0 && sigismember(&mask, SIGUSR1), \"mask\");
+            must(!sigismember(&mask, SIGUSR2) && !sigismember(&mask, SIGTERM), \"mask\");
+            press();
+            raise(SIGUSR2);
+            all(mine, sizeof mine, 77, \"below an inner handler\");
+            all(data, 1 << 20, 3, \"in a handler\");
+            void *frames[64];
+            must(backtrace(frames, 64) > 3, \"unwinding\");
+            outer++;
+        }
+        static void on_jump(int number, siginfo_t *info, void *context) {
+            must(on_stack() && info && context, \"jump\");
+            data[number]++;
+            siglongjmp(out, 1);
+        }",
+        r#"
+        use_stack(0);
+        data = away_filled(8 << 20, 3);
+        handle(SIGUSR1, on_outer, SA_ONSTACK);
+        handle(SIGUSR2, on_inner, SA_ONSTACK);
+        for (int turn = 0; turn < 3; turn++) { raise(SIGUSR1); all(data, 8 << 20, 3, "between"); }
+        must(outer == 3 && inner == 3, "all of them came");
+        sigset_t mask, without;
+        must(sigprocmask(SIG_SETMASK, NULL, &mask) == 0 && !sigismember(&mask, SIGUSR1), "mask");
+        handle(SIGUSR2, on_jump, SA_ONSTACK);
+        for (volatile int turn = 0; turn < 3000; turn++)
+            if (!sigsetjmp(out, 1)) { raise(SIGUSR2); return 9; }
+        must(data[SIGUSR2] == (unsigned char)(3 + 3000), "jumps");
+        data[SIGUSR2] = 3;
+        /* Read and put back by the system call itself. */
+        struct { void *handler; unsigned long flags; void *restorer; unsigned long mask; } kernels = {0};
+        must(direct(SYS_rt_sigaction, SIGUSR2, 0, (long)&kernels, 8, 0, 0) == 0, "direct");
+        must(direct(SYS_rt_sigaction, SIGUSR2, (long)&kernels, 0, 8, 0, 0) == 0, "direct");
+        if (!sigsetjmp(out, 1)) { raise(SIGUSR2); return 9; }
+        must(data[SIGUSR2] == 4, "direct");
+        data[SIGUSR2] = 3;
+        /* In a call that waits. */
+        handle(SIGUSR2, on_inner, SA_ONSTACK | SA_RESETHAND);
+        sigemptyset(&without);
+        sigaddset(&without, SIGUSR2);
+        sigprocmask(SIG_BLOCK, &without, NULL);
+        raise(SIGUSR2);
+        sigemptyset(&without);
+        must(sigsuspend(&without) == -1 && errno == EINTR && inner == 4, "sigsuspend");
+        struct sigaction found;
+        must(sigaction(SIGUSR2, NULL, &found) == 0 && found.sa_handler == SIG_DFL, "reset");"#,
+    );
+}
+
+#[test]
+fn registers_survive_handlers_that_come_at_any_moment() {
+    with_stacks(
+        "registers",
+        "static volatile int came;
+        static void on_tick(int number, siginfo_t *info, void *context) {
+            double sum = number;
+            for (int turn = 1; turn < 20; turn++) sum = sum * 1.5 + (double)(uintptr_t)info / turn;
+            data[(uintptr_t)(came * 7919) % (8 << 20)] = 3;
+            must(on_stack() && context && sum != 0, \"tick\");
+            came++;
+        }
+        static double work(void) {
+            double sum = 0;
+            for (int turn = 0; turn < 30; turn++)
+                for (size_t at = 0; at < 8 << 20; at += 512) sum = sum * 0.999 + data[at] * (turn + 0.25);
+            return sum;
+        }",
+        r#"
+        data = away_filled(8 << 20, 3);
+        double wanted = work();
+        use_stack(0);
+        handle(SIGALRM, on_tick, SA_ONSTACK | SA_RESTART);
+        struct itimerval often = {{0, 300}, {0, 300}}, never = {{0, 0}, {0, 0}};
+        for (int turn = 0; turn < 3; turn++) {
+            setitimer(ITIMER_REAL, &often, NULL);
+            press();
+            must(work() == wanted, "a sum");
+        }
+        int ends[2];
+        must(pipe(ends) == 0, "pipe");
+        for (int turn = 0; turn < 200; turn++) {
+            struct timespec pause = {0, 500000};
+            nanosleep(&pause, NULL);
+            must(write(ends[1], data, 1000) == 1000 && read(ends[0], data + (4 << 20), 1000) == 1000, "a pipe");
+        }
+        setitimer(ITIMER_REAL, &never, NULL);
+        must(came > 10, "ticks");
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn overflows_of_stacks_are_handled_and_a_stack_can_disarm_itself() {
+    with_stacks(
+        "overflow",
+        "static sigjmp_buf out; static volatile int came;
+        static void on_fault(int number, siginfo_t *info, void *context) {
+            must(on_stack() && (number == SIGSEGV || number == SIGBUS) && info->si_addr && context, \"fault\");
+            all(data, 1 << 20, 3, \"in the handler\");
+            came++;
+            siglongjmp(out, 1);
+        }
+        static int deep(volatile unsigned char *above) {
+            volatile unsigned char mine[4096];
+            mine[0] = above ? above[0] + 1 : 0;
+            return came > 1000 ? 0 : deep(mine) + mine[0];
+        }
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            stack_t found;
+            must(on_stack() && number && info && context, \"disarmed\");
+            must(sigaltstack(NULL, &found) == 0 && found.ss_flags & SS_DISABLE, \"none while its handler runs\");
+            press();
+            came++;
+        }
+        static void *overflows(void *none) {
+            unsigned char *before = stack;
+            stack = NULL;
+            use_stack(0);
+            if (!sigsetjmp(out, 1)) deep(NULL);
+            stack = before;
+            return none;
+        }",
+        r#"
+        data = away_filled(8 << 20, 3);
+        use_stack(0);
+        handle(SIGSEGV, on_fault, SA_ONSTACK);
+        handle(SIGBUS, on_fault, SA_ONSTACK);
+        for (volatile int turn = 0; turn < 3; turn++)
+            if (!sigsetjmp(out, 1)) { press(); return deep(NULL); }
+        must(came == 3, "overflows");
+        pthread_t thread;
+        must(pthread_create(&thread, NULL, overflows, NULL) == 0 && pthread_join(thread, NULL) == 0 && came == 4, "thread");
+        char path[] = "/tmp/aquifer-e2e-overflow-XXXXXX";
+        int file = mkstemp(path);
+        must(ftruncate(file, PAGE) == 0, "ftruncate");
+        unlink(path);
+        unsigned char *volatile beyond = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, file, 0);
+        for (volatile int turn = 0; turn < 3; turn++)
+            if (!sigsetjmp(out, 1)) { press(); return beyond[PAGE]; }
+        must(came == 7, "SIGBUS of the program's own");
+        use_stack(1 << 31);
+        handle(SIGUSR1, on_signal, SA_ONSTACK);
+        for (int turn = 0; turn < 3; turn++) {
+            stack_t found;
+            raise(SIGUSR1);
+            must(sigaltstack(NULL, &found) == 0 && found.ss_sp == stack && found.ss_flags == 1 << 31, "armed again");
+        }
+        must(came == 10, "disarming");
+        all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program's handlers that want an alternate stack (SA_ONSTACK): the kernel starts them on ours, and here their
+//! frames are moved to the program's.
+//!
+//! The kernel's action for such a signal is an entry of our own, and the program's wish is kept in a table. The entry
+//! copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put it, and
+//! jumps to the handler there. rt_sigreturn(2) takes a frame wherever it is. Handlers can be left by siglongjmp(3),
+//! and unwound, as ever.
+//!
+//! `signal_stack.rs` decides where. Every signal but our own is blocked while a frame is on its way.
+
+use std::arch::global_asm;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::raw::{Errno, syscall};
+use crate::signal_stack;
+use crate::signals::{self, KernelAction, bit, exchange_action};
+
+const SIGNALS: usize = 65;
+
+/// The program's wish for one signal. A writer makes `version` odd; a reader that finds it odd or changed reads again.
+struct Wish {
+    version: AtomicU32,
+    handler: AtomicUsize,
+    flags: AtomicU64,
+    restorer: AtomicUsize,
+    mask: AtomicU64,
+}
+
+static WISHES: [Wish; SIGNALS] = [const {
+    Wish {
+        version: AtomicU32::new(0),
+        handler: AtomicUsize::new(0),
+        flags: AtomicU64::new(0),
+        restorer: AtomicUsize::new(0),
+        mask: AtomicU64::new(0),
+    }
+}; SIGNALS];
+
+impl Wish {
+    /// Between two looks nothing has changed. A writer does six stores with every signal blocked.
+    fn read(&self) -> KernelAction {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let action = KernelAction {
+                handler: self.handler.load(Ordering::Acquire),
+                flags: self.flags.load(Ordering::Acquire),
+                restorer: self.restorer.load(Ordering::Acquire),
+                mask: self.mask.load(Ordering::Acquire),
+            };
+            if before.is_multiple_of(2) && self.version.load(Ordering::Acquire) == before {
+                return action;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Every signal is blocked on this thread.
+    fn write(&self, action: &KernelAction) {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let taken = before.is_multiple_of(2)
+                && self.version.compare_exchange(before, before + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if taken {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.handler.store(action.handler, Ordering::Release);
+        self.flags.store(action.flags, Ordering::Release);
+        self.restorer.store(action.restorer, Ordering::Release);
+        self.mask.store(action.mask, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+fn entry() -> usize {
+    aquifer_on_programs_signal as *const () as usize
+}
+
+/// Whether a handler with this action runs on the alternate stack.
+fn wants_alternate(action: &KernelAction) -> bool {
+    let handles = action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN && action.handler != entry();
+    handles && action.flags & libc::SA_ONSTACK as u64 != 0
+}
+
+/// rt_sigaction(2) of the program's.
+pub fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
+    let Some(wish) = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal)) else {
+        return Err(Errno(libc::EINVAL));
+    };
+    let _blocked = signals::Blocked::all();
+    let before = wish.read();
+    let ours = new.map(|new| {
+        if !wants_alternate(new) {
+            return *new;
+        }
+        wish.write(new);
+        signals::with_restorer(KernelAction { handler: entry(), ..*new })
+    });
+    // SAFETY: the program's own handler, at the program's own risk; and the entry does what may be done anywhere.
+    let old = unsafe { exchange_action(signal, ours.as_ref()) }?;
+    Ok(if old.handler == entry() { before } else { old })
+}
+
+/// The program's handler for `signal`, where the kernel has said that it is `found`.
+pub fn programs_handler(signal: i32, found: usize) -> usize {
+    let wish = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal));
+    wish.filter(|_| found == entry()).map_or(found, |wish| wish.read().handler)
+}
+
+/// Takes over the actions that the kernel was given past us.
+pub fn take_over() {
+    let ours = signals::OURS | bit(libc::SIGKILL) | bit(libc::SIGSTOP);
+    for signal in (1..SIGNALS as i32).filter(|signal| ours & bit(*signal) == 0) {
+        // SAFETY: only asks.
+        let found = unsafe { exchange_action(signal, None) };
+        if let Ok(action) = found
+            && wants_alternate(&action)
+        {
+            let _ = exchange(signal, Some(&action));
+        }
+    }
+}
+
+/// Where the program's handler goes on.
+#[repr(C)]
+struct Start {
+    /// What the kernel is to have as the alternate stack from now on, if `cuts` is not zero.
+    rest: libc::stack_t,
+    cuts: usize,
+    stack: usize,
+    signal: usize,
+    info: usize,
+    context: usize,
+    handler: usize,
+    mask: u64,
+}
+
+/// The kernel's `struct rt_sigframe` up to its siginfo: the return address, `struct ucontext`, `siginfo_t`.
+const CONTEXT_OFFSET: usize = 8;
+const INFO_OFFSET: usize = CONTEXT_OFFSET + offset_of!(libc::ucontext_t, uc_sigmask) + 8;
+const FRAME_BYTES: usize = INFO_OFFSET + size_of::<libc::siginfo_t>();
+/// What XSAVE wants.
+const FLOATING_ALIGN: usize = 64;
+/// `struct _fpx_sw_bytes`, at this place of the floating-point state: a magic number, and the size of it all.
+const EXTENDED_OFFSET: usize = 464;
+const EXTENDED_MAGIC: u32 = 0x4650_5853;
+const PLAIN_FLOATING_BYTES: usize = 512;
+
+/// The end of the frame at `frame`, with the floating-point state above it.
+///
+/// # Safety
+/// The kernel has made a frame there.
+unsafe fn end_of(frame: usize) -> usize {
+    let context = std::ptr::with_exposed_provenance::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
+    // SAFETY: the caller's promise; the pointer is null or that of the state above.
+    unsafe {
+        let floating = (*context).uc_mcontext.fpregs as usize;
+        if floating == 0 {
+            return frame + FRAME_BYTES;
+        }
+        let extended = std::ptr::with_exposed_provenance::<[u32; 2]>(floating + EXTENDED_OFFSET).read();
+        floating + if extended[0] == EXTENDED_MAGIC { extended[1] as usize } else { PLAIN_FLOATING_BYTES }
+    }
+}
+
+/// Moves the frame of a signal to where `action` wants its handler. Where that is, with the return address first; the
+/// frame itself where it stays. And what the kernel is to have as the alternate stack until the handler returns.
+///
+/// # Safety
+/// The kernel has made a frame at `frame`, for a handler that runs now, with every signal but ours blocked.
+unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::stack_t>) {
+    let context = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
+    // SAFETY: the caller's promise.
+    let interrupted = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
+    let wants_alternate = action.flags & libc::SA_ONSTACK as u64 != 0;
+    let Some(place) = signal_stack::place(frame, interrupted, wants_alternate) else { return (frame, None) };
+    // SAFETY: the caller's promise.
+    let len = unsafe { end_of(frame) } - frame;
+    let to = place.top.saturating_sub(len);
+    let to = to.saturating_sub(to.wrapping_sub(frame) % FLOATING_ALIGN);
+    if to <= place.lowest {
+        // As the kernel does: its handler could not be started.
+        signals::end_by(libc::SIGSEGV);
+        return (frame, None);
+    }
+    // SAFETY: what lies below the stack pointer, or the top of its alternate stack, is where the kernel would write;
+    // where it is not mapped the program ends by SIGSEGV, as it would. The copy's pointer is moved with it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            std::ptr::with_exposed_provenance::<u8>(frame),
+            std::ptr::with_exposed_provenance_mut(to),
+            len,
+        );
+        let copy = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(to + CONTEXT_OFFSET);
+        let floating = (*copy).uc_mcontext.fpregs;
+        if !floating.is_null() {
+            (*copy).uc_mcontext.fpregs =
+                std::ptr::with_exposed_provenance_mut((floating as usize).wrapping_sub(frame).wrapping_add(to));
+        }
+        if let Some(stack) = place.disarmed {
+            (*copy).uc_stack = stack;
+            std::ptr::with_exposed_provenance_mut::<usize>(to).write(aquifer_restore_stack as *const () as usize);
+        }
+    }
+    (to, place.rest)
+}
+
+/// # Safety
+/// The kernel has made a frame at `frame`, for a handler of `signal` that runs now.
+unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Start) {
+    let (all, mut mask) = (!signals::OURS, 0u64);
+    let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut mask as usize, 8, 0, 0];
+    // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
+    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
+    let action = WISHES[signal as usize].read();
+    // SAFETY: the caller's promise; `start` is the entry's own.
+    unsafe {
+        let to = moved(frame, &action);
+        start.write(starting(signal, to, action.handler, mask & !signals::OURS));
+    }
+}
+
+fn starting(signal: i32, to: (usize, Option<libc::stack_t>), handler: usize, mask: u64) -> Start {
+    let (stack, rest) = to;
+    let (info, context) = (stack + INFO_OFFSET, stack + CONTEXT_OFFSET);
+    let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    let cuts = usize::from(rest.is_some());
+    Start { rest: rest.unwrap_or(none), cuts, stack, signal: signal as usize, info, context, handler, mask }
+}
+
+/// Leaves the running handler, which is ours, for that of the program, with `mask`: on the stack that it would have
+/// had. Returns where it cannot, because ours has interrupted work of ours.
+///
+/// # Safety
+/// `context` is what the kernel gave to the running handler, which holds nothing, and blocks every signal but ours.
+pub unsafe fn become_programs(signal: i32, context: *mut libc::c_void, action: &KernelAction, mask: u64) {
+    let frame = context as usize - CONTEXT_OFFSET;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let to = moved(frame, action);
+        if to.0 != frame {
+            let start = starting(signal, to, action.handler, mask & !signals::OURS);
+            aquifer_start_programs_handler(&raw const start);
+        }
+    }
+}
+
+/// After a handler on a stack that disarms itself: it is the program's again, and the kernel gets ours.
+///
+/// # Safety
+/// `context` is that of a frame that `moved` has made.
+unsafe extern "C" fn rearm(context: *mut libc::c_void) {
+    // SAFETY: the caller's promise.
+    unsafe { signal_stack::reclaim(context) };
+}
+
+global_asm!(
+    ".text",
+    ".hidden aquifer_on_programs_signal",
+    ".globl aquifer_on_programs_signal",
+    ".type aquifer_on_programs_signal,@function",
+    "aquifer_on_programs_signal:",
+    "mov rsi, rsp",
+    "sub rsp, {bytes}",
+    "mov rdx, rsp",
+    "mov rbx, rsp",
+    "call {programs_signal}",
+    "mov rdi, rbx",
+    ".hidden aquifer_start_programs_handler",
+    ".globl aquifer_start_programs_handler",
+    "aquifer_start_programs_handler:",
+    "mov rbx, rdi",
+    "mov r12, [rbx + {signal}]",
+    "mov r13, [rbx + {info}]",
+    "mov r14, [rbx + {context}]",
+    "mov r15, [rbx + {handler}]",
+    // What `rbx` points to lies on our stack, which nobody uses until the kernel has read the mask.
+    "mov rsp, [rbx + {stack}]",
+    // sigaltstack(2) is refused on the stack itself.
+    "cmp qword ptr [rbx + {cuts}], 0",
+    "je 2f",
+    "lea rdi, [rbx + {rest}]",
+    "xor esi, esi",
+    "mov eax, {sigaltstack}",
+    "syscall",
+    "2:",
+    "mov edi, {set}",
+    "lea rsi, [rbx + {mask}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov eax, {sigprocmask}",
+    "syscall",
+    "mov rdi, r12",
+    "mov rsi, r13",
+    "mov rdx, r14",
+    "xor eax, eax",
+    "jmp r15",
+    ".size aquifer_on_programs_signal, . - aquifer_on_programs_signal",
+    ".hidden aquifer_restore_stack",
+    ".globl aquifer_restore_stack",
+    ".type aquifer_restore_stack,@function",
+    "nop",
+    "aquifer_restore_stack:",
+    "mov rdi, rsp",
+    "call {rearm}",
+    "mov rax, {sigreturn}",
+    "syscall",
+    ".size aquifer_restore_stack, . - aquifer_restore_stack",
+    // The kernel enters as after a call; the next call wants 16 bytes.
+    bytes = const size_of::<Start>().next_multiple_of(16) + 8,
+    rest = const offset_of!(Start, rest),
+    cuts = const offset_of!(Start, cuts),
+    sigaltstack = const libc::SYS_sigaltstack,
+    stack = const offset_of!(Start, stack),
+    signal = const offset_of!(Start, signal),
+    info = const offset_of!(Start, info),
+    context = const offset_of!(Start, context),
+    handler = const offset_of!(Start, handler),
+    mask = const offset_of!(Start, mask),
+    set = const libc::SIG_SETMASK,
+    sigprocmask = const libc::SYS_rt_sigprocmask,
+    sigreturn = const libc::SYS_rt_sigreturn,
+    programs_signal = sym programs_signal,
+    rearm = sym rearm,
+);
+
+unsafe extern "C" {
+    fn aquifer_on_programs_signal();
+    fn aquifer_restore_stack();
+    /// # Safety
+    /// The frame that `start` names is that of the running handler, moved.
+    fn aquifer_start_programs_handler(start: *const Start) -> !;
+}

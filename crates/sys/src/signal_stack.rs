@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The alternate signal stack of each thread is always ours; the program's own, of sigaltstack(2), is kept beside it.
+//!
+//! A fault is a signal, and the kernel must be able to write its frame. A program may free the memory of its alternate
+//! stack and never notice, since its own handlers do not run any more: Ruby does so when it exits. So the kernel never
+//! learns of the program's stack. [`exchange`] answers for sigaltstack(2), and `signal_actions.rs` moves the frames of
+//! the program's handlers (SA_ONSTACK) to where the program wants them.
+//!
+//! A program that makes the system call itself, before calls trap, gets past this. The next handler of ours that
+//! interrupts it finds the stack in its context, and [puts ours there](reclaim).
+//!
+//! Threads: any that was [given](give) a stack; others have what the kernel has.
+
+use crate::raw::{Errno, syscall};
+use crate::thread_slot;
+
+/// What sigaltstack(2) takes as the smallest: the kernel's MINSIGSTKSZ.
+const SMALLEST_BYTES: usize = 2048;
+/// Linux 4.7: the stack is disabled while a handler runs on it.
+const SS_AUTODISARM: i32 = i32::MIN;
+
+/// The calling thread's stacks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stacks {
+    /// Ours: its first byte, and the byte after its last. Zero where the thread has none.
+    start: usize,
+    end: usize,
+    /// The program's; a length of zero where it has none.
+    programs_start: usize,
+    programs_len: usize,
+    /// Whether the program's has SS_AUTODISARM.
+    disarms: bool,
+    /// Whose they are: a child of clone(2) with CLONE_VM may share this memory, and has no such stack.
+    thread: u32,
+    /// The program's stack pointer at the call that is trapped; stale while none is.
+    trapped_at: usize,
+}
+
+impl Stacks {
+    fn is_ours(&self, address: usize) -> bool {
+        self.start < address && address <= self.end
+    }
+
+    /// As the kernel's `on_sig_stack`: a stack that is disarmed while it is used never counts as used.
+    fn is_programs(&self, address: usize) -> bool {
+        !self.disarms && self.programs_start < address && address - self.programs_start <= self.programs_len
+    }
+
+    /// Whether the kernel has this stack of the program's where it should have ours.
+    fn lacks(&self, kernels: &libc::stack_t) -> bool {
+        let is_programs = self.end != 0 && kernels.ss_sp as usize != self.start;
+        is_programs && kernels.ss_flags & libc::SS_DISABLE == 0 && self.thread == this_thread()
+    }
+
+    fn programs(&self) -> libc::stack_t {
+        if self.programs_len == 0 {
+            return stack(0, 0, libc::SS_DISABLE);
+        }
+        stack(self.programs_start, self.programs_len, if self.disarms { SS_AUTODISARM } else { 0 })
+    }
+
+    fn set_programs(&mut self, new: &libc::stack_t) {
+        let enabled = new.ss_flags & libc::SS_DISABLE == 0;
+        self.programs_start = if enabled { new.ss_sp as usize } else { 0 };
+        self.programs_len = if enabled { new.ss_size } else { 0 };
+        self.disarms = enabled && new.ss_flags & SS_AUTODISARM != 0;
+    }
+}
+
+fn stack(start: usize, len: usize, flags: i32) -> libc::stack_t {
+    libc::stack_t { ss_sp: std::ptr::with_exposed_provenance_mut(start), ss_flags: flags, ss_size: len }
+}
+
+fn tell_kernel(stack: &libc::stack_t) -> Result<usize, Errno> {
+    // SAFETY: sigaltstack(2) reads one `stack_t`; the range was vouched for in `give`, or is none.
+    unsafe { syscall(libc::SYS_sigaltstack, [std::ptr::from_ref(stack) as usize, 0, 0, 0, 0, 0]) }
+}
+
+/// Makes `start..start + len` the calling thread's alternate stack, until [`take_away`]. The program has none yet.
+///
+/// # Safety
+/// The range is mapped, and nobody else's until then.
+pub unsafe fn give(start: usize, len: usize) {
+    let stacks = Stacks { start, end: start + len, thread: this_thread(), ..Stacks::default() };
+    thread_slot::set_signal_stacks(stacks);
+    let _ = tell_kernel(&stack(start, len, 0));
+}
+
+/// Before the stack is unmapped.
+pub fn take_away() {
+    thread_slot::set_signal_stacks(Stacks::default());
+    let _ = tell_kernel(&stack(0, 0, libc::SS_DISABLE));
+}
+
+/// What the kernel has as the calling thread's alternate stack.
+fn kernels() -> libc::stack_t {
+    let mut found = stack(0, 0, libc::SS_DISABLE);
+    // SAFETY: sigaltstack(2) writes one `stack_t`. It cannot fail then.
+    let _ = unsafe { syscall(libc::SYS_sigaltstack, [0, &raw mut found as usize, 0, 0, 0, 0]) };
+    found
+}
+
+fn this_thread() -> u32 {
+    // SAFETY: gettid(2) takes nothing, and cannot fail.
+    unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
+}
+
+/// Whether the kernel has ours, so that [`exchange`] answers for sigaltstack(2).
+pub fn is_in_use() -> bool {
+    let stacks = thread_slot::signal_stacks();
+    stacks.end != 0 && kernels().ss_sp as usize == stacks.start
+}
+
+/// sigaltstack(2) of the program's, called with the stack pointer `at`: remembers the new stack, returns the old one.
+pub fn exchange(new: Option<&libc::stack_t>, at: usize) -> Result<libc::stack_t, Errno> {
+    let mut stacks = thread_slot::signal_stacks();
+    let mut old = stacks.programs();
+    let on_ours = stacks.is_ours(at);
+    if on_ours {
+        // A handler that has interrupted a trapped call: it stays where it is. Some ask whether that is known.
+        old = stack(stacks.start, stacks.end - stacks.start, libc::SS_ONSTACK);
+    } else if stacks.is_programs(at) {
+        old.ss_flags |= libc::SS_ONSTACK;
+    }
+    let Some(new) = new else { return Ok(old) };
+    if stacks.is_programs(at) || on_ours && stacks.programs_len > 0 && !stacks.disarms {
+        return Err(Errno(libc::EPERM));
+    }
+    match new.ss_flags & !SS_AUTODISARM {
+        libc::SS_DISABLE => {}
+        0 | libc::SS_ONSTACK if new.ss_size < SMALLEST_BYTES => return Err(Errno(libc::ENOMEM)),
+        0 | libc::SS_ONSTACK => {}
+        _ => return Err(Errno(libc::EINVAL)),
+    }
+    stacks.set_programs(new);
+    thread_slot::set_signal_stacks(stacks);
+    Ok(old)
+}
+
+/// In a handler: where the kernel had a stack of the program's, it gets ours when the handler returns.
+///
+/// # Safety
+/// `context` is what the kernel gave to the running handler.
+pub unsafe fn reclaim(context: *mut libc::c_void) {
+    let mut stacks = thread_slot::signal_stacks();
+    // SAFETY: the kernel's context, exclusively the handler's until it returns.
+    let found = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_stack };
+    if !stacks.lacks(found) {
+        // SAFETY: as above.
+        let at = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
+        // A handler for which ours was cut short has been left by a jump.
+        if stacks.end != 0 && found.ss_sp as usize == stacks.start && !stacks.is_ours(at) && !stacks.is_programs(at) {
+            found.ss_size = stacks.end - stacks.start;
+        }
+        return;
+    }
+    stacks.set_programs(found);
+    thread_slot::set_signal_stacks(stacks);
+    *found = stack(stacks.start, stacks.end - stacks.start, 0);
+}
+
+/// As [`reclaim`], outside handlers.
+pub(crate) fn reclaim_now() {
+    let mut stacks = thread_slot::signal_stacks();
+    let found = kernels();
+    if !stacks.lacks(&found) {
+        return;
+    }
+    if tell_kernel(&stack(stacks.start, stacks.end - stacks.start, 0)).is_ok() {
+        stacks.set_programs(&found);
+        thread_slot::set_signal_stacks(stacks);
+    }
+}
+
+/// In the handler of a trapped call, made with the stack pointer `at`. Returns what [`trap_ends`] wants.
+pub fn trap_begins(at: usize) -> usize {
+    let mut stacks = thread_slot::signal_stacks();
+    let before = std::mem::replace(&mut stacks.trapped_at, at);
+    thread_slot::set_signal_stacks(stacks);
+    before
+}
+
+/// Ends what [`trap_begins`] began.
+pub fn trap_ends(before: usize) {
+    trap_begins(before);
+}
+
+/// Where the frame of a handler of the program's belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Below this address.
+    pub(crate) top: usize,
+    /// And not below this one.
+    pub(crate) lowest: usize,
+    /// What the program's stack was, where it is disarmed from now on.
+    pub(crate) disarmed: Option<libc::stack_t>,
+    /// What the kernel is to use as ours until the handler returns, where work of ours waits on it.
+    pub(crate) rest: Option<libc::stack_t>,
+}
+
+/// What the x86-64 ABI lets a leaf function use below its stack pointer.
+const RED_ZONE_BYTES: usize = 128;
+/// Two frames of signals and their handlers, as in `threads.rs` of the preload library.
+const REST_BYTES_LEAST: usize = 96 << 10;
+
+/// The kernel has put the frame of a signal at `frame`, when the stack pointer was `interrupted`. `wants_alternate` is
+/// the action's SA_ONSTACK. `None` where the frame stays.
+pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> Option<Place> {
+    let mut stacks = thread_slot::signal_stacks();
+    let has_alternate = wants_alternate && stacks.programs_len > 0;
+    if !stacks.is_ours(frame) {
+        return None;
+    }
+    let top = stacks.programs_start.saturating_add(stacks.programs_len);
+    let (lowest, mut disarmed, mut rest) = (stacks.programs_start, None, None);
+    if stacks.is_ours(interrupted) {
+        // A trapped call is below, or a handler that has interrupted one. The next must not start at the top again.
+        let len = (interrupted - RED_ZONE_BYTES).saturating_sub(stacks.start) & !63;
+        if !has_alternate || stacks.disarms || len < REST_BYTES_LEAST {
+            return None;
+        }
+        rest = Some(stack(stacks.start, len, 0));
+        let top = if stacks.is_programs(stacks.trapped_at) { stacks.trapped_at - RED_ZONE_BYTES } else { top };
+        return Some(Place { top, lowest, disarmed, rest });
+    }
+    if !has_alternate || stacks.is_programs(interrupted) {
+        return Some(Place { top: interrupted - RED_ZONE_BYTES, lowest: 0, disarmed, rest });
+    }
+    if stacks.disarms {
+        disarmed = Some(stacks.programs());
+        stacks.set_programs(&stack(0, 0, libc::SS_DISABLE));
+        thread_slot::set_signal_stacks(stacks);
+    }
+    Some(Place { top, lowest, disarmed, rest })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::map_anonymous;
+
+    const LEN: usize = 256 << 10;
+
+    fn on_a_thread_with_a_stack(test: impl FnOnce(usize) + Send + 'static) {
+        let run = || {
+            let start = map_anonymous(LEN).unwrap();
+            // SAFETY: the mapping was made above, and stays.
+            unsafe { give(start, LEN) };
+            test(start);
+            take_away();
+        };
+        std::thread::spawn(run).join().unwrap();
+    }
+
+    #[test]
+    fn the_program_sees_its_own_and_the_kernel_has_ours() {
+        on_a_thread_with_a_stack(|ours| {
+            let theirs = stack(0x10000, 8192, 0);
+            assert_eq!(exchange(Some(&theirs), 0).unwrap().ss_flags, libc::SS_DISABLE);
+            assert_eq!((kernels().ss_sp as usize, is_in_use()), (ours, true));
+            let found = exchange(None, 0x11000).unwrap();
+            assert_eq!((found.ss_sp as usize, found.ss_size, found.ss_flags), (0x10000, 8192, libc::SS_ONSTACK));
+            assert_eq!(exchange(Some(&theirs), 0x11000).unwrap_err().0, libc::EPERM);
+            assert_eq!(exchange(Some(&stack(0x10000, 100, 0)), 0).unwrap_err().0, libc::ENOMEM);
+            assert_eq!(exchange(Some(&stack(0x10000, 8192, 7)), 0).unwrap_err().0, libc::EINVAL);
+            exchange(Some(&stack(0, 0, libc::SS_DISABLE)), 0).unwrap();
+            assert_eq!(exchange(None, 0x11000).unwrap().ss_flags, libc::SS_DISABLE);
+        });
+    }
+
+    #[test]
+    fn a_handler_belongs_on_the_programs_stack_and_below_what_is_there() {
+        on_a_thread_with_a_stack(|ours| {
+            let (frame, outside) = (ours + LEN - 4096, 0x90000);
+            let place =
+                |frame, interrupted, alternate| place(frame, interrupted, alternate).map(|to| (to.top, to.lowest));
+            assert_eq!(place(frame, outside, true), Some((outside - 128, 0)), "the program has no stack");
+            exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
+            assert_eq!(place(frame, outside, true), Some((0x12000, 0x10000)));
+            assert_eq!(place(frame, outside, false), Some((outside - 128, 0)));
+            assert_eq!(place(frame, 0x11800, true), Some((0x11800 - 128, 0)), "it is used already");
+            assert_eq!(place(outside, outside + 1000, true), None, "the kernel had another");
+        });
+    }
+
+    #[test]
+    fn a_handler_in_a_trapped_call_leaves_the_rest_of_ours_to_others() {
+        on_a_thread_with_a_stack(|ours| {
+            let (frame, at) = (ours + LEN - 8192, ours + LEN - 4096);
+            assert_eq!(place(frame, at, true).map(|to| to.top), None, "the program has no stack");
+            exchange(Some(&stack(0x10000, 8192, 0)), 0).unwrap();
+            let before = trap_begins(0x90000);
+            let to = place(frame, at, true).unwrap();
+            assert_eq!((to.top, to.lowest), (0x12000, 0x10000));
+            let rest = to.rest.unwrap();
+            assert!(rest.ss_sp as usize == ours && rest.ss_size <= LEN - 4096 - 128 && rest.ss_size > LEN - 4096 - 256);
+            trap_begins(0x11000);
+            assert_eq!(place(frame, at, true).unwrap().top, 0x11000 - 128);
+            assert!(place(frame, ours + 4096, true).is_none(), "too little is left");
+            trap_ends(before);
+        });
+    }
+
+    #[test]
+    fn a_stack_that_disarms_itself_is_none_while_its_handler_runs() {
+        on_a_thread_with_a_stack(|ours| {
+            exchange(Some(&stack(0x10000, 8192, SS_AUTODISARM)), 0).unwrap();
+            let to = place(ours + LEN - 4096, 0x90000, true).unwrap();
+            assert_eq!((to.top, to.lowest), (0x12000, 0x10000));
+            assert_eq!(to.disarmed.unwrap().ss_flags, SS_AUTODISARM);
+            assert_eq!(exchange(None, 0x11000).unwrap().ss_flags, libc::SS_DISABLE);
+        });
+    }
+
+    #[test]
+    fn what_the_kernel_was_given_past_us_is_taken_over() {
+        on_a_thread_with_a_stack(|ours| {
+            let theirs = map_anonymous(LEN).unwrap();
+            tell_kernel(&stack(theirs, LEN, 0)).unwrap();
+            reclaim_now();
+            assert_eq!((kernels().ss_sp as usize, is_in_use()), (ours, true));
+            assert_eq!(exchange(None, 0).unwrap().ss_sp as usize, theirs);
+        });
+    }
+}
