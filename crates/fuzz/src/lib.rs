@@ -25,10 +25,11 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that somebody else has written.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "elf", body: targets::elf, seeds: seeds::elf },
+    Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
     Target { name: "profile", body: targets::profile, seeds: seeds::profile },
     Target { name: "recording", body: targets::recording, seeds: seeds::recording },
     Target { name: "size", body: targets::size, seeds: seeds::size },

@@ -5,6 +5,7 @@
 
 use aquifer_config::Config;
 use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
+use aquifer_fmapi::{Category, Dialect, Message, Opcode, ReturnCode};
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
 use aquifer_sys::shared_segment::SharedView;
 use aquifer_wire::{HEADER_BYTES as FRAME_HEADER_BYTES, Header};
@@ -120,6 +121,16 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
         "donor:host:7000",
         "",
     ])
+}
+
+/// One message of each command, and payloads as `targets::fmapi` cuts them.
+pub fn fmapi() -> Vec<Vec<u8>> {
+    let message = |opcode: &Opcode| {
+        let payload = vec![0; 16];
+        Message::new(Category::Request, 7, *opcode, ReturnCode::SUCCESS, payload).encode(&Dialect::STANDARD)
+    };
+    let cut = |index: usize| [&[index as u8, 4][..], &[1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0]].concat();
+    Opcode::ALL.iter().map(message).chain((0..Opcode::ALL.len()).map(cut)).collect()
 }
 
 /// One frame of each message between a donor and its borrowers.

@@ -11,6 +11,7 @@ use std::io::{Cursor, ErrorKind};
 use aquifer_config::Config;
 use aquifer_core::record::{HEADER_BYTES, Recording, Told, batch_header, count_events, put_summary, put_told};
 use aquifer_core::units::{ByteSize, REGION_PAGES};
+use aquifer_fmapi::{Dialect, Message, Opcode, Request, Response, Writer};
 use aquifer_stats::FaultKind;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
@@ -54,6 +55,38 @@ pub fn elf(bytes: &[u8]) {
         Ok(elf_file::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}"),
+    }
+}
+
+/// A message of the CXL fabric-manager API, in every dialect: the message itself, and its payload as a request and as
+/// the answer to one.
+pub fn fmapi(bytes: &[u8]) {
+    for dialect in &Dialect::ALL {
+        if let Ok(message) = Message::decode(bytes, dialect) {
+            assert_eq!(Message::decode(&message.encode(dialect), dialect).as_ref(), Ok(&message));
+            read_payload(message.header.opcode, &message.payload, &message.payload, dialect);
+        }
+        let Some(([opcode, cut], payload)) = bytes.split_first_chunk::<2>() else { continue };
+        let (asked, told) = payload.split_at(usize::from(*cut).min(payload.len()));
+        read_payload(Opcode::ALL[usize::from(*opcode) % Opcode::ALL.len()], asked, told, dialect);
+    }
+}
+
+fn read_payload(opcode: Opcode, asked: &[u8], told: &[u8], dialect: &Dialect) {
+    let request = match Request::decode(opcode, asked, dialect) {
+        Ok(request) => request,
+        Err(failure) => return one_line(&failure.to_string()),
+    };
+    let mut out = Writer::new(dialect);
+    request.write(&mut out);
+    assert_eq!(Request::decode(opcode, &out.bytes, dialect).as_ref(), Ok(&request), "{}", dialect.name);
+    match Response::decode(&request, told, dialect) {
+        Ok(response) => {
+            let mut out = Writer::new(dialect);
+            response.write(&mut out);
+            assert_eq!(Response::decode(&request, &out.bytes, dialect).as_ref(), Ok(&response), "{}", dialect.name);
+        }
+        Err(failure) => one_line(&failure.to_string()),
     }
 }
 

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! How a peer writes what peers disagree about, as data.
+//!
+//! | # | what differs | field |
+//! |---|---|---|
+//! | 1 | which half of the first byte is the category | `category` |
+//! | 2, 3 | where the background flag and the high bits of the length are; 20 or 21 bits of length | `length` |
+//! | 4 | the request of Send LD CXL.io Memory Request has 15 or 16 bytes before its data | `ld_memory_request_is_short` |
+//! | 5 | a tunnelled message begins with its MCTP message type | `tunnel_has_message_type` |
+//! | 6 | Identify's answer ends before the component type | both lengths are read |
+//! | 7 | Identify Switch Device's answer is longer than its fields | `switch_identity_is_padded` |
+//! | 8 | a list of ports is padded to 256 bytes | `port_list_is_padded` |
+//! | 9 | how many vPPBs are in an answer | known from the request |
+//! | 10 | an answer has opcode 0 | `answers_with_opcode_zero` |
+//! | 11 | Set LD Allocations is answered by the new list | all agree |
+//! | 12 | what byte 3 of Initiate Dynamic Capacity Release is | zero |
+//! | 13 | the event interrupt policy has 4 or 5 bytes | `interrupt_policy_is_short` |
+//! | 14 | a second logical device of a port cannot be bound | `binds_one_ld_of_a_port` |
+
+use crate::opcode::Opcode;
+
+/// Where the category is in the first byte of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CategoryBits {
+    /// Bits 3:0, as CXL 3.1 figure 7-19 has it.
+    Low,
+    /// Bits 7:4.
+    High,
+}
+
+/// Where the background flag is in byte 7 of a header, and the high bits of the payload's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LengthBits {
+    /// Length in bits 4:0, flag in bit 7.
+    Standard,
+    /// Length in bits 7:3, flag in bit 0.
+    Reversed,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    /// Whose it is, for a trace.
+    pub name: &'static str,
+    /// See the table.
+    pub category: CategoryBits,
+    /// See the table.
+    pub length: LengthBits,
+    /// See the table.
+    pub ld_memory_request_is_short: bool,
+    /// See the table.
+    pub tunnel_has_message_type: bool,
+    /// See the table.
+    pub switch_identity_is_padded: bool,
+    /// See the table.
+    pub port_list_is_padded: bool,
+    /// See the table.
+    pub answers_with_opcode_zero: bool,
+    /// See the table.
+    pub interrupt_policy_is_short: bool,
+    /// See the table.
+    pub binds_one_ld_of_a_port: bool,
+    /// Opcodes that must not be sent: they end the peer.
+    pub never_sent: &'static [Opcode],
+}
+
+/// What is known of a peer once it has answered Identify (0001h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdentifyAnswer<'a> {
+    /// The opcode in the header of the answer.
+    pub opcode: Opcode,
+    /// The first byte of the answer.
+    pub first_byte: u8,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+/// PCI vendor of QEMU's switch and of its type-3 devices (Huawei's and Intel's numbers).
+const QEMU_SWITCH_VENDOR: u16 = 0x19e5;
+const QEMU_SWITCH_DEVICE: u16 = 0xa128;
+
+impl Dialect {
+    /// As the specification has it, revision 3.1.
+    pub const STANDARD: Self = Self {
+        name: "standard",
+        category: CategoryBits::Low,
+        length: LengthBits::Standard,
+        ld_memory_request_is_short: false,
+        tunnel_has_message_type: false,
+        switch_identity_is_padded: false,
+        port_list_is_padded: false,
+        answers_with_opcode_zero: false,
+        interrupt_policy_is_short: false,
+        binds_one_ld_of_a_port: false,
+        never_sent: &[],
+    };
+
+    /// QEMU's switch. Its command effects log lists the timestamp commands, and both abort QEMU 10.0.
+    pub const QEMU: Self =
+        Self { name: "QEMU", never_sent: &[Opcode::GET_TIMESTAMP, Opcode::SET_TIMESTAMP], ..Self::STANDARD };
+
+    /// libcxlmi, which asks rather than answers.
+    pub const LIBCXLMI: Self = Self { name: "libcxlmi", ld_memory_request_is_short: true, ..Self::STANDARD };
+
+    /// OpenCIS.
+    pub const OPENCIS: Self =
+        Self { name: "OpenCIS", port_list_is_padded: true, answers_with_opcode_zero: true, ..Self::STANDARD };
+
+    /// Jackrabbit Labs' switch emulator and its client, written to CXL 2.0.
+    pub const JACKRABBIT: Self = Self {
+        name: "Jackrabbit",
+        category: CategoryBits::High,
+        length: LengthBits::Reversed,
+        tunnel_has_message_type: true,
+        switch_identity_is_padded: true,
+        interrupt_policy_is_short: true,
+        binds_one_ld_of_a_port: true,
+        ..Self::STANDARD
+    };
+
+    /// Each of them.
+    pub const ALL: [Self; 5] = [Self::STANDARD, Self::QEMU, Self::LIBCXLMI, Self::OPENCIS, Self::JACKRABBIT];
+
+    /// Chosen by who answered Identify.
+    pub fn of(answer: &IdentifyAnswer<'_>) -> &'static Self {
+        const CHOICES: [Dialect; 5] = Dialect::ALL;
+        static STATIC: [Dialect; 5] = CHOICES;
+        let word = |at: usize| answer.payload.get(at..at + 2).map(|bytes| u16::from_le_bytes([bytes[0], bytes[1]]));
+        let index = if answer.first_byte & 0xf == 0 && answer.first_byte >> 4 == 1 {
+            4
+        } else if answer.opcode == Opcode(0) {
+            3
+        } else if word(0) == Some(QEMU_SWITCH_VENDOR) && word(2) == Some(QEMU_SWITCH_DEVICE) {
+            1
+        } else {
+            0
+        };
+        &STATIC[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dialect_follows_from_the_answer_to_identify() {
+        let qemu = [0xe5, 0x19, 0x28, 0xa1, 0, 0, 0, 0, 0xd2, 4, 0, 0, 0, 0, 0, 0, 9, 0];
+        let of = |opcode, first_byte, payload| Dialect::of(&IdentifyAnswer { opcode, first_byte, payload }).name;
+        assert_eq!(of(Opcode(1), 1, &qemu[..]), "QEMU");
+        assert_eq!(of(Opcode(1), 1, &[0; 18]), "standard");
+        assert_eq!(of(Opcode(0), 1, &[0; 18]), "OpenCIS");
+        assert_eq!(of(Opcode(1), 0x10, &[0; 17]), "Jackrabbit");
+        assert_eq!(of(Opcode(1), 1, &[]), "standard");
+    }
+}

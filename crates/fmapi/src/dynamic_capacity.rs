@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Dynamic-capacity devices (56h): regions, extents, and giving them to hosts. CXL 3.1, section 7.6.7.6.
+
+use crate::codec::{Payload, Reader, Writer, payload};
+use crate::failure::DecodeFailure;
+
+/// Regions of a device at most.
+pub const REGIONS_MOST: usize = 8;
+/// The unit in which some sizes are told.
+pub const CAPACITY_UNIT_BYTES: u64 = 256 << 20;
+
+payload! {
+    /// Get DCD Info (5600h), request.
+    pub struct GetDcd {}
+}
+payload! {
+    /// Get DCD Info (5600h), response.
+    pub struct DcdCapabilities {
+        /// Hosts.
+        pub hosts: u8;
+        /// Regions for each host at most.
+        pub regions: u8, reserved 2;
+        /// A bit for each way of choosing extents to add.
+        pub add_policies: u16, reserved 2;
+        /// A bit for each way of choosing extents to release.
+        pub release_policies: u16;
+        /// A bit for each way of sanitising what is released.
+        pub sanitize_on_release: u8, reserved 1;
+        /// Capacity in units of [`CAPACITY_UNIT_BYTES`].
+        pub total_capacity: u64;
+        /// For each region, a bit for each block size that it can have.
+        pub block_sizes: [u64; 8];
+    }
+}
+payload! {
+    /// Get Host DC Region Configuration (5601h), request.
+    pub struct GetHostDcRegions {
+        /// Whose.
+        pub host_id: u16;
+        /// So many regions.
+        pub count: u8;
+        /// From this one on.
+        pub first_region: u8;
+    }
+}
+payload! {
+    /// One region, 40 bytes.
+    pub struct DcRegion {
+        /// Its first address of the device.
+        pub base: u64;
+        /// Its addresses, in units of [`CAPACITY_UNIT_BYTES`].
+        pub decode_length: u64;
+        /// Its bytes.
+        pub length: u64;
+        /// Bytes of a block.
+        pub block_bytes: u64;
+        /// What it can.
+        pub flags: u8, reserved 3;
+        /// Whether what is released is sanitised.
+        pub sanitize_on_release: u8, reserved 3;
+    }
+}
+
+/// Get Host DC Region Configuration (5601h), response, 340 bytes: always eight regions, of which some count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostDcRegions {
+    /// Whose.
+    pub host_id: u16,
+    /// Regions in all.
+    pub region_count: u8,
+    /// Those that count, at most [`REGIONS_MOST`].
+    pub regions: Vec<DcRegion>,
+    /// Extents that the device can hold, those of them that are free, tags that it can hold, those that are free.
+    pub room: [u32; 4],
+}
+
+impl Payload for HostDcRegions {
+    fn write(&self, out: &mut Writer<'_>) {
+        assert!(self.regions.len() <= REGIONS_MOST, "a device has eight regions at most");
+        out.put(&self.host_id);
+        out.put(&self.region_count);
+        out.count_u8(&self.regions);
+        out.put_list(&self.regions);
+        out.reserved((REGIONS_MOST - self.regions.len()) * DcRegion::BYTES);
+        out.put(&self.room);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let (host_id, [region_count, listed]): (_, [u8; 2]) = (input.read()?, input.read()?);
+        if usize::from(listed) > REGIONS_MOST {
+            return input.refuse("the number of regions", listed.into());
+        }
+        let regions = input.list(listed.into())?;
+        input.take((REGIONS_MOST - usize::from(listed)) * DcRegion::BYTES)?;
+        Ok(Self { host_id, region_count, regions, room: input.read()? })
+    }
+}
+
+impl DcRegion {
+    /// Bytes of one.
+    const BYTES: usize = 40;
+}
+
+payload! {
+    /// Set DC Region Configuration (5602h), request.
+    pub struct SetDcRegion {
+        /// Which region.
+        pub region_id: u8, reserved 3;
+        /// Bytes of a block.
+        pub block_bytes: u64;
+        /// Whether what is released is sanitised.
+        pub sanitize_on_release: u8, reserved 3;
+    }
+}
+payload! {
+    /// Get DC Region Extent Lists (5603h), request.
+    pub struct GetDcExtentLists {
+        /// Whose.
+        pub host_id: u16, reserved 2;
+        /// So many extents.
+        pub count: u32;
+        /// From this one on.
+        pub first_extent: u32;
+    }
+}
+payload! {
+    /// One extent, 40 bytes.
+    pub struct Extent {
+        /// Its first address of the device.
+        pub start: u64;
+        /// Its bytes.
+        pub length: u64;
+        /// What it belongs to; zeros: nothing.
+        pub tag: [u8; 16];
+        /// Its place in memory that hosts share.
+        pub shared_sequence: u16, reserved 6;
+    }
+}
+
+/// Get DC Region Extent Lists (5603h), response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DcExtentLists {
+    /// Whose.
+    pub host_id: u16,
+    /// The first that is listed.
+    pub first_extent: u32,
+    /// Extents in all.
+    pub total: u32,
+    /// Changes whenever the list does.
+    pub generation: u32,
+    /// Those that are listed.
+    pub extents: Vec<Extent>,
+}
+
+impl Payload for DcExtentLists {
+    fn write(&self, out: &mut Writer<'_>) {
+        out.put(&self.host_id);
+        out.reserved(2);
+        let listed = u32::try_from(self.extents.len()).expect("no more extents than 32 bits count");
+        out.put_list(&[self.first_extent, listed, self.total, self.generation]);
+        out.reserved(4);
+        out.put_list(&self.extents);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let host_id = input.read()?;
+        input.take(2)?;
+        let [first_extent, listed, total, generation]: [u32; 4] = input.read()?;
+        input.take(4)?;
+        Ok(Self { host_id, first_extent, total, generation, extents: input.list(listed as usize)? })
+    }
+}
+
+/// How a device chooses the extents that it adds.
+pub mod add_policy {
+    /// Any that are free.
+    pub const FREE: u8 = 0;
+    /// One that is contiguous.
+    pub const CONTIGUOUS: u8 = 1;
+    /// Those that the request lists.
+    pub const PRESCRIPTIVE: u8 = 2;
+    /// Those with the tag, for another host.
+    pub const ENABLE_SHARED_ACCESS: u8 = 3;
+}
+
+/// Initiate Dynamic Capacity Add (5604h), request. The host answers it, later.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InitiateDcAdd {
+    /// For whom.
+    pub host_id: u16,
+    /// One of [`add_policy`].
+    pub policy: u8,
+    /// Of which region.
+    pub region: u8,
+    /// How many bytes, unless the extents are listed.
+    pub length: u64,
+    /// What they will belong to.
+    pub tag: [u8; 16],
+    /// Which.
+    pub extents: Vec<Extent>,
+}
+
+/// Initiate Dynamic Capacity Release (5605h), request. The host answers it, later.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InitiateDcRelease {
+    /// From whom.
+    pub host_id: u16,
+    /// Bits 3:0 policy (0 by tag, 1 those that are listed), bit 4 by force, bit 5 sanitise.
+    pub flags: u8,
+    /// How many bytes, unless the extents are listed.
+    pub length: u64,
+    /// What they belong to.
+    pub tag: [u8; 16],
+    /// Which.
+    pub extents: Vec<Extent>,
+}
+
+impl Payload for InitiateDcAdd {
+    fn write(&self, out: &mut Writer<'_>) {
+        out.put(&self.host_id);
+        out.put_list(&[self.policy, self.region]);
+        write_extents(out, self.length, &self.tag, &self.extents);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let (host_id, [policy, region]) = (input.read()?, input.read()?);
+        let (length, tag, extents) = read_extents(input)?;
+        Ok(Self { host_id, policy, region, length, tag, extents })
+    }
+}
+
+impl Payload for InitiateDcRelease {
+    fn write(&self, out: &mut Writer<'_>) {
+        out.put(&self.host_id);
+        out.put(&self.flags);
+        out.reserved(1);
+        write_extents(out, self.length, &self.tag, &self.extents);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let (host_id, [flags, _]) = (input.read()?, input.read()?);
+        let (length, tag, extents) = read_extents(input)?;
+        Ok(Self { host_id, flags, length, tag, extents })
+    }
+}
+
+fn write_extents(out: &mut Writer<'_>, length: u64, tag: &[u8; 16], extents: &[Extent]) {
+    out.put(&length);
+    out.put(tag);
+    out.put(&u32::try_from(extents.len()).expect("no more extents than 32 bits count"));
+    out.put_list(extents);
+}
+
+fn read_extents(input: &mut Reader<'_>) -> Result<(u64, [u8; 16], Vec<Extent>), DecodeFailure> {
+    let (length, tag, count): (_, _, u32) = (input.read()?, input.read()?, input.read()?);
+    Ok((length, tag, input.list(count as usize)?))
+}
+
+payload! {
+    /// Dynamic Capacity Add Reference (5606h), request: what has the tag is not sanitised while it is referred to.
+    pub struct DcAddReference {
+        /// The tag.
+        pub tag: [u8; 16];
+    }
+}
+payload! {
+    /// Dynamic Capacity Remove Reference (5607h), request.
+    pub struct DcRemoveReference {
+        /// The tag.
+        pub tag: [u8; 16];
+    }
+}
+payload! {
+    /// Dynamic Capacity List Tags (5608h), request.
+    pub struct DcListTags {
+        /// From this one on.
+        pub first: u32;
+        /// So many.
+        pub count: u32;
+    }
+}
+payload! {
+    /// One tag, 84 bytes.
+    pub struct DcTag {
+        /// The tag.
+        pub tag: [u8; 16];
+        /// Bit 0: the fabric manager refers to it.
+        pub flags: u8, reserved 3;
+        /// A bit for each host that has it.
+        pub hosts: [u8; 32];
+        /// A bit for each host that has not answered yet.
+        pub hosts_pending: [u8; 32];
+    }
+}
+
+/// Dynamic Capacity List Tags (5608h), response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DcTags {
+    /// Changes whenever the list does.
+    pub generation: u32,
+    /// Tags in all.
+    pub total: u32,
+    /// Which of the bit maps mean something.
+    pub validity: u8,
+    /// Those that are listed.
+    pub tags: Vec<DcTag>,
+}
+
+impl Payload for DcTags {
+    fn write(&self, out: &mut Writer<'_>) {
+        let listed = u32::try_from(self.tags.len()).expect("no more tags than 32 bits count");
+        out.put_list(&[self.generation, self.total, listed]);
+        out.put(&self.validity);
+        out.reserved(3);
+        out.put_list(&self.tags);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let [generation, total, listed]: [u32; 3] = input.read()?;
+        let validity = input.read()?;
+        input.take(3)?;
+        Ok(Self { generation, total, validity, tags: input.list(listed as usize)? })
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why bytes are no message, and why a message is no answer to a request.
+
+use std::fmt;
+
+use crate::opcode::Opcode;
+
+/// Why bytes could not be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeFailure {
+    /// The header says another length than there are bytes of payload.
+    LengthDiffers {
+        /// What the header says.
+        said: usize,
+        /// What follows it.
+        found: usize,
+    },
+    /// A field would end after the last byte.
+    Short {
+        /// Offset of the field.
+        at: usize,
+        /// Its bytes.
+        wanted: usize,
+        /// What is left.
+        found: usize,
+    },
+    /// Bytes are left after the last field.
+    Trailing {
+        /// Offset of the first of them.
+        at: usize,
+        /// How many there are.
+        bytes: usize,
+    },
+    /// The crate knows no message with this opcode.
+    UnknownOpcode(Opcode),
+    /// A field has a value that it cannot have.
+    Value {
+        /// Offset after the field.
+        at: usize,
+        /// Its name.
+        field: &'static str,
+        /// What it says.
+        value: u64,
+    },
+}
+
+impl fmt::Display for DecodeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LengthDiffers { said, found } => {
+                write!(f, "the header says {said} bytes of payload, and {found} follow")
+            }
+            Self::Short { at, wanted, found } => write!(f, "{wanted} bytes wanted at offset {at}, {found} left"),
+            Self::Trailing { at, bytes } => write!(f, "{bytes} bytes left at offset {at}"),
+            Self::UnknownOpcode(opcode) => write!(f, "opcode {opcode} is not known"),
+            Self::Value { at, field, value } => write!(f, "{field} before offset {at} cannot be {value:#x}"),
+        }
+    }
+}
+
+impl std::error::Error for DecodeFailure {}
+
+/// Why a message does not answer a request. A late answer to an earlier request looks like these, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponseFailure {
+    /// It is no response.
+    Category,
+    /// It answers another opcode.
+    Opcode {
+        /// Of the request.
+        sent: Opcode,
+        /// Of the message.
+        found: Opcode,
+    },
+    /// It answers another request.
+    Tag {
+        /// Of the request.
+        sent: u8,
+        /// Of the message.
+        found: u8,
+    },
+}
+
+impl fmt::Display for ResponseFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Category => f.write_str("the message is a request, not a response"),
+            Self::Opcode { sent, found } => write!(f, "the response is to {found}, the request was {sent}"),
+            Self::Tag { sent, found } => write!(f, "the response has tag {found}, the request had {sent}"),
+        }
+    }
+}
+
+impl std::error::Error for ResponseFailure {}

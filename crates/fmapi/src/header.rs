@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The header of a CCI message, 12 bytes. CXL 3.1, figure 7-19.
+//!
+//! | offset | bytes | field |
+//! |--------|-------|-------|
+//! | 0 | 1 | 3:0 category (0 request, 1 response), 7:4 reserved |
+//! | 1 | 1 | tag, which a response repeats |
+//! | 2 | 1 | reserved |
+//! | 3 | 2 | opcode: command, then command set |
+//! | 5 | 3 | 20:0 bytes of payload, 22:21 reserved, 23 background operation |
+//! | 8 | 2 | return code, of a response |
+//! | 10 | 2 | vendor's extended status |
+//!
+//! Some peers have the category and the flag elsewhere (`dialect.rs`).
+
+use crate::codec::{Payload, Reader, Writer};
+use crate::dialect::{CategoryBits, LengthBits};
+use crate::failure::DecodeFailure;
+use crate::opcode::Opcode;
+use crate::return_code::ReturnCode;
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 12;
+/// The longest payload that 21 bits can say.
+pub const PAYLOAD_BYTES_MOST: usize = (1 << 21) - 1;
+
+/// Whether a message asks or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Category {
+    /// It asks.
+    Request,
+    /// It answers.
+    Response,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Request or response.
+    pub category: Category,
+    /// Which request is answered.
+    pub tag: u8,
+    /// What is asked.
+    pub opcode: Opcode,
+    /// Bytes after the header.
+    pub payload_bytes: u32,
+    /// True where the command goes on in the background.
+    pub is_background: bool,
+    /// How it ended; zero in a request.
+    pub return_code: ReturnCode,
+    /// What the vendor adds to it.
+    pub vendor_status: u16,
+}
+
+impl Payload for Header {
+    fn write(&self, out: &mut Writer<'_>) {
+        assert!(self.payload_bytes as usize <= PAYLOAD_BYTES_MOST, "21 bits of length");
+        let category = u8::from(self.category == Category::Response);
+        out.put(&match out.dialect.category {
+            CategoryBits::Low => category,
+            CategoryBits::High => category << 4,
+        });
+        out.put(&self.tag);
+        out.reserved(1);
+        out.put(&self.opcode.0);
+        let flag = u8::from(self.is_background);
+        let [low, middle, high, _] = self.payload_bytes.to_le_bytes();
+        out.put_bytes(&[low, middle]);
+        out.put(&match out.dialect.length {
+            LengthBits::Standard => high | flag << 7,
+            LengthBits::Reversed => high << 3 | flag,
+        });
+        out.put(&self.return_code.0);
+        out.put(&self.vendor_status);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let first: u8 = input.read()?;
+        let bits = match input.dialect.category {
+            CategoryBits::Low => first & 0xf,
+            CategoryBits::High => first >> 4,
+        };
+        let category = match bits {
+            0 => Category::Request,
+            1 => Category::Response,
+            other => return input.refuse("the category", other.into()),
+        };
+        let tag = input.read()?;
+        input.take(1)?;
+        let opcode = Opcode(input.read()?);
+        let (low, high): (u16, u8) = (input.read()?, input.read()?);
+        let (high, is_background) = match input.dialect.length {
+            LengthBits::Standard => (high & 0x1f, high >> 7 == 1),
+            LengthBits::Reversed => (high >> 3, high & 1 == 1),
+        };
+        let payload_bytes = u32::from(low) | u32::from(high) << 16;
+        let return_code = ReturnCode(input.read()?);
+        Ok(Self { category, tag, opcode, payload_bytes, is_background, return_code, vendor_status: input.read()? })
+    }
+}

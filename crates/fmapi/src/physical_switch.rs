@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Physical switch (51h): the switch, its ports, domain validation. CXL 3.1, section 7.6.7.1.
+
+use crate::codec::{Payload, Reader, Writer, field_enum, payload};
+use crate::failure::DecodeFailure;
+
+/// To how many bytes some peers pad a list of ports.
+const PADDED_PORTS: usize = 256;
+
+payload! {
+    /// Identify Switch Device (5100h), request.
+    pub struct IdentifySwitch {}
+}
+payload! {
+    /// Identify Switch Device (5100h), response.
+    pub struct SwitchIdentity {
+        /// The port by which the request came.
+        pub ingress_port_id: u8, reserved 1;
+        /// Physical ports.
+        pub physical_ports: u8;
+        /// Virtual CXL switches.
+        pub virtual_switches: u8;
+        /// A bit for each active port.
+        pub active_ports: [u8; 32];
+        /// A bit for each active virtual CXL switch.
+        pub active_virtual_switches: [u8; 32];
+        /// vPPBs in all.
+        pub vppbs_total: u16;
+        /// Those that are bound.
+        pub vppbs_active: u16;
+        /// HDM decoders of an upstream port.
+        pub hdm_decoders_per_usp: u8;
+    }
+}
+
+impl SwitchIdentity {
+    /// The numbers whose bits are set.
+    pub fn numbers(bits: &[u8; 32]) -> impl Iterator<Item = u8> + '_ {
+        (0..=u8::MAX).filter(|number| bits[usize::from(number / 8)] >> (number % 8) & 1 == 1)
+    }
+}
+
+/// Get Physical Port State (5101h), request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GetPortStates {
+    /// Which ports; at most 255.
+    pub port_ids: Vec<u8>,
+}
+
+impl Payload for GetPortStates {
+    fn write(&self, out: &mut Writer<'_>) {
+        out.count_u8(&self.port_ids);
+        out.put_bytes(&self.port_ids);
+        if out.dialect.port_list_is_padded {
+            out.reserved(PADDED_PORTS - self.port_ids.len());
+        }
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let count: u8 = input.read()?;
+        let port_ids = input.take(count.into())?.to_vec();
+        if input.dialect.port_list_is_padded {
+            input.rest();
+        }
+        Ok(Self { port_ids })
+    }
+}
+
+field_enum! {
+    /// What a port is configured as; four bits of its byte.
+    pub enum PortState {
+        /// Disabled.
+        Disabled = 0,
+        /// A bind is under way.
+        BindInProgress = 1,
+        /// An unbind is under way.
+        UnbindInProgress = 2,
+        /// A downstream port.
+        Downstream = 3,
+        /// An upstream port.
+        Upstream = 4,
+        /// A fabric link.
+        FabricLink = 5,
+        /// There is no such port.
+        Invalid = 0xf,
+    }
+}
+field_enum! {
+    /// How the connected device speaks CXL; four bits of its byte.
+    pub enum DeviceMode {
+        /// Not CXL, or nothing is connected.
+        NotCxl = 0,
+        /// A restricted CXL device, CXL 1.1.
+        Rcd = 1,
+        /// 68-byte flits and virtual hierarchies, CXL 2.0.
+        Flit68 = 2,
+        /// Standard 256-byte flits.
+        Flit256 = 3,
+        /// Latency-optimised 256-byte flits.
+        Flit256LowLatency = 4,
+        /// Port-based routing.
+        Pbr = 5,
+    }
+}
+field_enum! {
+    /// What is connected.
+    pub enum DeviceType {
+        /// Nothing.
+        None = 0,
+        /// A PCIe device.
+        Pcie = 1,
+        /// An accelerator with a cache.
+        Type1 = 2,
+        /// An accelerator with a cache and memory.
+        Type2 = 3,
+        /// Memory, a single logical device.
+        Type3Sld = 4,
+        /// Memory, multiple logical devices.
+        Type3Mld = 5,
+        /// A switch.
+        Switch = 6,
+    }
+}
+field_enum! {
+    /// The state of a link's training.
+    pub enum LinkState {
+        /// Detect.
+        Detect = 0,
+        /// Polling.
+        Polling = 1,
+        /// Configuration.
+        Configuration = 2,
+        /// Recovery.
+        Recovery = 3,
+        /// L0.
+        L0 = 4,
+        /// L0s.
+        L0s = 5,
+        /// L1.
+        L1 = 6,
+        /// L2.
+        L2 = 7,
+        /// Disabled.
+        Disabled = 8,
+        /// Loopback.
+        Loopback = 9,
+        /// Hot reset.
+        HotReset = 10,
+    }
+}
+
+payload! {
+    /// The state of one port, 16 bytes.
+    pub struct PortStatus {
+        /// Which port.
+        pub port_id: u8;
+        /// What it is configured as.
+        pub state: PortState;
+        /// How the connected device speaks CXL.
+        pub device_mode: DeviceMode, reserved 1;
+        /// What is connected.
+        pub device_type: DeviceType;
+        /// A bit for each way of CXL that the port can: RCD, 68-byte flits, 256-byte, latency-optimised, PBR.
+        pub supported_modes: u8;
+        /// Lanes at most.
+        pub link_width_most: u8;
+        /// Lanes in use.
+        pub link_width: u8;
+        /// A bit for each speed.
+        pub supported_speeds: u8;
+        /// 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s.
+        pub link_speed_most: u8;
+        /// The same, now.
+        pub link_speed: u8;
+        /// State of the link.
+        pub link_state: LinkState;
+        /// Number of the first lane in use.
+        pub first_lane: u8;
+        /// Bit 0 lane reversal, 1 PERST# asserted, 2 a card is present, 3 power.
+        pub link_flags: u16;
+        /// Logical devices that it can hold; 0: not for multiple logical devices.
+        pub supported_lds: u8;
+    }
+}
+
+/// Get Physical Port State (5101h), response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortStates {
+    /// One for each port that was asked for.
+    pub ports: Vec<PortStatus>,
+}
+
+impl Payload for PortStates {
+    fn write(&self, out: &mut Writer<'_>) {
+        out.count_u8(&self.ports);
+        out.reserved(3);
+        out.put_list(&self.ports);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let count: u8 = input.read()?;
+        input.take(3)?;
+        Ok(Self { ports: input.list(count.into())? })
+    }
+}
+
+field_enum! {
+    /// What is to be done to a port.
+    pub enum PortOperation {
+        /// Assert PERST#.
+        AssertPerst = 0,
+        /// Deassert PERST#.
+        DeassertPerst = 1,
+        /// Reset the bridge.
+        ResetPpb = 2,
+    }
+}
+
+payload! {
+    /// Physical Port Control (5102h), request.
+    pub struct PortControl {
+        /// Which port.
+        pub port_id: u8;
+        /// What to do.
+        pub operation: PortOperation;
+    }
+}
+
+/// Send PPB CXL.io Configuration Request (5103h), request, 8 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PpbConfigurationRequest {
+    /// Which port.
+    pub port_id: u8,
+    /// What of its configuration space.
+    pub access: ConfigurationAccess,
+    /// What is written.
+    pub data: u32,
+}
+
+impl Payload for PpbConfigurationRequest {
+    fn write(&self, out: &mut Writer<'_>) {
+        out.put(&self.port_id);
+        out.put(&self.access);
+        out.put(&self.data);
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        Ok(Self { port_id: input.read()?, access: input.read()?, data: input.read()? })
+    }
+}
+
+/// One access to configuration space, 3 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConfigurationAccess {
+    /// Number of the register, in double words: eight bits, and four of the extended number above them.
+    pub register: u16,
+    /// Which of its four bytes.
+    pub byte_enables: u8,
+    /// True to write.
+    pub is_write: bool,
+}
+
+impl Payload for ConfigurationAccess {
+    fn write(&self, out: &mut Writer<'_>) {
+        let [low, high] = self.register.to_le_bytes();
+        out.put(&low);
+        out.put(&(high & 0xf | self.byte_enables << 4));
+        out.put(&(u8::from(self.is_write) << 7));
+    }
+
+    fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
+        let [low, middle, last]: [u8; 3] = input.read()?;
+        let register = u16::from_le_bytes([low, middle & 0xf]);
+        Ok(Self { register, byte_enables: middle >> 4, is_write: last >> 7 == 1 })
+    }
+}
+
+payload! {
+    /// What a configuration request returns.
+    pub struct ReturnData {
+        /// What was read.
+        pub data: u32;
+    }
+}
+payload! {
+    /// Get Domain Validation SV State (5104h), request.
+    pub struct GetDomainSvState {}
+}
+payload! {
+    /// Whether a secret value for domain validation is set.
+    pub struct SvState {
+        /// 0: not set; 1: set.
+        pub state: u8;
+    }
+}
+payload! {
+    /// Set Domain Validation SV (5105h), request.
+    pub struct SetDomainSv {
+        /// The secret value.
+        pub secret: [u8; 16];
+    }
+}
+payload! {
+    /// Get VCS Domain Validation SV State (5106h), request.
+    pub struct GetVcsDomainSvState {
+        /// Which virtual CXL switch.
+        pub vcs_id: u8;
+    }
+}
+payload! {
+    /// Get Domain Validation SV (5107h), request.
+    pub struct GetDomainSv {
+        /// Which virtual CXL switch.
+        pub vcs_id: u8;
+    }
+}
+payload! {
+    /// Get Domain Validation SV (5107h), response.
+    pub struct DomainSv {
+        /// The secret value.
+        pub secret: [u8; 16];
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Encoding and decoding are inverse, in every dialect, and no bytes are a surprise.
+
+use aquifer_fmapi::{
+    Category, Dialect, Header, Message, Opcode, Payload, Reader, Request, Response, ReturnCode, Writer,
+};
+use proptest::prelude::*;
+
+fn written(dialect: &Dialect, write: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+    let mut out = Writer::new(dialect);
+    write(&mut out);
+    out.bytes
+}
+
+/// Bytes that often are a payload: counts are small more often than not.
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    let byte = prop_oneof![3 => 0u8..4, 1 => any::<u8>()];
+    prop_oneof![
+        proptest::collection::vec(byte.clone(), 0..48),
+        // The fixed lengths of the longer payloads.
+        prop_oneof![Just(72usize), Just(73), Just(84), Just(340), Just(160), Just(64)]
+            .prop_flat_map(move |length| proptest::collection::vec(byte.clone(), length)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_decoded_is_written_and_decoded_to_the_same(
+        opcode in 0..Opcode::ALL.len(), asked in payload(), told in payload(), dialect in 0usize..5,
+    ) {
+        let (opcode, dialect) = (Opcode::ALL[opcode], &Dialect::ALL[dialect]);
+        if let Ok(request) = Request::decode(opcode, &asked, dialect) {
+            let bytes = written(dialect, |out| request.write(out));
+            prop_assert_eq!(Request::decode(opcode, &bytes, dialect), Ok(request.clone()));
+            if let Ok(response) = Response::decode(&request, &told, dialect) {
+                let bytes = written(dialect, |out| response.write(out));
+                prop_assert_eq!(Response::decode(&request, &bytes, dialect), Ok(response));
+            }
+        }
+    }
+
+    #[test]
+    fn headers_are_inverse_in_every_dialect(
+        is_response: bool, tag: u8, opcode: u16, payload_bytes in 0u32..1 << 21, is_background: bool, code: u16,
+        vendor_status: u16,
+    ) {
+        let category = if is_response { Category::Response } else { Category::Request };
+        let return_code = ReturnCode(code);
+        let opcode = Opcode(opcode);
+        let header = Header { category, tag, opcode, payload_bytes, is_background, return_code, vendor_status };
+        for dialect in &Dialect::ALL {
+            let bytes = written(dialect, |out| header.write(out));
+            prop_assert_eq!(bytes.len(), 12);
+            prop_assert_eq!(Header::read(&mut Reader::new(&bytes, dialect)), Ok(header));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_refused(
+        bytes in proptest::collection::vec(any::<u8>(), 0..64), dialect in 0usize..5,
+    ) {
+        let dialect = &Dialect::ALL[dialect];
+        if let Ok(message) = Message::decode(&bytes, dialect) {
+            prop_assert_eq!(Message::decode(&message.encode(dialect), dialect), Ok(message));
+        }
+    }
+}
+
+#[test]
+fn counts_that_lie_take_no_room() {
+    // Four thousand million extents, of which there is none.
+    let mut asked = vec![0; 32];
+    asked[28..].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD).is_err());
+}
