@@ -31,7 +31,8 @@ const LISTEN: &str = "127.0.0.1:7411";
 /// Runs until SIGTERM or SIGINT, at which it asks everything back and waits for it as long as --grace says; a second
 /// one ends it at once. A program elsewhere borrows with --tier donor:HOST:PORT,cert=FILE,key=FILE,ca=FILE; one on this
 /// machine shares the memory itself, with --tier donor:unix:PATH. What a borrower leaves is wiped before anybody else
-/// gets it; what it does not renew comes back by itself. docs/donor.md has the commands that make certificates.
+/// gets it; what it does not renew comes back by itself. Changed certificates, revocation lists and limits are read
+/// within seconds, and at SIGHUP. docs/donor.md has the commands that make certificates.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_long_help = "\
@@ -70,9 +71,16 @@ pub struct DonorArgs {
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// What the memory is taken from: anonymous, with huge pages where the kernel has some; huge, pages that the
-    /// administrator has reserved (vm.nr_hugepages); memfd, a file in memory; dax:PATH, a device that is memory, such
-    /// as /dev/dax0.0
+    /// Certificates that its authority has revoked, in PEM
+    ///
+    /// Borrowers that show one lose their connections.
+    #[arg(long = "tls-crl", value_name = "FILE")]
+    revocations: Option<PathBuf>,
+
+    /// What the memory is taken from: anonymous, huge, memfd or dax:PATH
+    ///
+    /// anonymous, with huge pages where the kernel has some; huge, pages that the administrator has reserved
+    /// (vm.nr_hugepages); memfd, a file in memory; dax:PATH, a device that is memory, such as /dev/dax0.0.
     #[arg(long, value_name = "WHAT", default_value = "anonymous", value_parser = source)]
     source: Source,
 
@@ -80,9 +88,22 @@ pub struct DonorArgs {
     #[arg(long, value_name = "NUMBER")]
     node: Option<u32>,
 
-    /// How much one borrower may have [default: all]
+    /// How much one tenant may have [default: all]
+    ///
+    /// A tenant is all programs with certificates for one name, or of one address with --security plain, or of one user
+    /// at unix:PATH.
     #[arg(long, value_name = "SIZE")]
     quota: Option<ByteSize>,
+
+    /// A file with the limits of each tenant
+    ///
+    /// One a line: NAME quota=SIZE connections=NUMBER rate=SIZE requests=NUMBER. docs/donor.md has the names.
+    #[arg(long, value_name = "FILE")]
+    tenants: Option<PathBuf>,
+
+    /// Append a line here for each lease granted, renewed, released, refused
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
 
     /// How long a borrower keeps its memory without a sign of life
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = lease)]
@@ -112,8 +133,10 @@ pub struct DonorArgs {
 /// How connections are protected.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TlsArgs {
-    /// How connections are protected; tls: both sides show certificates; plain: not at all, so that whoever reaches the
-    /// port can borrow, and whoever is on the way can read
+    /// How connections are protected
+    ///
+    /// tls: both sides show certificates; plain: not at all, so that whoever reaches the port can borrow, and whoever
+    /// is on the way can read.
     #[arg(long, value_name = "HOW", default_value = "tls", value_parser = ["tls", "plain"])]
     security: String,
 

@@ -18,6 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use aquifer_wire::Refusal;
+use rustls::pki_types::CertificateDer;
 
 use crate::settings::{Patience, Protection};
 
@@ -36,6 +37,11 @@ pub(crate) trait Channel: Debug + Send + Sync {
     /// Writes all of a header, and gives the peer these descriptors with it. Where the peer is on this machine.
     fn give(&self, _header: &[u8], _descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// What the peer has shown in its handshake, its own certificate first; `None` where there is no TLS.
+    fn certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
+        None
     }
 
     /// Whether the peer is on this machine, where the kernel says when it is gone.
@@ -59,6 +65,6 @@ pub(crate) fn local(stream: UnixStream) -> Arc<dyn Channel> {
 pub(crate) fn channel(stream: TcpStream, protection: &Protection, patience: Patience) -> Arc<dyn Channel> {
     match protection {
         Protection::Plain => Arc::new(plain::PlainChannel(stream)),
-        Protection::Tls(config) => Arc::new(tls::TlsChannel::new(stream, Arc::clone(config), patience.frame)),
+        Protection::Tls(side) => Arc::new(tls::TlsChannel::new(stream, Arc::clone(side.config()), patience.frame)),
     }
 }

@@ -14,11 +14,13 @@
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_sys::wakeup;
+use aquifer_tls::{DonorSide, tenant_name};
 use aquifer_wire::{BorrowerId, HEADER_BYTES, Header, Message, Refusal, choose_version, is_tls};
+use rustls::pki_types::CertificateDer;
 
 use crate::admission::Occupant;
 use crate::body;
@@ -27,7 +29,7 @@ use crate::listener::Seat;
 use crate::service::{Service, TOLD_AT_ONCE, TOLD_AT_RENEWAL, Visit};
 use crate::settings::Patience;
 use crate::tallies::Peer;
-use crate::tenants::TenantId;
+use crate::tenants::Tenant;
 
 /// The way out of a connection.
 #[derive(Debug)]
@@ -37,6 +39,15 @@ pub(crate) struct Outlet {
     turn: Mutex<()>,
     /// Since when nothing has been asked, in milliseconds of the donor's clock; `BUSY` while something is answered.
     idle_since_ms: AtomicU64,
+    /// From when on it is known who it is, under TLS.
+    shown: OnceLock<Shown>,
+}
+
+/// By what a borrower is known.
+#[derive(Debug)]
+struct Shown {
+    certificates: Vec<CertificateDer<'static>>,
+    tenant: String,
 }
 
 /// No time.
@@ -50,7 +61,7 @@ impl Occupant for Arc<Outlet> {
 
 impl Outlet {
     pub(crate) fn new(channel: Arc<dyn Channel>) -> Outlet {
-        Outlet { channel, turn: Mutex::new(()), idle_since_ms: AtomicU64::new(BUSY) }
+        Outlet { channel, turn: Mutex::new(()), idle_since_ms: AtomicU64::new(BUSY), shown: OnceLock::new() }
     }
 
     /// Sends one frame whole, within `patience`.
@@ -82,6 +93,12 @@ impl Outlet {
         self.channel.give(&header, descriptors)
     }
 
+    /// The tenant whose certificate is not good any more, if it is so.
+    pub(crate) fn is_revoked(&self, side: &DonorSide) -> Option<&str> {
+        let shown = self.shown.get()?;
+        side.check(&shown.certificates).err().map(|_| shown.tenant.as_str())
+    }
+
     /// Ends the connection, from whatever thread.
     pub(crate) fn shut(&self) {
         // Not under the lock: a sender that is stuck has it.
@@ -97,8 +114,12 @@ pub(crate) struct Connection<'a> {
     seat: &'a Seat,
     peer: Peer,
     patience: Patience,
+    /// From the greeting on.
+    tenant: Option<Arc<Tenant>>,
     /// Bodies; grows to the longest one that came or went, 2 MiB at most, until nothing comes for a while.
     body: Vec<u8>,
+    /// What is reserved for it.
+    reserved: u64,
     told: Told,
 }
 
@@ -112,7 +133,7 @@ struct Told {
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
-        body::put_away(&mut self.body);
+        self.put_body_away();
     }
 }
 
@@ -124,13 +145,24 @@ impl<'a> Connection<'a> {
     pub(crate) fn new(seat: &'a Seat, outlet: &'a Outlet, peer: Peer) -> Self {
         let told = Told { order: 0, from: None };
         let (service, patience) = (&seat.shared().service, seat.shared().settings.patience);
-        Self { service, channel: &*outlet.channel, outlet, seat, peer, patience, body: Vec::new(), told }
+        Self {
+            service,
+            channel: &*outlet.channel,
+            outlet,
+            seat,
+            peer,
+            patience,
+            tenant: None,
+            body: Vec::new(),
+            reserved: 0,
+            told,
+        }
     }
 
     /// Serves until the borrower ends the connection, or something is wrong with it.
     pub(crate) fn serve(mut self) {
         if let Err(refusal) = self.converse() {
-            self.service.tallies.refuse(self.peer, refusal);
+            self.service.refuse(self.tenant.as_deref(), self.peer, refusal);
             if is_understood(refusal) {
                 let _ = self.outlet.send(0, Message::Error { refusal }, &[], self.patience.frame);
             }
@@ -151,15 +183,16 @@ impl<'a> Connection<'a> {
                 return Err(Refusal::Replayed);
             }
             expected = expected.wrapping_add(1);
+            self.make_ready(&header)?;
             self.read_body(&header)?;
             if self.service.takes_back(who) {
-                self.service.tallies.refuse(self.peer, Refusal::OutsideLease);
+                self.service.refuse(Some(&visit.tenant), self.peer, Refusal::OutsideLease);
             }
-            let answer = match self.service.answer(who, header.message, &mut self.body, self.seat.shared().count()) {
+            let answer = match self.service.answer(&visit, header.message, &mut self.body, self.seat.shared().count()) {
                 Ok(answer) => answer,
                 Err(refusal) if refusal.ends_connection() => return Err(refusal),
                 Err(refusal) => {
-                    self.service.tallies.refuse(self.peer, refusal);
+                    self.service.refuse(Some(&visit.tenant), self.peer, refusal);
                     Message::Error { refusal }
                 }
             };
@@ -170,6 +203,9 @@ impl<'a> Connection<'a> {
             if let Err(error) = sent {
                 let took_too_long = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
                 return if took_too_long { Err(Refusal::Slow) } else { Ok(()) };
+            }
+            if self.reserved > 0 && self.service.bodies().is_scarce(&visit.tenant) {
+                self.put_body_away();
             }
         }
         Ok(())
@@ -193,22 +229,78 @@ impl<'a> Connection<'a> {
         let Message::Hello { oldest, newest, borrower } = header.message else { return Err(Refusal::NoHello) };
         let version = choose_version(oldest, newest)?;
         let Ok(first_request) = aquifer_sys::raw::random() else { return Ok(None) };
+        let tenant = self.know()?;
         // Its end would end a borrower on this machine, or what reaches past the donor.
         let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
-        self.seat.promote(TenantId(0), usize::MAX, is_pinned)?;
+        let connections_most = tenant.limits().connections.unwrap_or(usize::MAX);
+        self.seat.promote(tenant.id, connections_most, is_pinned)?;
+        if self.seat.shared().is_revoked(self.outlet) {
+            // Since its handshake.
+            return Ok(None);
+        }
         let welcome = Message::Welcome {
             version,
             lease_ms: self.service.lease_ms(),
             instance: self.service.instance,
             first_request,
-            lendable_bytes: self.service.lendable_bytes(),
+            lendable_bytes: self.service.lendable_bytes(&tenant),
         };
-        let visit = self.service.enter(borrower)?;
+        let visit = self.service.enter(tenant, self.peer, borrower)?;
         let sent = match visit.descriptors() {
             Some(descriptors) => self.outlet.give(welcome, descriptors),
             None => self.outlet.send(header.request, welcome, &[], self.patience.frame),
         };
         Ok(sent.is_ok().then_some((visit, first_request)))
+    }
+
+    /// Which tenant the borrower is.
+    fn know(&mut self) -> Result<Arc<Tenant>, Refusal> {
+        let name = match self.channel.certificates() {
+            None => self.peer.tenant(),
+            Some(certificates) => {
+                let own = certificates.first().ok_or(Refusal::NoCertificate)?;
+                let name = tenant_name(own).ok_or_else(|| {
+                    self.service.tallies.say(&format!(
+                        "the certificate that {} shows has no name for a tenant; give it a subject alternative name \
+                         (URI, DNS or email), or a common name",
+                        self.peer
+                    ));
+                    Refusal::OtherUser
+                })?;
+                let _ = self.outlet.shown.set(Shown { certificates, tenant: name.clone() });
+                name
+            }
+        };
+        let tenant = self.service.meet(&name);
+        self.tenant = Some(Arc::clone(&tenant));
+        Ok(tenant)
+    }
+
+    /// Has room for a request's body and its answer's, and keeps the tenant to its rates.
+    fn make_ready(&mut self, header: &Header) -> Result<(), Refusal> {
+        let Some(tenant) = self.tenant.as_deref() else { return Err(Refusal::NoHello) };
+        let bytes = match header.message {
+            Message::Read { bytes, .. } => bytes,
+            _ => u64::from(header.body_bytes),
+        };
+        if bytes > self.reserved {
+            if !self.service.bodies().reserve(tenant, bytes - self.reserved) {
+                return Err(Refusal::TooManyConnections);
+            }
+            self.reserved = bytes;
+        }
+        let wait_ms = tenant.wait_ms(self.seat.shared().now_ms(), bytes);
+        if wait_ms > 0 {
+            std::thread::sleep(Duration::from_millis(wait_ms));
+        }
+        Ok(())
+    }
+
+    fn put_body_away(&mut self) {
+        body::put_away(&mut self.body);
+        if let Some(tenant) = &self.tenant {
+            self.service.bodies().give_back(tenant, std::mem::take(&mut self.reserved));
+        }
     }
 
     /// The next request's header, for which the connection waits as one that could make room for another.
@@ -233,7 +325,7 @@ impl<'a> Connection<'a> {
                 Err(error) if error.kind() == ErrorKind::InvalidData => return Err(Refusal::RecordDamaged),
                 Err(error) if !is_late(&error) => return Ok(None),
                 Err(_) if !has_begun && may_idle => {
-                    body::put_away(&mut self.body);
+                    self.put_body_away();
                     // Who is silent on a network may be gone; on this machine, the kernel would say so.
                     if !wakeup::readable(self.channel.socket(), self.patience.idle) && !self.channel.is_local() {
                         return Ok(None);

@@ -16,6 +16,7 @@ use aquifer_wire::{EVERY_BYTE, Standing};
 use crate::control::Control;
 use crate::entrance::Entrance;
 use crate::listener::{self, Shared};
+use crate::reload;
 use crate::service::Service;
 use crate::settings::{Address, Settings, StartFailure};
 
@@ -44,7 +45,7 @@ impl Observer {
 impl Donor {
     /// Maps the memory, listens, and lends. `log` gets one line at a time, from any thread.
     pub fn start(settings: Settings, log: Box<dyn Fn(&str) + Send + Sync>) -> Result<Donor, StartFailure> {
-        let protection = settings.security.protection()?;
+        let protection = settings.security.protection(settings.revocations.as_deref())?;
         let control = settings.control.as_deref().map(Control::listen).transpose()?.map(Arc::new);
         let service = Service::new(&settings, log)?;
         let listen = |error| StartFailure::Listen(settings.listen.clone(), error);
@@ -52,13 +53,14 @@ impl Donor {
         let address = entrance.address().map_err(listen)?;
         let bell = Wakeup::new().map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
         let shared = Arc::new(Shared::new(service, settings, protection, bell));
-        let (accepting, keeping) = (Arc::clone(&shared), Arc::clone(&shared));
+        let [accepting, keeping, watching] = [&shared, &shared, &shared].map(Arc::clone);
         let mut threads = vec![
             start_thread("donor-accept", move || listener::run(&accepting, &entrance))?,
             start_thread("donor-keeper", move || {
                 keeping.service.keep(|| keeping.is_over.load(Ordering::Acquire));
             })?,
         ];
+        threads.push(start_thread("donor-watch", move || reload::run(&watching))?);
         if let Some(control) = control.clone() {
             let shared = Arc::clone(&shared);
             threads.push(start_thread("donor-control", move || control.run(&shared))?);
@@ -102,6 +104,12 @@ impl Donor {
         Observer(Arc::clone(&self.shared))
     }
 
+    /// Reads certificates, revocation lists and tenants' limits again, soon; and goes on in a new file of audit lines.
+    /// It does so by itself when one of the files changes.
+    pub fn reload(&self) {
+        self.shared.watch.ask();
+    }
+
     /// What borrowers have.
     pub fn lent_bytes(&self) -> u64 {
         self.shared.service.lent_bytes()
@@ -131,6 +139,7 @@ impl Donor {
         service.reclaim(EVERY_BYTE, Duration::ZERO);
         self.shared.is_over.store(true, Ordering::Release);
         self.shared.bell.ring();
+        self.shared.watch.ask();
         service.ring_keeper();
         if let Some(control) = &self.control {
             control.bell.ring();

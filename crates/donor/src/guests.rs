@@ -78,10 +78,13 @@ impl<D, P, W> Guests<D, P, W> {
         self.guests.entry(who).or_default().connections += 1;
     }
 
-    /// A connection has ended. Returns what nobody needs any more.
-    pub(crate) fn leave(&mut self, who: BorrowerId) -> Option<Guest<D, P>> {
-        self.guests.get_mut(&who)?.connections -= 1;
-        self.take_idle(who)
+    /// A connection has ended. Returns what ends with it: with the last one the queue pairs do, so that nobody reaches
+    /// in past a donor that does not know it any more. Windows stay for one who comes back, while their leases last.
+    pub(crate) fn leave(&mut self, who: BorrowerId) -> (Vec<P>, Option<Guest<D, P>>) {
+        let Some(guest) = self.guests.get_mut(&who) else { return (Vec::new(), None) };
+        guest.connections -= 1;
+        let pairs = if guest.connections == 0 { std::mem::take(&mut guest.pairs) } else { BTreeMap::new() };
+        (pairs.into_values().collect(), self.take_idle(who))
     }
 
     fn take_idle(&mut self, who: BorrowerId) -> Option<Guest<D, P>> {
@@ -113,7 +116,7 @@ impl<D, P, W> Guests<D, P, W> {
     /// Keeps a queue pair, and returns the one that was kept meanwhile. It comes back itself where its borrower has
     /// gone, has as many as it may by now, or has another domain.
     pub(crate) fn keep(&mut self, who: BorrowerId, lane: u32, domain: &Arc<D>, pair: P) -> Result<Option<P>, P> {
-        let Some(guest) = self.guests.get_mut(&who) else { return Err(pair) };
+        let Some(guest) = self.guests.get_mut(&who).filter(|guest| guest.connections > 0) else { return Err(pair) };
         let is_its_domain = guest.domain.as_ref().is_some_and(|own| Arc::ptr_eq(own, domain));
         if !is_its_domain || (guest.pairs.len() >= PAIRS_MOST && !guest.pairs.contains_key(&lane)) {
             return Err(pair);
@@ -246,7 +249,10 @@ mod tests {
     #[test]
     fn a_borrower_stays_until_its_connections_and_windows_are_gone() {
         let mut books = books();
-        assert!(books.leave(WHO).is_none());
+        let (pairs, gone) = books.leave(WHO);
+        assert!(pairs == [70] && gone.is_none(), "it reaches nothing without a connection, and its windows stay");
+        let its = domain(&mut books, WHO);
+        assert_eq!(books.keep(WHO, 7, &its, 71), Err(71), "nor does one that was being made meanwhile");
         for slab in [3, 4] {
             assert!(books.take_before(slab, 11).is_some());
             assert_eq!(books.closed(WHO).is_some(), slab == 4);

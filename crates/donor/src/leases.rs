@@ -9,7 +9,7 @@
 //!
 //! - No slab has two holders.
 //! - Nothing is granted that has not been wiped since its last holder.
-//! - A borrower has no more slabs than its quota.
+//! - A tenant's borrowers together have no more slabs than its quota.
 //! - A token passes only while it is the last one that was given for its slab.
 //! - What the donor has taken back is never granted again.
 //!
@@ -22,6 +22,8 @@ pub use reclaim::Leaving;
 use std::collections::{BTreeMap, VecDeque};
 
 use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
+
+use crate::tenants::TenantId;
 
 /// Slabs of one donor at most: 32 TiB. Borrowers keep a slab's number and its token in one word.
 pub const SLABS_MOST: u32 = 1 << 24;
@@ -57,6 +59,7 @@ struct Slab {
 
 #[derive(Debug)]
 struct Borrower {
+    tenant: TenantId,
     /// Which slab each of its ranges has.
     ranges: BTreeMap<u64, u32>,
     /// Which of these are asked back, and by when: they end then, whatever it does.
@@ -70,6 +73,15 @@ impl Borrower {
     fn end_ms(&self) -> u64 {
         self.leaving.values().min().map_or(self.expires_at_ms, |end| self.expires_at_ms.min(*end))
     }
+}
+
+/// On whose account a slab is granted, and how many may be on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Of which tenant the borrower is.
+    pub tenant: TenantId,
+    /// How many slabs its borrowers may have together.
+    pub quota_slabs: u32,
 }
 
 /// What was granted.
@@ -124,7 +136,8 @@ pub struct LeaseTable {
     /// Slabs that came back, the first one in front.
     unwiped: VecDeque<u32>,
     borrowers: BTreeMap<BorrowerId, Borrower>,
-    quota_slabs: u32,
+    /// How many slabs each tenant's borrowers have; none that have none.
+    held: BTreeMap<TenantId, u32>,
     lease_ms: u64,
     last_token: u64,
     leased: u32,
@@ -137,19 +150,18 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// A table of `slabs` slabs, none of them lent. A borrower gets `quota_slabs` at most, and its leases last
-    /// `lease_ms` from each sign of life on.
+    /// A table of `slabs` slabs, none of them lent. Leases last `lease_ms` from each sign of life of their borrower on.
     ///
     /// # Panics
     /// With more than [`SLABS_MOST`] slabs.
-    pub fn new(slabs: u32, quota_slabs: u32, lease_ms: u64) -> LeaseTable {
+    pub fn new(slabs: u32, lease_ms: u64) -> LeaseTable {
         assert!(slabs <= SLABS_MOST, "a donor has {SLABS_MOST} slabs at most");
         LeaseTable {
             slabs: vec![Slab { state: State::Free, token: 0, accesses: 0 }; slabs as usize],
             free: (0..slabs).rev().collect(),
             unwiped: VecDeque::new(),
             borrowers: BTreeMap::new(),
-            quota_slabs,
+            held: BTreeMap::new(),
             lease_ms,
             last_token: 0,
             leased: 0,
@@ -160,18 +172,17 @@ impl LeaseTable {
         }
     }
 
-    /// Gives a slab for a range of a borrower's tier; for one that it has, a new token for the same slab.
-    pub fn grant(&mut self, now_ms: u64, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
+    /// Gives a slab for a range of a borrower's tier; for one that it has, a new token for the same slab. A borrower is
+    /// always of the same tenant.
+    pub fn grant(&mut self, now_ms: u64, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
         self.expire(now_ms);
         let held = self.borrowers.get(&who);
         let slab = match held.and_then(|borrower| borrower.ranges.get(&range)) {
             // An access with the old token is still under way; it would land after the new token is known.
             Some(slab) if self.slabs[*slab as usize].accesses > 0 => return Err(Refusal::Busy),
             Some(slab) => *slab,
-            None if held.map_or(0, |borrower| borrower.ranges.len()) >= self.quota_slabs as usize => {
-                return Err(Refusal::Quota);
-            }
-            None => self.take_free(who, range)?,
+            None if self.held(account.tenant) >= account.quota_slabs => return Err(Refusal::Quota),
+            None => self.take_free(account.tenant, who, range)?,
         };
         self.last_token += 1;
         self.slabs[slab as usize].token = self.last_token;
@@ -180,7 +191,7 @@ impl LeaseTable {
         Ok(Granted { slab, token: self.last_token, expires_in_ms: self.expires_in_ms(now_ms, who) })
     }
 
-    fn take_free(&mut self, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
+    fn take_free(&mut self, tenant: TenantId, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
         let nothing = if self.is_draining() { Refusal::Ending } else { Refusal::Full };
         let slab = self.free.pop().ok_or(nothing)?;
         let place = &mut self.slabs[slab as usize];
@@ -188,7 +199,8 @@ impl LeaseTable {
         assert_eq!(place.accesses, 0, "nobody touches what is free");
         place.state = State::Leased { holder: who, range };
         self.leased += 1;
-        let new = || Borrower { ranges: BTreeMap::new(), leaving: BTreeMap::new(), expires_at_ms: 0 };
+        *self.held.entry(tenant).or_default() += 1;
+        let new = || Borrower { tenant, ranges: BTreeMap::new(), leaving: BTreeMap::new(), expires_at_ms: 0 };
         self.borrowers.entry(who).or_insert_with(new).ranges.insert(range, slab);
         Ok(slab)
     }
@@ -239,10 +251,11 @@ impl LeaseTable {
         let borrower = self.borrowers.get_mut(&who).expect("who holds a slab is known");
         let slab = borrower.ranges.remove(&range).expect("a lease is for a range");
         borrower.leaving.remove(&range);
+        let tenant = borrower.tenant;
         if borrower.ranges.is_empty() {
             self.borrowers.remove(&who);
         }
-        self.came_back(slab);
+        self.came_back(tenant, slab);
         slab
     }
 
@@ -263,11 +276,16 @@ impl LeaseTable {
 
     fn end_every(&mut self, who: BorrowerId) -> u64 {
         let Some(borrower) = self.borrowers.remove(&who) else { return 0 };
-        borrower.ranges.values().for_each(|slab| self.came_back(*slab));
+        borrower.ranges.values().for_each(|slab| self.came_back(borrower.tenant, *slab));
         borrower.ranges.len() as u64
     }
 
-    fn came_back(&mut self, slab: u32) {
+    fn came_back(&mut self, tenant: TenantId, slab: u32) {
+        let held = self.held.get_mut(&tenant).expect("who holds a slab is counted");
+        *held -= 1;
+        if *held == 0 {
+            self.held.remove(&tenant);
+        }
         self.slabs[slab as usize].state = State::Unwiped;
         self.leased -= 1;
         self.unwiped.push_back(slab);
@@ -363,9 +381,14 @@ impl LeaseTable {
         self.borrowers.len()
     }
 
-    /// How many slabs a borrower may have.
-    pub fn quota_slabs(&self) -> u32 {
-        self.quota_slabs.min(self.slabs() - self.reclaimed - self.wanted)
+    /// How many slabs a tenant's borrowers have.
+    pub fn held(&self, tenant: TenantId) -> u32 {
+        self.held.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// How many slabs there are to be lent, now or later.
+    pub fn lendable(&self) -> u32 {
+        self.slabs() - self.reclaimed - self.wanted
     }
 
     /// How long leases last.

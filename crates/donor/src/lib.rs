@@ -24,6 +24,8 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod audit;
+mod bodies;
 mod body;
 mod channel;
 mod connection;
@@ -38,7 +40,9 @@ mod lent_files;
 mod listener;
 mod memory;
 mod one_sided;
+mod pace;
 mod prometheus;
+mod reload;
 mod service;
 mod settings;
 mod status;
@@ -53,3 +57,4 @@ pub use memory::Source;
 pub use prometheus::to_prometheus;
 pub use settings::{Address, CONNECTIONS_MOST, DeviceChoice, LEASE, Patience, Security, Settings, StartFailure};
 pub use status::{StatusFailure, local_status, status};
+pub use tenants::{Limits, TenantId, TenantLimits};

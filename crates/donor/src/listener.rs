@@ -7,7 +7,7 @@
 //! answers. There is no queue of requests between the two that a demand read would have to wait in.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use aquifer_wire::{Figure, Message, Refusal};
 use crate::admission::{Admission, Admitted, Number};
 use crate::connection::{Connection, Outlet};
 use crate::entrance::{Entrance, Visitor};
+use crate::reload::Watch;
 use crate::service::Service;
 use crate::settings::{Protection, Settings};
 use crate::tenants::TenantId;
@@ -34,7 +35,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub(crate) struct Shared {
     pub(crate) service: Service,
     pub(crate) settings: Settings,
-    pub(crate) protection: Protection,
+    /// What new connections are protected by.
+    protection: RwLock<Protection>,
+    pub(crate) watch: Watch,
     pub(crate) bell: Wakeup,
     pub(crate) is_over: AtomicBool,
     started: Instant,
@@ -46,7 +49,8 @@ impl Shared {
         let spare_after_ms = milliseconds(settings.patience.spare);
         let admission = Mutex::new(Admission::new(settings.connections_most, spare_after_ms));
         let (is_over, started) = (AtomicBool::new(false), Instant::now());
-        Shared { service, settings, protection, bell, is_over, started, admission }
+        let (protection, watch) = (RwLock::new(protection), Watch::default());
+        Shared { service, settings, protection, watch, bell, is_over, started, admission }
     }
 
     fn admission(&self) -> MutexGuard<'_, Admission<Arc<Outlet>>> {
@@ -56,6 +60,39 @@ impl Shared {
     /// The donor's clock.
     pub(crate) fn now_ms(&self) -> u64 {
         milliseconds(self.started.elapsed())
+    }
+
+    fn protection(&self) -> Protection {
+        self.protection.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// New connections are protected so from now on, and those end whose certificates are not good by it.
+    pub(crate) fn protect(&self, protection: Protection) {
+        *self.protection.write().unwrap_or_else(PoisonError::into_inner) = protection.clone();
+        let Protection::Tls(side) = protection else { return };
+        // Whoever is promoted later looks itself.
+        let all: Vec<Arc<Outlet>> = self.admission().all().cloned().collect();
+        for outlet in all {
+            if let Some(tenant) = outlet.is_revoked(&side) {
+                self.end_revoked(tenant);
+                outlet.shut();
+            }
+        }
+    }
+
+    fn end_revoked(&self, tenant: &str) {
+        self.service.note(format_args!("event=ended tenant={tenant} reason=certificate_not_good"));
+        self.service.tallies.say(&format!("ended a connection of {tenant}, whose certificate is not good any more"));
+    }
+
+    /// Whether a connection's certificate is not good any more.
+    pub(crate) fn is_revoked(&self, outlet: &Outlet) -> bool {
+        let Protection::Tls(side) = self.protection() else { return false };
+        let tenant = outlet.is_revoked(&side);
+        if let Some(tenant) = tenant {
+            self.end_revoked(tenant);
+        }
+        tenant.is_some()
     }
 
     /// Connections that are open.
@@ -147,10 +184,10 @@ pub(crate) fn run(shared: &Arc<Shared>, entrance: &Entrance) {
 fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
     let patience = shared.settings.patience;
     let (peer, checked) = (visitor.peer(), visitor.check());
-    let outlet = Arc::new(Outlet::new(visitor.channel(&shared.protection, patience)?));
+    let outlet = Arc::new(Outlet::new(visitor.channel(&shared.protection(), patience)?));
     shared.service.tallies.add(Figure::ConnectionsTotal, 1);
     if let Err(refusal) = checked {
-        shared.service.tallies.refuse(peer, refusal);
+        shared.service.refuse(None, peer, refusal);
         // It fits into any socket's buffer, so this does not wait for the peer.
         return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
     }
@@ -160,7 +197,7 @@ fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
     let admitted = shared.admission().enter(now_ms, peer, deadline_ms, Arc::clone(&outlet));
     let Some(Admitted { number, displaced }) = admitted else {
         // Without a word: whoever comes so often gets none of our time.
-        shared.service.tallies.refuse(peer, Refusal::TooManyConnections);
+        shared.service.refuse(None, peer, Refusal::TooManyConnections);
         return Ok(());
     };
     if let Some(displaced) = displaced {

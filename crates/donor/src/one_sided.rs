@@ -72,7 +72,9 @@ impl OneSided {
 
     /// A connection has ended.
     pub(crate) fn leave(&self, who: BorrowerId) {
-        let gone = self.books().leave(who);
+        let (pairs, gone) = self.books().leave(who);
+        // Queue pairs before the domain of which they are, and both without the lock.
+        drop(pairs);
         drop(gone);
     }
 

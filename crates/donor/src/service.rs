@@ -9,7 +9,10 @@
 //!
 //! Threads: any connection's, and the keeper, which ends leases when their time comes.
 
+use std::fmt::{self, Arguments};
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,14 +20,17 @@ use std::time::{Duration, Instant};
 use aquifer_sys::verbs::{Port, VerbsFailure};
 use aquifer_wire::{BorrowerId, EVERY_LEASE, Figure, Message, PairEnd, Refusal, SLAB_BYTES, Standing};
 
+use crate::audit::Audit;
+use crate::bodies::BodyBudget;
 use crate::body;
-use crate::leases::{Access, Claim, LeaseTable, Leaving};
+use crate::leases::{Access, Account, Claim, LeaseTable, Leaving};
 use crate::lent_file::LentFile;
 use crate::lent_files::LentFiles;
 use crate::memory::Slabs;
 use crate::one_sided::{self, OneSided};
 use crate::settings::{Settings, StartFailure};
-use crate::tallies::{Log, Tallies};
+use crate::tallies::{Log, Peer, Tallies};
+use crate::tenants::{Tenant, TenantLimits, Tenants};
 
 /// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
 const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
@@ -43,6 +49,10 @@ pub(crate) struct Service {
     /// What borrowers reach without us. Before the memory, of which it is.
     one_sided: Option<OneSided>,
     slabs: Slabs,
+    tenants: Tenants,
+    audit: Option<Audit>,
+    /// Keys of `own_name`.
+    names: RandomState,
     pub(crate) tallies: Tallies,
     started: Instant,
     /// Random: which run of the donor this is.
@@ -53,6 +63,10 @@ pub(crate) struct Service {
 /// A borrower's connection, from its greeting to its end.
 pub(crate) struct Visit<'a> {
     service: &'a Service,
+    pub(crate) tenant: Arc<Tenant>,
+    peer: Peer,
+    /// What it calls itself, and what it is called here.
+    called: BorrowerId,
     who: BorrowerId,
     /// What it shares with the donor.
     file: Option<Arc<LentFile>>,
@@ -69,13 +83,20 @@ impl Visit<'_> {
     }
 }
 
+impl fmt::Display for Visit<'_> {
+    /// The words of an audit line that say who it is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tenant={} peer={} borrower={:032x}", self.tenant.name, self.peer.word(), self.called.0)
+    }
+}
+
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         if let Some(one_sided) = &self.service.one_sided {
             one_sided.leave(self.who);
         }
         if self.service.slabs.shared().is_some_and(|files| files.leave(self.who)) {
-            let _ = self.service.release(self.who, EVERY_LEASE, 0);
+            let _ = self.service.release(self, EVERY_LEASE, 0);
         }
     }
 }
@@ -86,6 +107,9 @@ impl Service {
         let lease_ms = u64::try_from(settings.lease.as_millis()).unwrap_or(u64::MAX).clamp(1, u64::from(u32::MAX));
         let instance = aquifer_sys::raw::random()
             .map_err(|errno| StartFailure::System(std::io::Error::from_raw_os_error(errno.0)))?;
+        let bodies = BodyBudget::new(settings.body_bytes_most, settings.body_bytes_most / 2);
+        let open = |path: &PathBuf| Audit::open(path.clone()).map_err(|error| StartFailure::Audit(path.clone(), error));
+        let audit = settings.audit.as_ref().map(open).transpose()?;
         let memory = Slabs::new(settings, slabs)?;
         let one_sided = match (&settings.rdma, memory.mapped()) {
             (Some(choice), Some(mapped)) => {
@@ -95,11 +119,14 @@ impl Service {
             _ => None,
         };
         Ok(Service {
-            table: Mutex::new(LeaseTable::new(slabs, settings.quota_slabs(), lease_ms)),
+            table: Mutex::new(LeaseTable::new(slabs, lease_ms)),
             keeper: Condvar::new(),
             orders: AtomicU64::new(0),
             one_sided,
             slabs: memory,
+            tenants: Tenants::new(settings.limits()?, bodies),
+            audit,
+            names: RandomState::new(),
             tallies: Tallies::new(log),
             started: Instant::now(),
             instance,
@@ -119,8 +146,63 @@ impl Service {
         u32::try_from(self.lease_ms).expect("it was clamped")
     }
 
-    pub(crate) fn lendable_bytes(&self) -> u64 {
-        u64::from(self.table().quota_slabs()) * SLAB_BYTES
+    /// What a tenant may have at most.
+    pub(crate) fn lendable_bytes(&self, tenant: &Tenant) -> u64 {
+        u64::from(self.table().lendable().min(tenant.limits().quota_slabs())) * SLAB_BYTES
+    }
+
+    /// The tenant of this name.
+    pub(crate) fn meet(&self, name: &str) -> Arc<Tenant> {
+        self.tenants.meet(name, |tenant| self.table().held(tenant) > 0)
+    }
+
+    /// Memory of bodies' buffers.
+    pub(crate) fn bodies(&self) -> &BodyBudget {
+        &self.tenants.bodies
+    }
+
+    pub(crate) fn set_limits(&self, limits: TenantLimits) {
+        self.tenants.set_limits(limits);
+    }
+
+    /// Goes on in a new file of audit lines.
+    pub(crate) fn reopen_audit(&self) {
+        if let Some(Err(error)) = self.audit.as_ref().map(Audit::reopen) {
+            self.tallies.say(&format!("the file of audit lines stays as it is: {error}"));
+        }
+    }
+
+    /// One audit line about a tenant.
+    pub(crate) fn note(&self, words: Arguments<'_>) {
+        if let Some(Err(told)) = self.audit.as_ref().map(|audit| audit.note(words)) {
+            self.tallies.say(&told);
+        }
+    }
+
+    /// Counts a refusal, says so, and notes it for the audit.
+    pub(crate) fn refuse(&self, tenant: Option<&Tenant>, peer: Peer, refusal: Refusal) {
+        self.tallies.refuse(peer, refusal);
+        let reason = refusal.word();
+        let noted = match (&self.audit, tenant) {
+            (None, _) => Ok(()),
+            (Some(audit), Some(tenant)) => {
+                let (name, at) = (&tenant.name, peer.word());
+                audit.note(format_args!("event=refused tenant={name} peer={at} reason={reason}"))
+            }
+            (Some(audit), None) => {
+                audit.note_stranger(format_args!("event=refused peer={} reason={reason}", peer.word()))
+            }
+        };
+        if let Err(told) = noted {
+            self.tallies.say(&told);
+        }
+    }
+
+    /// What a borrower is called here: the same for no two tenants, whatever number they choose. Its lower half is its
+    /// own, and its upper half, the tree, that of all borrowers of the tenant which have the same one.
+    fn own_name(&self, tenant: &str, called: BorrowerId) -> BorrowerId {
+        let tree = self.names.hash_one((tenant, called.tree()));
+        BorrowerId(u128::from(tree) << 64 | called.0 & u128::from(u64::MAX))
     }
 
     pub(crate) fn lent_bytes(&self) -> u64 {
@@ -137,15 +219,16 @@ impl Service {
     }
 
     /// A borrower has said who it is.
-    pub(crate) fn enter(&self, who: BorrowerId) -> Result<Visit<'_>, Refusal> {
+    pub(crate) fn enter(&self, tenant: Arc<Tenant>, peer: Peer, called: BorrowerId) -> Result<Visit<'_>, Refusal> {
+        let who = self.own_name(&tenant.name, called);
         let file = self.slabs.shared().map(|files| files.enter(who)).transpose().map_err(|error| {
             self.tallies.say(&format!("no file in memory for a borrower: {error}; raise the limit of open files"));
-            Refusal::Full
+            Refusal::TooManyConnections
         })?;
         if let Some(one_sided) = &self.one_sided {
             one_sided.enter(who);
         }
-        Ok(Visit { service: self, who, file })
+        Ok(Visit { service: self, tenant, peer, called, who, file })
     }
 
     /// Takes away what a borrower has stored where it has no slab. Returns whether there was anything.
@@ -156,18 +239,20 @@ impl Service {
     /// Carries one request out. `body` has what came with it, and receives what goes with the answer.
     pub(crate) fn answer(
         &self,
-        who: BorrowerId,
+        visit: &Visit<'_>,
         message: Message,
         body: &mut Vec<u8>,
         connections: usize,
     ) -> Result<Message, Refusal> {
+        let who = visit.who;
         match message {
-            Message::Grant { range } => self.grant(who, range),
+            Message::Grant { range } => self.grant(visit, range),
             Message::Renew => {
                 let (leases, expires_in_ms) = self.table().renew(self.now_ms(), who);
+                self.note(format_args!("event=renewed {visit} slabs={leases}"));
                 Ok(Message::Renewed { leases, expires_in_ms })
             }
-            Message::Release { lease, token } => self.release(who, lease, token),
+            Message::Release { lease, token } => self.release(visit, lease, token),
             Message::Read { lease, token, offset, bytes } => {
                 // Who shares the memory reads it without us.
                 let memory = self.slabs.mapped().ok_or(Refusal::UnknownKind)?;
@@ -212,20 +297,23 @@ impl Service {
         }
     }
 
-    fn grant(&self, who: BorrowerId, range: u64) -> Result<Message, Refusal> {
+    fn grant(&self, visit: &Visit<'_>, range: u64) -> Result<Message, Refusal> {
         let Some(offset) = range.checked_mul(SLAB_BYTES) else { return Err(Refusal::OutsideLease) };
         // What has just come back may be what is needed.
         self.wipe_all();
         let mut table = self.table();
-        let granted = table.grant(self.now_ms(), who, range)?;
+        let who = visit.who;
+        let account = Account { tenant: visit.tenant.id, quota_slabs: visit.tenant.limits().quota_slabs() };
+        let granted = table.grant(self.now_ms(), account, who, range)?;
         drop(table);
         self.keeper.notify_all();
         let (lease, token) = (u64::from(granted.slab), granted.token);
         // What was sent with the token before is refused when the new one is known.
         self.shut_out(|one_sided| one_sided.close_before(granted.slab, token));
         if let Some(files) = self.slabs.shared() {
-            self.provide(files, who, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
+            self.provide(files, visit, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
         }
+        self.note(format_args!("event=leased {visit} slab={lease} range={range}"));
         self.tallies.add(Figure::GrantsTotal, 1);
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
     }
@@ -277,23 +365,24 @@ impl Service {
     }
 
     /// Puts a slab that was granted into its borrower's file, as an access to all of it: it is not wiped meanwhile.
-    fn provide(&self, files: &LentFiles, who: BorrowerId, claim: Claim) -> Result<(), Refusal> {
-        let access = self.begin(who, claim)?;
-        let provided = files.provide(who, access.slab, claim.token);
+    fn provide(&self, files: &LentFiles, visit: &Visit<'_>, claim: Claim) -> Result<(), Refusal> {
+        let access = self.begin(visit.who, claim)?;
+        let provided = files.provide(visit.who, access.slab, claim.token);
         self.end(access);
         provided.map_err(|(had_it, error)| {
             self.tallies.say(&format!("no memory for a slab: {error}; lend less, or free memory"));
             if !had_it {
-                let _ = self.release(who, claim.lease, claim.token);
+                let _ = self.release(visit, claim.lease, claim.token);
             }
             Refusal::Full
         })
     }
 
-    fn release(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
+    fn release(&self, visit: &Visit<'_>, lease: u64, token: u64) -> Result<Message, Refusal> {
+        let who = visit.who;
         let slabs = match (lease, token) {
             (EVERY_LEASE, 0) => self.table().release_every(self.now_ms(), who),
-            (EVERY_LEASE, tree) if tree == who.tree() => self.table().release_tree(self.now_ms(), tree),
+            (EVERY_LEASE, tree) if tree == visit.called.tree() => self.table().release_tree(self.now_ms(), who.tree()),
             (EVERY_LEASE, _) => return Err(Refusal::NotYours),
             (lease, token) => {
                 self.table().release(self.now_ms(), who, lease, token)?;
@@ -301,6 +390,10 @@ impl Service {
             }
         };
         self.tallies.add(Figure::ReleasesTotal, slabs);
+        match lease {
+            EVERY_LEASE => self.note(format_args!("event=released {visit} slabs={slabs}")),
+            lease => self.note(format_args!("event=released {visit} slab={lease} slabs=1")),
+        }
         self.wipe_all();
         Ok(Message::Released { slabs })
     }

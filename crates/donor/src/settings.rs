@@ -4,19 +4,20 @@
 //! What a donor is to lend and how, and why it may be unable to.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
 use aquifer_sys::verbs::VerbsFailure;
-use aquifer_tls::{CredentialFailure, Files};
+use aquifer_tls::{CredentialFailure, DonorSide, Files};
 use aquifer_wire::SLAB_BYTES;
-use rustls::ServerConfig;
 
+use crate::bodies::BODIES_BYTES_MAX;
 use crate::leases::SLABS_MOST;
 use crate::memory::Source;
+use crate::tenants::{Limits, TenantLimits};
 
 /// How long leases last after a borrower's last sign of life. A choice: long enough for a machine that is busy beyond
 /// reason or a process that is looked at by a debugger for a moment, short enough that nobody waits for the memory.
@@ -108,16 +109,16 @@ pub enum Security {
 #[derive(Clone, Debug)]
 pub(crate) enum Protection {
     Plain,
-    Tls(Arc<ServerConfig>),
+    Tls(Arc<DonorSide>),
 }
 
 impl Security {
-    pub(crate) fn protection(&self) -> Result<Protection, StartFailure> {
+    pub(crate) fn protection(&self, revocations: Option<&Path>) -> Result<Protection, StartFailure> {
         Ok(match self {
             Security::Plain => Protection::Plain,
             Security::Tls(files) => {
                 let credentials = files.load().map_err(StartFailure::Credentials)?;
-                Protection::Tls(credentials.for_donor().map_err(StartFailure::Credentials)?)
+                Protection::Tls(Arc::new(credentials.for_donor(revocations).map_err(StartFailure::Credentials)?))
             }
         })
     }
@@ -152,8 +153,16 @@ pub struct Settings {
     pub listen: Address,
     /// How much it lends; what is beyond whole slabs is left.
     pub capacity_bytes: u64,
-    /// How much one borrower may have; `None`: all of it.
+    /// How much one tenant may have, unless a file says otherwise; `None`: all of it.
     pub quota_bytes: Option<u64>,
+    /// A file with the limits of tenants (`tenants.rs`).
+    pub tenants: Option<PathBuf>,
+    /// Where audit lines go; `None`: nowhere.
+    pub audit: Option<PathBuf>,
+    /// Lists of certificates that were revoked, in PEM; under TLS.
+    pub revocations: Option<PathBuf>,
+    /// Memory of the buffers of requests' bodies: all together, and twice what one tenant's may take.
+    pub body_bytes_most: u64,
     /// What the memory is taken from, unless it is shared: that is always a file in memory.
     pub source: Source,
     /// From which NUMA node; `None`: from any.
@@ -179,6 +188,10 @@ impl Settings {
             listen,
             capacity_bytes,
             quota_bytes: None,
+            tenants: None,
+            audit: None,
+            revocations: None,
+            body_bytes_most: BODIES_BYTES_MAX,
             source,
             node: None,
             rdma: None,
@@ -208,9 +221,13 @@ impl Settings {
         }
     }
 
-    pub(crate) fn quota_slabs(&self) -> u32 {
-        let slabs = self.quota_bytes.map_or(u64::MAX, |bytes| bytes / SLAB_BYTES);
-        u32::try_from(slabs).unwrap_or(u32::MAX)
+    /// The limits of all tenants, as their file has them now.
+    pub(crate) fn limits(&self) -> Result<TenantLimits, StartFailure> {
+        let others = Limits { quota_bytes: self.quota_bytes, ..Limits::default() };
+        let Some(path) = &self.tenants else { return Ok(TenantLimits::same(others)) };
+        let failure = |why| StartFailure::Tenants(path.clone(), why);
+        let text = std::fs::read_to_string(path).map_err(|error| failure(format!("{error}; check the path")))?;
+        TenantLimits::parse(&text, others).map_err(failure)
     }
 }
 
@@ -230,6 +247,10 @@ pub enum StartFailure {
     Node(u32, io::Error),
     /// Nothing can be lent over RDMA.
     Rdma(VerbsFailure),
+    /// The file of audit lines cannot be opened.
+    Audit(PathBuf, io::Error),
+    /// The file with tenants' limits cannot be read.
+    Tenants(PathBuf, String),
     /// A thread or a descriptor cannot be had.
     System(io::Error),
     /// More than a donor can keep account of.
@@ -251,6 +272,12 @@ impl fmt::Display for StartFailure {
                 "the control socket {} cannot be made: {error}; name a path in a directory that this user may write to",
                 path.display()
             ),
+            StartFailure::Audit(path, error) => write!(
+                f,
+                "no audit lines can be written to {}: {error}; name a file that this user may write to",
+                path.display()
+            ),
+            StartFailure::Tenants(path, why) => write!(f, "the tenants' file {} cannot be used: {why}", path.display()),
             StartFailure::Credentials(failure) => write!(f, "{failure}"),
             StartFailure::Listen(Address::Local(path), error) if error.kind() == io::ErrorKind::AddrInUse => {
                 write!(f, "another donor listens at {}; give another path, or end it", path.display())

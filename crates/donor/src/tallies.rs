@@ -28,6 +28,24 @@ pub(crate) enum Peer {
     User(u32),
 }
 
+impl Peer {
+    /// One word for it.
+    pub(crate) fn word(self) -> String {
+        match self {
+            Peer::Host(address) => address.to_canonical().to_string(),
+            Peer::User(user) => format!("uid:{user}"),
+        }
+    }
+
+    /// The tenant that it is where nothing better is known of it.
+    pub(crate) fn tenant(self) -> String {
+        match self {
+            Peer::Host(address) => format!("address:{}", address.to_canonical()),
+            Peer::User(user) => format!("uid:{user}"),
+        }
+    }
+}
+
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

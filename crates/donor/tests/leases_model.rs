@@ -9,13 +9,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aquifer_donor::leases::{Access, Claim, LeaseTable};
+use aquifer_donor::TenantId;
+use aquifer_donor::leases::{Access, Account, Claim, LeaseTable};
 use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
 use proptest::prelude::*;
 
 const SLABS: u32 = 5;
 const QUOTA: u32 = 3;
 const LEASE_MS: u64 = 100;
+
+/// Whose borrowers share a quota: the first two are one tenant's.
+fn tenant(who: u128) -> TenantId {
+    TenantId(who as u64 / 2)
+}
+
+fn account(who: u128) -> Account {
+    Account { tenant: tenant(who), quota_slabs: QUOTA }
+}
+
+/// One tenant with so many slabs.
+fn full(quota_slabs: u32) -> Account {
+    Account { tenant: TenantId(0), quota_slabs }
+}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -292,9 +307,10 @@ impl Model {
     }
 
     fn grant(&mut self, table: &mut LeaseTable, who: u128, range: u64) {
-        let granted = table.grant(self.now_ms, BorrowerId(who), range);
+        let granted = table.grant(self.now_ms, account(who), BorrowerId(who), range);
         let before = self.held.get(&(who, range)).copied();
-        let count = self.held.keys().filter(|(holder, _)| *holder == who).count();
+        let count = self.held.keys().filter(|(holder, _)| tenant(*holder) == tenant(who)).count();
+        assert_eq!(table.held(tenant(who)) as usize, count + usize::from(granted.is_ok() && before.is_none()));
         match granted {
             Ok(granted) => {
                 assert!(!self.reclaimed.contains(&granted.slab), "what was taken back is lent");
@@ -332,7 +348,7 @@ proptest! {
 
     #[test]
     fn the_table_keeps_its_promises(steps in steps()) {
-        let mut table = LeaseTable::new(SLABS, QUOTA, LEASE_MS);
+        let mut table = LeaseTable::new(SLABS, LEASE_MS);
         let mut model = Model::default();
         steps.iter().for_each(|step| model.play(&mut table, step));
         model.settle(&mut table);
@@ -341,25 +357,25 @@ proptest! {
 
 #[test]
 fn what_is_revoked_at_once_is_wiped_and_not_lent_again() {
-    let mut table = LeaseTable::new(4, 4, LEASE_MS);
+    let mut table = LeaseTable::new(4, LEASE_MS);
     let one = BorrowerId(1);
-    let leases: Vec<_> = (0..3).map(|range| table.grant(0, one, range).unwrap()).collect();
+    let leases: Vec<_> = (0..3).map(|range| table.grant(0, full(8), one, range).unwrap()).collect();
     assert_eq!(table.reclaim(10, 2, 0), [3], "the one that nobody has");
     assert_eq!((table.leased(), table.endings().revoked, table.wanted()), (2, 1, 1));
-    assert_eq!(table.grant(10, one, 5), Err(Refusal::Ending));
+    assert_eq!(table.grant(10, full(8), one, 5), Err(Refusal::Ending));
     let slab = table.take_unwiped().unwrap();
     assert!(leases.iter().any(|granted| granted.slab == slab));
     assert!(table.wiped(slab));
-    assert_eq!((table.wanted(), table.reclaimed(), table.quota_slabs()), (0, 2, 2));
-    assert_eq!(table.grant(10, one, 5), Err(Refusal::Full));
+    assert_eq!((table.wanted(), table.reclaimed(), table.lendable()), (0, 2, 2));
+    assert_eq!(table.grant(10, full(8), one, 5), Err(Refusal::Full));
 }
 
 #[test]
 fn a_tree_gives_back_what_all_of_it_has_and_nobody_else() {
-    let mut table = LeaseTable::new(8, 8, LEASE_MS);
+    let mut table = LeaseTable::new(8, LEASE_MS);
     let of = |tree: u128, number: u128| BorrowerId(tree << 64 | number);
     for who in [of(1, u128::from(u64::MAX)), of(2, 0), of(2, 7), of(2, u128::from(u64::MAX)), of(3, 0)] {
-        table.grant(0, who, 0).unwrap();
+        table.grant(0, full(8), who, 0).unwrap();
     }
     assert_eq!(table.release_tree(0, 2), 3);
     assert_eq!((table.leased(), table.renew(0, of(1, u128::from(u64::MAX))).0, table.renew(0, of(3, 0)).0), (2, 1, 1));
@@ -368,11 +384,11 @@ fn a_tree_gives_back_what_all_of_it_has_and_nobody_else() {
 #[test]
 fn a_slab_goes_round() {
     let (one, other) = (BorrowerId(1), BorrowerId(2));
-    let mut table = LeaseTable::new(1, 1, LEASE_MS);
-    let granted = table.grant(0, one, 7).unwrap();
+    let mut table = LeaseTable::new(1, LEASE_MS);
+    let granted = table.grant(0, full(8), one, 7).unwrap();
     assert_eq!((granted.slab, granted.expires_in_ms, table.next_end_ms()), (0, LEASE_MS, Some(LEASE_MS)));
-    assert_eq!(table.grant(0, other, 0), Err(Refusal::Full));
-    assert_eq!(table.grant(0, one, 8), Err(Refusal::Quota));
+    assert_eq!(table.grant(0, full(8), other, 0), Err(Refusal::Full));
+    assert_eq!(table.grant(0, full(1), one, 8), Err(Refusal::Quota));
     let claim = Claim { lease: 0, token: granted.token, offset: 7 * SLAB_BYTES, bytes: SLAB_BYTES };
     let access = table.begin(50, one, claim).unwrap();
     assert_eq!(table.next_end_ms(), Some(50 + LEASE_MS), "an access is a sign of life");
@@ -381,8 +397,8 @@ fn a_slab_goes_round() {
     assert_eq!(table.take_unwiped(), None, "the access has not ended");
     table.end(access);
     assert_eq!(table.take_unwiped(), Some(0));
-    assert_eq!(table.grant(200, other, 0), Err(Refusal::Full), "it is not wiped yet");
+    assert_eq!(table.grant(200, full(8), other, 0), Err(Refusal::Full), "it is not wiped yet");
     table.wiped(0);
-    assert!(table.grant(200, other, 0).unwrap().token > granted.token);
+    assert!(table.grant(200, full(8), other, 0).unwrap().token > granted.token);
     assert_eq!(table.begin(200, one, claim), Err(Refusal::NotYours));
 }

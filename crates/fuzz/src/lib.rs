@@ -25,8 +25,9 @@ pub struct Target {
 }
 
 /// Every decoder of bytes that somebody else has written.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
+    Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "config", body: targets::config, seeds: seeds::config },
     Target { name: "elf", body: targets::elf, seeds: seeds::elf },
     Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
@@ -34,6 +35,7 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "recording", body: targets::recording, seeds: seeds::recording },
     Target { name: "size", body: targets::size, seeds: seeds::size },
     Target { name: "stats_segment", body: targets::stats_segment, seeds: seeds::stats_segment },
+    Target { name: "tenants", body: targets::tenants, seeds: seeds::tenants },
     Target { name: "tier_spec", body: targets::tier_spec, seeds: seeds::tier_spec },
     Target { name: "wire", body: targets::wire, seeds: seeds::wire },
 ];

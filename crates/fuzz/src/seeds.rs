@@ -133,6 +133,19 @@ pub fn fmapi() -> Vec<Vec<u8>> {
     Opcode::ALL.iter().map(message).chain((0..Opcode::ALL.len()).map(cut)).collect()
 }
 
+/// A certificate with a DNS name and a common name.
+pub fn certificate() -> Vec<Vec<u8>> {
+    vec![include_bytes!("../seeds/certificate.der").to_vec()]
+}
+
+/// Limits of tenants.
+pub fn tenants() -> Vec<Vec<u8>> {
+    texts(&[
+        "dns:a.example quota=16GiB connections=64 rate=2GiB requests=100000 # note\n* quota=0\n",
+        "uid:0 quota=all",
+    ])
+}
+
 /// One frame of each message between a donor and its borrowers.
 pub fn wire() -> Vec<Vec<u8>> {
     let mut rest = &include_bytes!("../../wire/tests/golden/frames_v1.bin")[..];

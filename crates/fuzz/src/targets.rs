@@ -40,6 +40,23 @@ pub fn bench_result(bytes: &[u8]) {
     }
 }
 
+/// What a borrower shows: for whom it is.
+pub fn certificate(bytes: &[u8]) {
+    if let Some(name) = aquifer_tls::tenant_name(bytes) {
+        let (kind, rest) = name.split_once(':').expect("a name has its kind");
+        assert!(["uri", "dns", "email", "cn"].contains(&kind) && !rest.is_empty(), "{name}");
+        assert!(name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
+    }
+}
+
+/// A donor's file with the limits of its tenants.
+pub fn tenants(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Err(message) = aquifer_donor::TenantLimits::parse(&text, aquifer_donor::Limits::default()) {
+        one_line(&message);
+    }
+}
+
 /// The configuration in the environment.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };

@@ -53,7 +53,7 @@ macro_rules! targets {
     };
 }
 
-targets!(bench_result config elf fmapi profile recording size stats_segment tier_spec wire);
+targets!(bench_result certificate config elf fmapi profile recording size stats_segment tenants tier_spec wire);
 
 /// Reads records `tag, length, bytes`, and trusts a length when the tag is rare: what the real ones must not do.
 fn canary(bytes: &[u8]) {

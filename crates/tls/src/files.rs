@@ -11,12 +11,13 @@ use std::{fmt, io};
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 
 use crate::PROTOCOL;
+use crate::donor_side::DonorSide;
 
 /// A certificate, or the key of one, or an authority's certificates: more than that is not one. A choice, so that a
 /// path that leads elsewhere is not read to its end.
@@ -42,6 +43,8 @@ pub enum Purpose {
     Certificate,
     /// Its key.
     Key,
+    /// Lists of certificates that were revoked.
+    Revocations,
 }
 
 /// One file, for messages.
@@ -59,6 +62,7 @@ impl fmt::Display for File {
             Purpose::Authority => "the authority's certificate",
             Purpose::Certificate => "the certificate",
             Purpose::Key => "the private key",
+            Purpose::Revocations => "the revocation list",
         };
         write!(f, "{what} {}", self.path.display().to_string().escape_debug())
     }
@@ -87,7 +91,11 @@ impl fmt::Display for CredentialFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CredentialFailure::NotPem(file) => {
-                let label = if file.purpose == Purpose::Key { "PRIVATE KEY" } else { "CERTIFICATE" };
+                let label = match file.purpose {
+                    Purpose::Authority | Purpose::Certificate => "CERTIFICATE",
+                    Purpose::Key => "PRIVATE KEY",
+                    Purpose::Revocations => "X509 CRL",
+                };
                 write!(f, "{file} is not PEM; give a text file that has '-----BEGIN {label}-----'")
             }
             CredentialFailure::OtherKey { key, cert } => {
@@ -101,6 +109,9 @@ impl fmt::Display for CredentialFailure {
                     _ => "give another file",
                 };
                 write!(f, "{file} cannot be read: {error}; {remedy}")
+            }
+            CredentialFailure::Unusable(file, error) if file.purpose == Purpose::Revocations => {
+                write!(f, "{file} cannot be used: {error}; give one that the authority has signed, in PEM")
             }
             CredentialFailure::Unusable(file, error) => {
                 write!(f, "{file} cannot be used: {error}; make one with an ECDSA key on P-256, or an Ed25519 key")
@@ -157,29 +168,43 @@ fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, CredentialF
     }
 }
 
+fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialFailure> {
+    let found: Result<Vec<_>, pem::Error> = CertificateRevocationListDer::pem_slice_iter(&read(file)?).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(CredentialFailure::NotPem(file.clone())),
+    }
+}
+
 /// ring, and nothing that a process could have chosen as a default: this one may be another's.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
 impl Credentials {
-    /// How a donor's sessions are.
-    pub fn for_donor(self) -> Result<Arc<ServerConfig>, CredentialFailure> {
-        let ca = self.file(Purpose::Authority);
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider())
-            .build()
-            .map_err(|error| CredentialFailure::Unusable(ca, Error::General(error.to_string())))?;
+    /// A donor's end. `revoked` has lists of certificates that are not good any more.
+    pub fn for_donor(self, revoked: Option<&Path>) -> Result<DonorSide, CredentialFailure> {
+        let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider());
+        let mut asked = self.file(Purpose::Authority);
+        if let Some(path) = revoked {
+            asked = File { purpose: Purpose::Revocations, path: path.to_owned() };
+            // A certificate of an authority without a list is refused: otherwise a list that was left out would go
+            // unnoticed.
+            verifier = verifier.with_crls(lists(&asked)?).only_check_end_entity_revocation();
+        }
+        let verifier =
+            verifier.build().map_err(|error| CredentialFailure::Unusable(asked, Error::General(error.to_string())))?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .expect("the provider has suites of TLS 1.3")
-            .with_client_cert_verifier(verifier);
+            .with_client_cert_verifier(Arc::clone(&verifier));
         let (chain, key) = (self.chain.clone(), self.key.clone_key());
         let mut config = builder.with_single_cert(chain, key).map_err(|error| self.judge(error))?;
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         // A borrower keeps its connections, and shakes hands anew when one is lost.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        Ok(Arc::new(config))
+        Ok(DonorSide::new(config, verifier))
     }
 
     /// How a borrower's handshakes are.
@@ -201,6 +226,7 @@ impl Credentials {
             Purpose::Authority => &self.files.ca,
             Purpose::Certificate => &self.files.cert,
             Purpose::Key => &self.files.key,
+            Purpose::Revocations => unreachable!("the lists are no part of these files"),
         };
         File { purpose, path: path.clone() }
     }

@@ -36,7 +36,7 @@ const RINGS: &[Ring] = &[
         name: "drivers",
         crates: &[
             // It lends to tiers in its tests alone: they borrow from a real donor.
-            ("donor", &["sys", "test-support", "tiers", "tls", "wire"]),
+            ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
             ("pager", &["core", "stats", "sys", "test-support", "tiers"]),
         ],
     },
@@ -54,7 +54,7 @@ const RINGS: &[Ring] = &[
             ("bench", &["test-support"]),
             ("e2e", &["test-support"]),
             // Every decoder of foreign bytes, wherever it is.
-            ("fuzz", &["bench", "config", "core", "fmapi", "stats", "sys", "tiers", "wire"]),
+            ("fuzz", &["bench", "config", "core", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"]),
             ("sim", &["core"]),
             ("xtask", &[]),
         ],

@@ -4,8 +4,8 @@
 //! A donor's life, from its settings to its end.
 //!
 //! Signals: SIGTERM and SIGINT. At the first one everything is asked back and waited for, as long as `--grace` says;
-//! the second one, or the end of that time, revokes what is left. All of it is wiped. They are blocked before the
-//! first thread starts, and waited for.
+//! the second one, or the end of that time, revokes what is left. All of it is wiped. At SIGHUP the donor reads its
+//! files again. They are blocked before the first thread starts, and waited for.
 
 use std::net::SocketAddr;
 use std::process;
@@ -30,14 +30,18 @@ pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     ends.add(Signal::SIGTERM);
     ends.add(Signal::SIGINT);
     let no_signals = |errno| cannot(format!("signals cannot be waited for: {errno}"));
-    ends.thread_block().map_err(no_signals)?;
+    let mut heeded = ends;
+    heeded.add(Signal::SIGHUP);
+    heeded.thread_block().map_err(no_signals)?;
     let hurry = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(no_signals)?;
     allow_descriptors();
     let donor = Donor::start(settings.clone(), Box::new(|line| say(&line))).map_err(|why| cannot(why.to_string()))?;
     let scraped_at = args.metrics.map(|address| metrics::serve(address, donor.observer())).transpose()?;
     output::print(&announcement(args, &settings, &donor, scraped_at))?;
     notify::tell(&format!("READY=1\nSTATUS=lends {} at {}", ByteSize(donor.capacity_bytes()), donor.place()));
-    ends.wait().map_err(no_signals)?;
+    while heeded.wait().map_err(no_signals)? == Signal::SIGHUP {
+        donor.reload();
+    }
     let observer = donor.observer();
     let revocations = || observer.standing().figure(Figure::RevocationsTotal);
     let (lent, before) = (donor.lent_bytes(), revocations());
@@ -70,12 +74,19 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
         let cause = format!("a quota of {quota} is less than a slab of 2 MiB, so nobody could borrow anything");
         return nobody(cause, "give 2MiB or more, or leave --quota out");
     }
+    if args.revocations.is_some() && security == Security::Plain {
+        let cause = "--tls-crl lists certificates, and there are none without TLS".into();
+        return nobody(cause, "leave it out, or lend over TLS");
+    }
     if args.connections == 0 {
         return nobody("with --connections 0 nobody could borrow anything".into(), "give ten for each busy borrower");
     }
     let settings = Settings::new(args.listen.clone(), size.0, source, security);
     Ok(Settings {
         quota_bytes: args.quota.map(|quota| quota.0),
+        tenants: args.tenants.clone(),
+        audit: args.audit.clone(),
+        revocations: args.revocations.clone(),
         node: args.node,
         rdma: args.rdma.clone(),
         lease: args.lease,

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aquifer_wire::{Refusal, is_frame, is_tls};
+use rustls::pki_types::CertificateDer;
 use rustls::{AlertDescription, CertificateError, Error, ServerConfig, ServerConnection};
 
 use super::Channel;
@@ -184,6 +185,12 @@ impl Channel for TlsChannel {
         let count = session.writer().write_vectored(&[io::IoSlice::new(header), io::IoSlice::new(body)])?;
         self.flush(session)?;
         Ok(count)
+    }
+
+    fn certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
+        let session = self.session();
+        let shown = session.as_ref().and_then(|session| session.peer_certificates()).unwrap_or_default();
+        Some(shown.iter().map(|certificate| certificate.clone().into_owned()).collect())
     }
 
     fn socket(&self) -> RawFd {

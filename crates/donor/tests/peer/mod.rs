@@ -10,7 +10,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use aquifer_donor::{Donor, Patience, Security, Settings, Source};
+use aquifer_donor::{Donor, Files, Patience, Security, Settings, Source};
 use aquifer_wire::{BorrowerId, Figure, HEADER_BYTES, Header, Message, Refusal, SLAB_BYTES, Standing};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -117,8 +117,7 @@ impl Write for Stream {
 }
 
 /// A session of a good borrower's, whose handshake has been made.
-fn session(mut stream: TcpStream) -> StreamOwned<ClientConnection, TcpStream> {
-    let files = &good().borrower;
+fn session(mut stream: TcpStream, files: &Files) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&files.ca).unwrap()).unwrap();
     let certificate = CertificateDer::from_pem_file(&files.cert).unwrap();
@@ -165,7 +164,7 @@ impl Peer {
         stream.set_nodelay(true).unwrap();
         let stream = match protection {
             Protection::Plain => Stream::Plain(stream),
-            Protection::Tls => Stream::Tls(Box::new(session(stream))),
+            Protection::Tls => Stream::Tls(Box::new(session(stream, &good().borrower))),
         };
         Peer { stream, next: 0, welcome: None, revoked: Vec::new() }
     }
@@ -177,13 +176,31 @@ impl Peer {
 
     /// The same, protected as the donor asks for.
     pub fn borrower_by(protection: Protection, address: SocketAddr, who: u128) -> Peer {
-        let mut peer = Self::connect(protection, address);
+        Self::connect(protection, address).greet(who)
+    }
+
+    /// Connects with this certificate, and is welcomed.
+    pub fn borrower_with(files: &Files, address: SocketAddr, who: u128) -> Peer {
+        Self::connect_with(files, address).greet(who)
+    }
+
+    /// Connects and shakes hands with this certificate.
+    pub fn connect_with(files: &Files, address: SocketAddr) -> Peer {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let stream = Stream::Tls(Box::new(session(stream, files)));
+        Peer { stream, next: 0, welcome: None, revoked: Vec::new() }
+    }
+
+    fn greet(mut self, who: u128) -> Peer {
+        let peer = &mut self;
         peer.send(Message::Hello { oldest: 1, newest: 1, borrower: BorrowerId(who) }, &[]);
         let (welcome, _) = peer.receive().expect("a donor greets back");
         let Message::Welcome { first_request, .. } = welcome else { panic!("not a welcome: {welcome:?}") };
         peer.next = first_request;
         peer.welcome = Some(welcome);
-        peer
+        self
     }
 
     /// Sends bytes as they are.
