@@ -13,6 +13,8 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 RELEASE := $(TARGET)/release
+# The program that `aquifer stress` runs, as crates/e2e/src/build.rs compiles it.
+TORTURE_FLAGS := -O1 -g -std=gnu11 -pthread
 # What `make demo` passes on, such as DEMO_ARGS="--workload bfs".
 DEMO_ARGS ?=
 
@@ -26,6 +28,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 build:
 	$(CARGO) build --release --package aquifer-cli --package aquifer-preload
+	$(CARGO) build --release --package aquifer-e2e --bin stress
+	$(CC) $(TORTURE_FLAGS) -o $(RELEASE)/aquifer-torture crates/e2e/torture/*.c
 	$(MAKE) --no-print-directory -C bench/workloads OUT=$(TARGET)/workloads
 
 demo:
@@ -40,6 +44,8 @@ test:
 install: build
 	install -D -m 0755 $(RELEASE)/aquifer $(DESTDIR)$(PREFIX)/bin/aquifer
 	install -D -m 0755 $(RELEASE)/libaquifer_preload.so $(DESTDIR)$(PREFIX)/lib/aquifer/libaquifer_preload.so
+	install -D -m 0755 $(RELEASE)/stress $(DESTDIR)$(PREFIX)/lib/aquifer/aquifer-stress
+	install -D -m 0755 $(RELEASE)/aquifer-torture $(DESTDIR)$(PREFIX)/lib/aquifer/aquifer-torture
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system

@@ -13,7 +13,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
-use crate::{doctor, donor, output, packaging, run, stat, top, vm};
+use crate::{doctor, donor, output, packaging, run, stat, stress, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -37,6 +37,7 @@ pub enum Command {
     Doctor(doctor::DoctorArgs),
     /// Measure programs with less DRAM than they need: ours, kernel swap, mmap of a file
     Bench(Box<BenchArgs>),
+    Stress(stress::StressArgs),
     Completions(packaging::CompletionsArgs),
     Man(packaging::ManArgs),
 }
@@ -53,6 +54,7 @@ impl Command {
             Command::Doctor(args) => doctor::doctor(&args),
             // Tells its failures itself: a bench that fails half-way still prints what it has measured.
             Command::Bench(args) => Ok(aquifer_bench::run(*args)),
+            Command::Stress(args) => stress::stress(&args),
             Command::Completions(args) => packaging::completions(&args),
             Command::Man(args) => packaging::man(&args),
         }

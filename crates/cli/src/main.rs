@@ -12,6 +12,8 @@
 
 mod args;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod donor;
 mod duration;
 mod exit;
@@ -21,6 +23,7 @@ mod packaging;
 mod run;
 mod stack_limit;
 mod stat;
+mod stress;
 mod table;
 mod top;
 mod vm;

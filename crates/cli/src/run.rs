@@ -11,7 +11,7 @@ mod args;
 mod elf;
 mod farewell;
 mod launch;
-mod preload;
+pub mod preload;
 mod program;
 mod report;
 mod settings;

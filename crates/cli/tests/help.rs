@@ -11,8 +11,21 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 12] =
-    ["", "run", "vm", "stat", "top", "donor", "donor reclaim", "donor status", "doctor", "bench", "completions", "man"];
+const COMMANDS: [&str; 13] = [
+    "",
+    "run",
+    "vm",
+    "stat",
+    "top",
+    "donor",
+    "donor reclaim",
+    "donor status",
+    "doctor",
+    "bench",
+    "stress",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_is_the_golden_one() {

@@ -13,6 +13,11 @@ use std::sync::OnceLock;
 /// Names the directory with the binaries.
 pub const BIN_VARIABLE: &str = "AQUIFER_E2E_BIN";
 
+/// Names the directory for what tests write; without it, it is beside the binaries.
+pub const SCRATCH_VARIABLE: &str = "AQUIFER_E2E_SCRATCH";
+/// Names the torture program where it is installed; without it, it is compiled.
+pub const TORTURE_VARIABLE: &str = "AQUIFER_E2E_TORTURE";
+
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -83,7 +88,8 @@ pub fn planted_library() -> PathBuf {
 /// A directory of one test's own, on the disk of the target directory. Empty.
 pub fn scratch(test: &str) -> PathBuf {
     let name = format!("aquifer-e2e-{test}-{}", std::process::id());
-    let path = binaries().join("e2e").join(name);
+    let directory = std::env::var_os(SCRATCH_VARIABLE).map_or_else(|| binaries().join("e2e"), PathBuf::from);
+    let path = directory.join(name);
     let _ = std::fs::remove_dir_all(&path);
     std::fs::create_dir_all(&path).expect("the target directory can be written");
     path
@@ -134,6 +140,9 @@ pub fn torture() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT
         .get_or_init(|| {
+            if let Some(installed) = std::env::var_os(TORTURE_VARIABLE) {
+                return Some(installed.into());
+            }
             let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("torture");
             let sources = ["main.c", "memory.c", "model.c", "processes.c", "threads.c", "transfers.c"]
                 .map(|file| folder.join(file));

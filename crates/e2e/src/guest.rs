@@ -70,8 +70,13 @@ pub fn bare() -> Option<PathBuf> {
     let mut compiler = Command::new("cc");
     compiler.args(["-m32", "-O1", "-ffreestanding", "-fno-pic", "-no-pie", "-nostdlib", "-fno-stack-protector"]);
     compiler.args(["-mgeneral-regs-only", "-fcf-protection=none", "-Wl,--build-id=none", "-Wl,--oformat=binary"]);
-    compiler.arg("-Wl,-T").arg(source("bare.ld"));
-    compile(compiler, &source("bare.c"), scratch("guest-bare").join("bare"))
+    let directory = scratch("guest-bare");
+    let (source, script) = (directory.join("bare.c"), directory.join("bare.ld"));
+    // From here, not from the sources' directory: `aquifer stress` is installed without it.
+    fs::write(&source, include_str!("../guest/bare.c")).expect("the scratch directory can be written");
+    fs::write(&script, include_str!("../guest/bare.ld")).expect("the scratch directory can be written");
+    compiler.arg("-Wl,-T").arg(script);
+    compile(compiler, &source, directory.join("bare"))
 }
 
 /// A kernel, and an initramfs with the tester and the drivers that it needs. `None`, and says why, where there is

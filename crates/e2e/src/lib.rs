@@ -6,7 +6,8 @@
 //! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
 //! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run, [`rdma_guest`] one with an
 //! RDMA device; [`matrix`] lists settings;
-//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours; [`donor`] starts
+//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, with
+//! [`stress_rows`] beside it; [`donor`] starts
 //! donors, on this machine or on [`hosts`], [`verifying`] is a program for when they are lost, and [`programs`] are
 //! those that people use; [`attacks`] are programs that try to break a promise, [`tier_kinds`] what they run over;
 //! [`pages`] are the pages on operating, and [`machines`] such as they are followed on.
@@ -29,5 +30,6 @@ pub mod programs;
 pub mod rdma_guest;
 pub mod run;
 pub mod stress;
+pub mod stress_rows;
 pub mod tier_kinds;
 pub mod verifying;

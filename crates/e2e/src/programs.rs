@@ -18,7 +18,11 @@ mod shell;
 mod stress;
 pub mod trial;
 
+use std::time::UNIX_EPOCH;
+
 use trial::{Trial, Verdict};
+
+use crate::tier_kinds::TierKind;
 
 /// One program.
 #[derive(Clone, Copy, Debug)]
@@ -28,10 +32,47 @@ pub struct Program {
     judge: fn(&Trial) -> Result<Verdict, String>,
 }
 
+/// What the programs' memory goes to, one kind after the other.
+const KINDS: [TierKind; 4] = [TierKind::Flash, TierKind::Tls, TierKind::Chain, TierKind::Mirror];
+/// The same for a program that runs as nobody: files and keys of the user who runs the tests are not for it.
+const KINDS_AS_NOBODY: [TierKind; 3] = [TierKind::Donor, TierKind::Mirror, TierKind::Parity];
+/// Names a number: which program meets which kind of tier moves on by one with it.
+const TURN_VARIABLE: &str = "AQUIFER_PROGRAMS_TURN";
+
+/// The turn that is asked for, or that of today: over some days every program meets every kind.
+#[must_use]
+pub fn turn() -> usize {
+    let asked = std::env::var(TURN_VARIABLE).ok().and_then(|text| text.parse().ok());
+    let days = || UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs() / 86_400) as usize;
+    asked.unwrap_or_else(days)
+}
+
 impl Program {
-    /// Runs it. An error is what went wrong; what the program wrote is kept then.
-    pub fn judge(&self, large: bool) -> Result<Verdict, String> {
-        let trial = Trial::new(self.name, large);
+    /// All kinds of tier that it is tried over.
+    #[must_use]
+    pub fn kinds(&self) -> &'static [TierKind] {
+        if self.name == "postgres" { &KINDS_AS_NOBODY } else { &KINDS }
+    }
+
+    /// The kind that it meets at this turn.
+    #[must_use]
+    pub fn kind_at(&self, turn: usize) -> TierKind {
+        let place = ALL.iter().position(|program| program.name == self.name).unwrap_or(0);
+        let kinds = self.kinds();
+        kinds[(place + turn) % kinds.len()]
+    }
+
+    /// Runs it over a kind of tier. An error is what went wrong; what the program wrote is kept then.
+    pub fn judge(&self, large: bool, kind: TierKind) -> Result<Verdict, String> {
+        self.judge_with(large, kind, "auto")
+    }
+
+    /// The same with a delivery.
+    pub fn judge_with(&self, large: bool, kind: TierKind, delivery: &'static str) -> Result<Verdict, String> {
+        let trial = match Trial::new(self.name, large, kind) {
+            Ok(trial) => Trial { delivery, ..trial },
+            Err(why) => return Ok(Verdict::Skipped(why)),
+        };
         let verdict = (self.judge)(&trial)?;
         let _ = std::fs::remove_dir_all(&trial.directory);
         Ok(verdict)
@@ -58,4 +99,19 @@ pub const ALL: [Program; 13] = [
 /// The program of this name.
 pub fn find(name: &str) -> Option<Program> {
     ALL.into_iter().find(|program| program.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_meets_every_kind_and_one_turn_has_all_of_them() {
+        for program in ALL {
+            let met: Vec<_> = (0..program.kinds().len()).map(|turn| program.kind_at(turn)).collect();
+            assert!(program.kinds().iter().all(|kind| met.contains(kind)), "{}: {met:?}", program.name);
+        }
+        let at_once: Vec<_> = ALL.iter().map(|program| program.kind_at(3)).collect();
+        assert!(KINDS.iter().all(|kind| at_once.contains(kind)), "{at_once:?}");
+    }
 }

@@ -56,7 +56,11 @@ pub fn aquifer() -> Command {
     for variable in ["AQUIFER_CONFIG", "LD_PRELOAD", "COLUMNS"] {
         command.env_remove(variable);
     }
-    command.env("AQUIFER_PRELOAD", binaries().join("libaquifer_preload.so"));
+    // Where it is installed, the command finds it by itself.
+    let library = binaries().join("libaquifer_preload.so");
+    if library.exists() {
+        command.env("AQUIFER_PRELOAD", library);
+    }
     command
 }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::build::{scratch, torture};
 use crate::matrix::Setting;
 use crate::run::{Ended, LIMIT, eventually, has_ended, managed, start};
+use crate::tier_kinds::{TierKind, Tiers};
 
 /// The parts of the torture program that a round has. Children by clone(2) past the C library are left out: without
 /// memory with signal delivery no call traps, and nobody sees them being made.
@@ -22,6 +23,18 @@ pub const PARTS: &str = "lllltkvmapfscxnd";
 /// How a tier may fail. Empty: as in most rounds, it does not.
 const FAILURES: [&str; 10] =
     ["", "", "", "", "", "", "every=50,on=write", "after=2000,on=read,times=5", "corrupt=700", "after=3000,on=write"];
+/// Where a round's memory goes: a kind of tier by its name, or a device that takes 30 us to read, which is how far the
+/// documents' own stress tests went.
+const PLACES: [&str; 10] = ["dram", "flash", "flash", "chain", "donor", "tls", "mirror", "parity", SLOW_PLACE, "dram"];
+const SLOW_PLACE: &str = "30us";
+/// That device: a profile as in `crates/tiers/profiles`.
+const SLOW_PROFILE: &str = "description = \"a device that takes 30 us\"\n[media]\npage_bytes = 4096\nplanes = 64\n\
+    read_ns = 30_000\n[read]\nlatency_ns = [[0.0, 0], [1.0, 0]]\nrequest_ns = 700\nbytes_per_second = 6_000_000_000\n\
+    [write]\nlatency_ns = [[0.0, 0], [1.0, 0]]\nrequest_ns = 2_500\nbytes_per_second = 6_000_000_000\n";
+/// Tiers of one part: a plan of failures is for one.
+const CAN_FAIL: [&str; 4] = ["dram", "flash", "donor", SLOW_PLACE];
+/// Room of each donor, in MiB: all of a round's processes together.
+const DONOR_MIB: u64 = 1024;
 /// One in so many rounds has its program killed.
 const KILLED_EVERY: u64 = 9;
 
@@ -32,6 +45,10 @@ pub struct Round {
     pub number: u64,
     /// How it is run.
     pub setting: Setting,
+    /// Where its memory goes.
+    pub place: &'static str,
+    /// Whether what is stored there is encrypted.
+    pub is_encrypted: bool,
     /// How its tier fails.
     pub failures: &'static str,
     /// When the program is killed, if it is.
@@ -49,17 +66,20 @@ pub enum Verdict {
     Loud,
     /// It was killed, and nothing is left.
     Killed,
+    /// Its tier cannot be had here, with the reason.
+    Skipped(String),
     /// What must not be, with what was said.
     Wrong(String),
 }
 
 impl fmt::Display for Round {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setting { delivery, exchange, policy, block, tier, prefetch, dram_mib, footprint_mib } = &self.setting;
+        let Setting { delivery, exchange, policy, block, prefetch, dram_mib, footprint_mib, .. } = &self.setting;
+        let (tier, encrypted) = (self.place, if self.is_encrypted { " encrypted" } else { "" });
         let failures = if self.failures.is_empty() { "none" } else { self.failures };
         write!(
             f,
-            "seed {}: delivery {delivery}, tier {tier} failures {failures}, block {block}, policy {policy}, exchange \
+            "seed {}: delivery {delivery}, tier {tier}{encrypted} failures {failures}, block {block}, policy {policy}, exchange \
              {exchange}, prefetch {prefetch}, {dram_mib} of {footprint_mib} MiB{}",
             self.number,
             if self.killed_after.is_some() { ", killed" } else { "" }
@@ -77,18 +97,27 @@ impl Round {
         let in_turn = deliveries[(number % 3) as usize];
         setting.delivery = deliveries.into_iter().find(|one| *one == delivery).unwrap_or(in_turn);
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let place = PLACES[(mixed / 16 % PLACES.len() as u64) as usize];
+        let is_encrypted = (mixed / 256).is_multiple_of(3) && !["dram", SLOW_PLACE].contains(&place);
         let failures = FAILURES[(mixed % FAILURES.len() as u64) as usize];
+        let failures = if CAN_FAIL.contains(&place) { failures } else { "" };
         let killed_after =
             number.is_multiple_of(KILLED_EVERY).then(|| Duration::from_millis(100 + mixed % (seconds.max(1) * 1000)));
-        Self { number, setting, failures, killed_after, seconds }
+        Self { number, setting, place, is_encrypted, failures, killed_after, seconds }
     }
 
     /// The command, with the round's own directory for what it writes.
-    fn command(&self, program: &Path, directory: &Path) -> Command {
+    fn command(&self, program: &Path, directory: &Path, tiers: &[String]) -> Command {
         let mut words = self.setting.words(directory);
-        let tier = words.iter().position(|word| word == "--tier").expect("a setting names its tier") + 1;
+        let tier = words.iter().position(|word| word == "--tier").expect("a setting names its tier");
+        words.splice(tier..tier + 2, tiers.iter().cloned());
+        let last = tier + tiers.len() - 1;
+        if self.is_encrypted {
+            let separator = if words[last].contains(',') || !words[last].ends_with(':') { "," } else { "" };
+            words[last] += &format!("{separator}encrypt=ephemeral");
+        }
         if !self.failures.is_empty() {
-            words[tier] = format!("failing:{}:{}", self.failures, words[tier]);
+            words[last] = format!("failing:{}:{}", self.failures, words[last]);
         }
         let state = directory.to_str().expect("the target directory is UTF-8").to_owned();
         words.extend(["--state-dir".to_owned(), state.clone()]);
@@ -99,11 +128,26 @@ impl Round {
         managed(&words, program, &[seed, seconds, footprint, "3", PARTS, &state])
     }
 
+    /// The tier, as words for `aquifer run`, and what it needs. `Err` says why it cannot be had.
+    fn tiers(&self, directory: &Path) -> Result<(Vec<String>, Option<Tiers>), String> {
+        if self.place == SLOW_PLACE {
+            let profile = directory.join("30us.toml");
+            std::fs::write(&profile, SLOW_PROFILE).map_err(|error| error.to_string())?;
+            return Ok((vec!["--tier".to_owned(), format!("emulated:{}", profile.display())], None));
+        }
+        let tiers = TierKind::parse(self.place)?.make(&format!("stress-{}", self.number), DONOR_MIB)?;
+        Ok((tiers.words.clone(), Some(tiers)))
+    }
+
     /// Runs it with this preload library, or with the one that ships. `None` where the program cannot be compiled.
     pub fn run(&self, library: Option<&Path>) -> Option<Verdict> {
         let program = torture()?;
         let directory = scratch(&format!("stress-{}", self.number));
-        let mut command = self.command(program, &directory);
+        let (words, _tiers) = match self.tiers(&directory) {
+            Ok(tiers) => tiers,
+            Err(why) => return Some(Verdict::Skipped(why)),
+        };
+        let mut command = self.command(program, &directory, &words);
         if let Some(library) = library {
             command.env("AQUIFER_PRELOAD", library);
         }
@@ -170,8 +214,8 @@ mod tests {
     fn rounds_cover_every_delivery_tier_and_failure_and_are_the_same_again() {
         let rounds: Vec<Round> = (0..200).map(|number| Round::new(number, "any", 10)).collect();
         for delivery in ["auto", "signal", "listener"] {
-            for tier in ["dram:", "flash:"] {
-                assert!(rounds.iter().any(|it| it.setting.delivery == delivery && it.setting.tier == tier));
+            for place in PLACES {
+                assert!(rounds.iter().any(|it| it.setting.delivery == delivery && it.place == place), "{place}");
             }
         }
         assert!(FAILURES.iter().all(|failures| rounds.iter().any(|round| round.failures == *failures)));

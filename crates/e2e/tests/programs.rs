@@ -5,15 +5,20 @@
 //! with a native run. What is not installed is skipped. Larger: `cargo run --release -p aquifer-e2e --bin programs --
 //! --large`.
 
-use aquifer_e2e::programs::find;
 use aquifer_e2e::programs::trial::Verdict;
+use aquifer_e2e::programs::{find, turn};
 
 fn works(name: &str) {
     let program = find(name).expect("it is one of the programs");
-    match program.judge(false) {
+    let kind = program.kind_at(turn());
+    println!("{name} over {}", kind.name());
+    match program.judge(false, kind) {
         Ok(Verdict::Works(_)) => {}
         Ok(Verdict::Skipped(why)) => aquifer_test_support::skip(why),
-        Err(why) => panic!("{why}\nreproduce: cargo run --release -p aquifer-e2e --bin programs -- {name}"),
+        Err(why) => panic!(
+            "{why}\nreproduce: cargo run --release -p aquifer-e2e --bin programs -- --tier {} {name}",
+            kind.name()
+        ),
     }
 }
 

@@ -7,9 +7,11 @@
 //! leaves out a fetch now and then must be caught within a minute, or nothing is said by a run in which
 //! nothing is found.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use aquifer_e2e::build::{planted_library, torture};
+use aquifer_e2e::build::{binaries, planted_library, scratch, torture};
+use aquifer_e2e::run::{LIMIT, run};
 use aquifer_e2e::stress::{Round, Verdict};
 
 /// Rounds, and seconds of each: some 20 s in all.
@@ -25,6 +27,50 @@ fn some_rounds_in_both_deliveries_are_right_or_loud() {
     }
 }
 
+/// As `make install` lays it out: nothing of the source tree is looked for.
+#[test]
+fn the_command_works_from_an_installed_prefix() {
+    let Some(torture) = torture() else { return };
+    let prefix = scratch("stress-prefix");
+    let (bin, library, work) = (prefix.join("bin"), prefix.join("lib/aquifer"), prefix.join("work"));
+    for directory in [&bin, &library, &work] {
+        std::fs::create_dir_all(directory).expect("the scratch directory can be written");
+    }
+    let copies = [
+        (binaries().join("aquifer"), bin.join("aquifer")),
+        (binaries().join("libaquifer_preload.so"), library.join("libaquifer_preload.so")),
+        (env!("CARGO_BIN_EXE_stress").into(), library.join("aquifer-stress")),
+        (torture.to_owned(), library.join("aquifer-torture")),
+    ];
+    for (from, to) in copies {
+        std::fs::copy(&from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    }
+    let mut command = Command::new(bin.join("aquifer"));
+    command.args([
+        "stress",
+        "--seed",
+        "2",
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--rows",
+        "ltp",
+        "--json",
+        "--directory",
+    ]);
+    command.arg(&work).env_remove("AQUIFER_PRELOAD").env("LTPROOT", &work);
+    let ended = run(command, LIMIT);
+    ended.expect(0);
+    let told: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one object");
+    assert_eq!((&told["wrong"], &told["rounds"]), (&0.into(), &1.into()), "{told}");
+    assert!(told["rows"][1]["skipped"].as_str().is_some_and(|why| why.starts_with("LTP is not at ")), "{told}");
+    let mut unknown = Command::new(bin.join("aquifer"));
+    unknown.args(["stress", "--rows", "moon"]);
+    let ended = run(unknown, LIMIT);
+    assert!(ended.expect(2).stderr.contains("'moon' is none of the rows; --list shows them"), "{}", ended.stderr);
+}
+
 #[test]
 fn a_planted_bug_is_found_within_a_minute() {
     if torture().is_none() {
@@ -36,7 +82,13 @@ fn a_planted_bug_is_found_within_a_minute() {
         let mut found = false;
         let mut number = 1;
         while !found && began.elapsed() < Duration::from_secs(60) {
-            let round = Round { failures: "", killed_after: None, ..Round::new(number, delivery, SECONDS) };
+            let round = Round {
+                failures: "",
+                place: "dram",
+                is_encrypted: false,
+                killed_after: None,
+                ..Round::new(number, delivery, SECONDS)
+            };
             found =
                 matches!(round.run(Some(&library)), Some(Verdict::Wrong(why)) if why.starts_with("a byte is wrong"));
             number += 1;

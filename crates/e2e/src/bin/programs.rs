@@ -3,8 +3,9 @@
 
 //! Runs programs that people use on 40 % of the memory that they take, and says which did what they should.
 //!
-//! Usage: `programs [--large] [NAME...]`; without names, all of them. Exit status: 0 none went wrong, 1 some did, 2 bad
-//! arguments.
+//! Usage: `programs [--large] [--tier KIND] [NAME...]`; without names, all of them; without a kind, all that
+//! the program
+//! is tried over, one after the other. Exit status: 0 none went wrong, 1 some did, 2 bad arguments.
 
 #![forbid(unsafe_code)]
 
@@ -12,13 +13,29 @@ use std::process::ExitCode;
 
 use aquifer_e2e::programs::trial::Verdict;
 use aquifer_e2e::programs::{ALL, Program, find};
+use aquifer_e2e::tier_kinds::TierKind;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let large = words.iter().any(|word| word == "--large");
+    let mut words = std::env::args().skip(1);
+    let (mut large, mut wanted) = (false, None);
     let mut programs: Vec<Program> = Vec::new();
-    for word in words.iter().filter(|word| *word != "--large") {
-        let Some(program) = find(word) else {
+    while let Some(word) = words.next() {
+        if word == "--large" {
+            large = true;
+            continue;
+        }
+        if word == "--tier" {
+            match TierKind::parse(&words.next().unwrap_or_default()) {
+                Ok(kind) => wanted = Some(kind),
+                Err(why) => {
+                    let names = TierKind::ALL.map(TierKind::name).join(", ");
+                    eprintln!("programs: {why}; use --tier with one of: {names}");
+                    return ExitCode::from(2);
+                }
+            }
+            continue;
+        }
+        let Some(program) = find(&word) else {
             let names = ALL.map(|program| program.name).join(", ");
             eprintln!("programs: '{word}' is none of them; use --large and any of: {names}");
             return ExitCode::from(2);
@@ -29,14 +46,19 @@ fn main() -> ExitCode {
         programs.extend(ALL);
     }
     let mut failed = false;
-    for program in programs {
-        match program.judge(large) {
-            Ok(Verdict::Works(how)) => println!("{}: works, {how}", program.name),
-            Ok(Verdict::Skipped(why)) => println!("{}: skipped, because {why}", program.name),
+    let trials = programs.iter().flat_map(|program| {
+        let kinds = wanted.map_or_else(|| program.kinds().to_vec(), |kind| vec![kind]);
+        kinds.into_iter().map(move |kind| (program, kind))
+    });
+    for (program, kind) in trials {
+        let (name, tier) = (program.name, kind.name());
+        match program.judge(large, kind) {
+            Ok(Verdict::Works(how)) => println!("{name} over {tier}: works, {how}"),
+            Ok(Verdict::Skipped(why)) => println!("{name} over {tier}: skipped, because {why}"),
             Err(why) => {
                 failed = true;
-                println!("{}: FAILED, {why}", program.name);
-                println!("reproduce: programs {}{}", if large { "--large " } else { "" }, program.name);
+                println!("{name} over {tier}: FAILED, {why}");
+                println!("reproduce: programs {}--tier {tier} {name}", if large { "--large " } else { "" });
             }
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::build::scratch;
 use crate::run::{Ended, Running, managed, start, stats};
+use crate::tier_kinds::{TierKind, Tiers};
 
 /// The budget, as a part of what a native run takes at its peak.
 const BUDGET_PERCENT: u64 = 40;
@@ -21,6 +22,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(3);
 /// How long one run may take: what passes it hangs. Larger runs take minutes.
 const SMALL_LIMIT: Duration = Duration::from_secs(300);
 const LARGE_LIMIT: Duration = Duration::from_secs(3600);
+
+/// Room of each donor.
+const SMALL_TIER_MIB: u64 = 768;
+const LARGE_TIER_MIB: u64 = 8192;
 
 /// How a trial ended, unless something went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +43,10 @@ pub struct Trial {
     pub large: bool,
     /// A directory of its own. Empty at first.
     pub directory: PathBuf,
+    /// Where its memory goes.
+    pub tiers: Tiers,
+    /// `--delivery`.
+    pub delivery: &'static str,
 }
 
 /// What a native run said and took.
@@ -50,9 +59,11 @@ pub struct Native {
 }
 
 impl Trial {
-    /// A trial of the program of this name.
-    pub fn new(name: &str, large: bool) -> Self {
-        Self { large, directory: scratch(&format!("program-{name}")) }
+    /// A trial of the program of this name over this kind of tier. `Err` says why there can be none here.
+    pub fn new(name: &str, large: bool, kind: TierKind) -> Result<Self, String> {
+        let name = format!("program-{name}-{}", kind.name());
+        let tiers = kind.make(&name, if large { LARGE_TIER_MIB } else { SMALL_TIER_MIB })?;
+        Ok(Self { large, directory: scratch(&name), tiers, delivery: "auto" })
     }
 
     /// A number for the run in CI, or for the larger one.
@@ -100,7 +111,8 @@ impl Trial {
         let budget = format!("{}KiB", budget(peak_bytes) >> 10);
         let stats = directory.join("stats.json").display().to_string();
         let _ = std::fs::remove_file(&stats);
-        let settings = ["--dram", &budget, "--tier", "dram:", "--stats-json", &stats];
+        let mut settings = vec!["--dram", &budget, "--delivery", self.delivery, "--stats-json", &stats];
+        settings.extend(self.tiers.words.iter().map(String::as_str));
         let mut command = managed(&settings, program, arguments);
         command.current_dir(directory);
         command
