@@ -35,13 +35,14 @@ use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 
-/// Holds of one system call: beyond, its memory goes through a bounce buffer.
+/// Ranges of blocks that one system call can hold: beyond, its memory goes through a bounce buffer.
 pub const HOLDS_OF_CALL_MOST: usize = 64;
 /// The part of the budget that calls may hold, and the part that may be locked besides. Together less than the
 /// budget, so that faults always find a victim.
 const CALLS_PART: u64 = 4;
 pub(crate) const LOCKED_PART: u64 = 2;
-/// A hold up to here is granted beyond the calls' part: structures, which a bounce buffer cannot stand for.
+/// A hold up to here may go beyond the calls' part, by half of it: structures of calls that a bounce buffer cannot stand
+/// for. It counts all the same, with all the blocks that it keeps.
 const SMALL_BYTES: u64 = 64 << 10;
 /// Times that one block is brought for one call. A block that is held needs one, and one more each time that it is
 /// seen as a victim which is about to be refused; one that is not held may leave again and again.
@@ -50,6 +51,9 @@ const BRINGS_MOST: u32 = 64;
 /// Memory could not be made resident: there is no room for it, or it left each time before it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotBrought;
+
+/// Names to its argument every range that a call touches: address and length.
+pub type Ranges<'a> = &'a dyn Fn(&mut dyn FnMut(usize, usize));
 
 /// The memory that one system call holds. Released when dropped.
 pub struct Holding {
@@ -69,99 +73,147 @@ impl Holding {
         Self { pager, slots: [0; HOLDS_OF_CALL_MOST], count: 0, frame, complete: true }
     }
 
-    /// Holds nothing yet, for the call that `other` is for.
-    pub fn beside(other: &Holding) -> Self {
-        Self { pager: other.pager, slots: [0; HOLDS_OF_CALL_MOST], count: 0, frame: other.frame, complete: true }
+    /// Brings all of `ranges` and holds it; or holds nothing, and may have brought nothing, where that is more than one
+    /// call or all calls may hold.
+    pub fn add_all(&mut self, ranges: Ranges<'_>) -> bool {
+        let mut held = true;
+        ranges(&mut |start, len| held = held && self.cover(start, len));
+        held = held && self.pager.holds.calls_pages() <= self.pager.calls_pages_most();
+        if held {
+            ranges(&mut |start, len| held = held && self.bring(start, len));
+        }
+        if !held {
+            self.release();
+        }
+        held
+    }
+
+    /// Publishes a hold of the blocks of `start..start + len`, where it has any that calls must hold.
+    fn cover(&mut self, start: usize, len: usize) -> bool {
+        let (first, last) = page_range(start, len);
+        len == 0 || self.pager.is_foreign(first, last) || self.claim(first, last) != Claimed::None
+    }
+
+    /// Brings `start..start + len`, which is held.
+    fn bring(&self, start: usize, len: usize) -> bool {
+        let ((first, last), pager) = (page_range(start, len), self.pager);
+        let found = &pager.holds.found;
+        len == 0
+            || found.is_good(first, last)
+            || found.is_foreign(first, last)
+            || own_stack::call(move || pager.bring_and_remember(first, last).is_ok())
     }
 
     /// Brings `start..start + len` and holds it. Where it cannot be held it is brought at least.
     pub fn add(&mut self, start: usize, len: usize) {
         let (first, last) = page_range(start, len);
-        if !self.add_known(first, last) {
-            self.add_unknown(first, last);
+        if len == 0 || self.pager.is_foreign(first, last) {
+            return;
         }
+        let claimed = self.claim(first, last);
+        let fits = self.pager.holds.calls_pages() <= self.pager.calls_pages_most_for(first, last);
+        match claimed {
+            Claimed::New if !fits => {
+                self.count -= 1;
+                self.pager.holds.release(usize::from(self.slots[self.count]));
+            }
+            Claimed::Widened { index, start, end } if !fits => self.pager.holds.cover_only(index, start, end),
+            Claimed::Already | Claimed::New | Claimed::None | Claimed::Widened { .. } => {}
+        }
+        let held = claimed == Claimed::Already || (fits && claimed != Claimed::None);
+        self.complete &= self.bring(start, len) && held;
     }
 
-    /// Holds the pages `start..end` where they are known to be there.
-    fn add_known(&mut self, start: u64, end: u64) -> bool {
-        let holds = &self.pager.holds;
-        // Asked twice: what is not known is not worth a slot.
-        if self.count == HOLDS_OF_CALL_MOST || !holds.found.is_good(start, end) {
-            return false;
+    /// Holds the blocks of the pages `first..last`: in a slot that this call has next to them, or in one more.
+    fn claim(&mut self, first: u64, last: u64) -> Claimed {
+        let (holds, (first, last)) = (&self.pager.holds, self.pager.blocks_of(first, last));
+        for index in self.slots[..self.count].iter().map(|index| usize::from(*index)) {
+            let (start, end) = holds.covered(index);
+            if first >= start && last <= end {
+                return Claimed::Already;
+            }
+            if first <= end && start <= last {
+                holds.cover_only(index, start.min(first), end.max(last));
+                return Claimed::Widened { index, start, end };
+            }
         }
-        let Some(index) = self.claim_known(start, end) else { return false };
-        if !holds.found.is_good(start, end) {
-            holds.release(index);
-            return false;
+        if self.count == HOLDS_OF_CALL_MOST {
+            return Claimed::None;
         }
+        let Some(index) = holds.claim(thread_slot::token(), self.frame, first, last, last - first) else {
+            return Claimed::None;
+        };
         self.slots[self.count] = index as u16;
         self.count += 1;
-        true
-    }
-
-    /// A small range is granted in any case, and not counted: so signals may come meanwhile, see [`Holds::claim`].
-    fn claim_known(&self, start: u64, end: u64) -> Option<usize> {
-        let (pager, frame) = (self.pager, self.frame);
-        let claim = move |weight| pager.holds.claim(thread_slot::token(), frame, start, end, weight);
-        if is_small(start, end) {
-            return claim(0);
-        }
-        own_stack::call(move || {
-            let weight = pager.weight(start, end);
-            pager.grants(weight).then(|| claim(weight)).flatten()
-        })
-    }
-
-    fn add_unknown(&mut self, first: u64, last: u64) {
-        let (pager, frame, has_room) = (self.pager, self.frame, self.count < HOLDS_OF_CALL_MOST);
-        let added = own_stack::call(move || pager.add_unknown(frame, has_room, first, last));
-        if let Some(index) = added.slot {
-            self.slots[self.count] = index;
-            self.count += 1;
-        }
-        self.complete &= added.complete;
+        Claimed::New
     }
 
     /// Whether everything that was added is there and held. Else it may be away when the kernel touches it.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
+
+    fn release(&mut self) {
+        for index in &self.slots[..self.count] {
+            self.pager.holds.release(usize::from(*index));
+        }
+        self.count = 0;
+    }
 }
 
 impl Drop for Holding {
     fn drop(&mut self) {
-        for index in &self.slots[..self.count] {
-            self.pager.holds.release(usize::from(*index));
-        }
+        self.release();
     }
 }
 
-/// What has come of a range that a call asked for.
-struct Added {
-    slot: Option<u16>,
-    complete: bool,
+/// How a call has come to hold some blocks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claimed {
+    /// It held them.
+    Already,
+    /// By a slot more: its last.
+    New,
+    /// There is no slot.
+    None,
+    /// By a slot that covered the pages `start..end` before.
+    Widened { index: usize, start: u64, end: u64 },
 }
 
 impl Pager {
-    /// Brings the pages `first..last`, and holds them for the call of the calling thread's at `frame`. With signals
-    /// blocked.
-    fn add_unknown(&self, frame: usize, has_room: bool, first: u64, last: u64) -> Added {
+    /// Whether the pages `first..last` are none that a call must hold.
+    fn is_foreign(&'static self, first: u64, last: u64) -> bool {
         let found = &self.holds.found;
-        // Before the look: whatever changes since makes what is remembered that of no range.
-        let stamp = found.stamp(first, last);
-        let remember = || _ = stamp.inspect(|stamp| found.remember(first, last, *stamp));
-        let Some((start, end)) = self.needs_hold(first, last) else {
-            remember();
-            return Added { slot: None, complete: true };
-        };
-        let weight = self.weight(start, end);
-        let granted = has_room && (is_small(start, end) || self.grants(weight));
-        let slot = granted.then(|| self.holds.claim(thread_slot::token(), frame, start, end, weight)).flatten();
-        let brought = self.bring(start, end);
-        if brought == Ok(true) {
-            remember();
+        if found.is_good(first, last) {
+            return false;
         }
-        Added { slot: slot.map(|index| index as u16), complete: slot.is_some() && brought.is_ok() }
+        found.is_foreign(first, last)
+            || own_stack::call(move || {
+                // Before the look: whatever changes since makes what is remembered that of no range.
+                let stamp = self.holds.found.stamp(first, last);
+                let is_foreign = self.needs_hold(first, last).is_none();
+                if let (true, Some(stamp)) = (is_foreign, stamp) {
+                    self.holds.found.remember_foreign(first, last, stamp);
+                }
+                is_foreign
+            })
+    }
+
+    /// Brings the pages `first..last`, which are held, and remembers them where all are there. With signals blocked.
+    fn bring_and_remember(&self, first: u64, last: u64) -> Result<(), NotBrought> {
+        let found = &self.holds.found;
+        let stamp = found.stamp(first, last);
+        let Some((start, end)) = self.needs_hold(first, last) else { return Ok(()) };
+        if self.bring(start, end)? {
+            stamp.inspect(|stamp| found.remember(first, last, *stamp));
+        }
+        Ok(())
+    }
+
+    /// The pages of all blocks that `first..last` can be in.
+    fn blocks_of(&self, first: u64, last: u64) -> (u64, u64) {
+        let block = u64::from(self.largest.pages());
+        (first / block * block, last.next_multiple_of(block))
     }
 
     /// What one call may hold at once, in bytes.
@@ -170,10 +222,15 @@ impl Pager {
         (self.budget_now.load(Ordering::Relaxed) / CALLS_PART / 2 * PAGE_BYTES) as usize
     }
 
-    /// Whether calls may hold so many pages more.
-    fn grants(&self, weight: u64) -> bool {
-        let most = self.budget_now.load(Ordering::Relaxed) / CALLS_PART;
-        self.holds.calls_pages.load(Ordering::SeqCst) + weight <= most
+    /// What all calls may hold, in pages.
+    fn calls_pages_most(&self) -> u64 {
+        self.budget_now.load(Ordering::Relaxed) / CALLS_PART
+    }
+
+    /// What all calls may hold when one of them holds the pages `first..last` for want of a bounce buffer.
+    fn calls_pages_most_for(&self, first: u64, last: u64) -> u64 {
+        let most = self.calls_pages_most();
+        if (last - first) * PAGE_BYTES <= SMALL_BYTES { most + most / 2 } else { most }
     }
 
     /// What the program has locked, in pages.
@@ -216,8 +273,8 @@ impl Pager {
 
     /// What holding `start..end` keeps from eviction, in pages: whole blocks.
     fn weight(&self, start: u64, end: u64) -> u64 {
-        let block = u64::from(self.largest.pages());
-        end.next_multiple_of(block) - start / block * block
+        let (start, end) = self.blocks_of(start, end);
+        end - start
     }
 
     /// Makes the pages `start..end` resident, as far as they are managed and not lost. Whether all are there now.
@@ -328,10 +385,6 @@ impl Pager {
                 && slot.start.load(Ordering::SeqCst) < end
         })
     }
-}
-
-fn is_small(start: u64, end: u64) -> bool {
-    (end - start) * PAGE_BYTES <= SMALL_BYTES
 }
 
 /// The pages that `start..start + len` touches.

@@ -15,7 +15,7 @@ use std::ffi::c_void;
 use aquifer_sys::memory::map_anonymous;
 use aquifer_sys::raw::{Errno, syscall};
 
-use crate::calls::quietly;
+use crate::calls::{TRANSFER_BYTES_MOST, quietly};
 use crate::program_memory::is_readable;
 
 /// One bounce buffer of a stream: large enough that copying, not calling, is what it costs.
@@ -131,33 +131,38 @@ pub fn is_message_socket(descriptor: usize) -> bool {
 }
 
 /// Memory of our own for one transfer. Pages come when the kernel or a copy touches them.
-struct Bounce {
+pub struct Bounce {
     start: usize,
     len: usize,
 }
 
 impl Bounce {
-    fn new(len: usize) -> Option<Self> {
-        map_anonymous(len).ok().map(|start| Self { start, len })
+    /// `None`: the kernel has no memory.
+    pub fn new(len: usize) -> Option<Self> {
+        map_anonymous(len.max(1)).ok().map(|start| Self { start, len: len.max(1) })
     }
 
-    fn piece(&self, len: usize) -> [libc::iovec; 1] {
-        [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start), iov_len: len }]
+    /// `len` bytes at `offset`, for the kernel.
+    pub fn piece(&self, offset: usize, len: usize) -> [libc::iovec; 1] {
+        [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start + offset), iov_len: len }]
     }
 
-    /// Copies between the start of the buffer and the program's vector. False where the vector cannot be read: its
+    /// Copies between the buffer, from `offset` on, and the program's vector. False where the vector cannot be read: its
     /// lengths may be wrong, and the kernel is to say so.
     ///
     /// # Safety
     /// The entries are the program's; `len` is no more than either has.
-    unsafe fn copy(&self, entries: &[libc::iovec], len: usize, to_program: bool) -> bool {
+    pub unsafe fn copy(&self, offset: usize, entries: &[libc::iovec], len: usize, to_program: bool) -> bool {
         let mut done = 0;
         for entry in entries {
             let take = entry.iov_len.min(len - done);
+            if take == 0 {
+                continue;
+            }
             if !to_program && !is_readable(entry.iov_base as usize, take) {
                 return false;
             }
-            let ours: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start + done);
+            let ours: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start + offset + done);
             let (source, target) = if to_program { (ours, entry.iov_base) } else { (entry.iov_base, ours) };
             // SAFETY: both have `take` bytes; ours is nobody else's. The program's side faults like any access.
             unsafe { std::ptr::copy_nonoverlapping(source.cast::<u8>(), target.cast::<u8>(), take) };
@@ -184,10 +189,10 @@ pub unsafe fn once(
 ) -> Result<usize, Errno> {
     let from = window(entries, 0, bytes(entries).min(STREAM_BYTES));
     let len = bytes(&from);
-    let bounce = Bounce::new(len.max(1)).ok_or(Errno(libc::ENOMEM))?;
+    let bounce = Bounce::new(len).ok_or(Errno(libc::ENOMEM))?;
     // SAFETY: the window is a part of the program's vector, and fits.
-    let copied = unsafe { bounce.copy(&from, len, false) };
-    if copied { part(&bounce.piece(len)) } else { part(&from) }
+    let copied = unsafe { bounce.copy(0, &from, len, false) };
+    if copied { part(&bounce.piece(0, len)) } else { part(&from) }
 }
 
 /// As [`through`], for a file: it is asked until it has given all or comes back short, since a program need not
@@ -218,15 +223,15 @@ pub unsafe fn through(
     whole_message: bool,
     part: impl Fn(&[libc::iovec], usize) -> isize,
 ) -> isize {
-    let total = bytes(entries);
+    let total = bytes(entries).min(TRANSFER_BYTES_MOST);
     let most = if whole_message { total } else { total.min(STREAM_BYTES) };
     let Some(bounce) = Bounce::new(most) else { return -(libc::ENOMEM as isize) };
     if reads {
-        let moved = part(&bounce.piece(most), 0);
+        let moved = part(&bounce.piece(0, most), 0);
         if moved > 0 {
             // A message that was cut may say how long it was: MSG_TRUNC.
             // SAFETY: the kernel wrote no more than the piece has, and the vector has room for it.
-            unsafe { bounce.copy(entries, (moved as usize).min(most), true) };
+            unsafe { bounce.copy(0, entries, (moved as usize).min(most), true) };
         }
         return moved;
     }
@@ -234,7 +239,7 @@ pub unsafe fn through(
         let from = window(entries, done, most);
         let len = bytes(&from);
         // SAFETY: the window is a part of the program's vector, and fits.
-        let copied = unsafe { bounce.copy(&from, len, false) };
-        if copied { part(&bounce.piece(len), done) } else { part(&from, done) }
+        let copied = unsafe { bounce.copy(0, &from, len, false) };
+        if copied { part(&bounce.piece(0, len), done) } else { part(&from, done) }
     })
 }

@@ -6,19 +6,25 @@
 //! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that
 //! may have consumed a message. So nothing is repaired afterwards: `pointers.rs` says what the call touches, and
 //! the pager keeps that resident; where pages are copied away, under every delivery (`pager/src/holds.rs`). What is
-//! larger than a call may hold goes in windows (files) or through memory of our own (`bounce.rs`).
+//! more than a call may hold, or than all calls may, goes in windows (files) or through memory of our own: transfers
+//! by `bounce.rs`, several messages by `calls/messages.rs`, structures by `calls/copied.rs`. A call that consumes what
+//! cannot be had again is never made with memory of the program's that is not held.
 //!
 //! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread
 //! may be cancelled or leave by siglongjmp(3) while the kernel has the call.
 
 #![allow(unsafe_code, reason = "system calls with the program's own arguments")]
 
+mod copied;
+mod messages;
+mod remote;
+mod submit;
+
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_pager::Adopter;
-use aquifer_pager::holds::Holding;
 use aquifer_sys::cancellation;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::shown_calls::{self, Shown};
@@ -28,7 +34,7 @@ use crate::bounce::{self, Entries};
 use crate::inner_pointers::{each_pointer, guess};
 use crate::kernel::libc_result;
 use crate::pointers::{Shape, length, points_on, shape};
-use crate::program_memory::load;
+use crate::program_memory::{is_readable, load, store};
 use crate::start::instance;
 
 /// The kernel's EFAULT.
@@ -250,6 +256,9 @@ impl Caller {
                     self.vector(adopter, number, args, reads)
                 }
                 Shape::Message { reads } => self.message(adopter, number, args, reads),
+                Shape::Messages => self.messages(adopter, number, args),
+                Shape::Submit => self.submit(adopter, args),
+                Shape::Remote => self.remote(adopter, number, args),
                 Shape::Waiters(_) | Shape::Word => self.word(adopter, number, args),
                 _ => self.plain(adopter, number, args),
             }
@@ -286,9 +295,19 @@ impl Caller {
         result
     }
 
-    /// Calls without windows: everything is held, or at least brought, and a call that fails all the same is
-    /// repeated.
+    /// Calls without windows: everything is held, or goes through copies. What the table does not know is at least
+    /// brought, and a call that fails all the same is repeated.
     unsafe fn plain(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
+        // SAFETY: the caller's promise.
+        if let Some(result) = unsafe { self.copied(adopter, number, &args) } {
+            return result;
+        }
+        // SAFETY: as above.
+        unsafe { self.tried(adopter, number, args) }
+    }
+
+    /// A call whose memory is held as far as it can be, and brought.
+    unsafe fn tried(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for turn in 0..TRIES {
             let Some(mut holding) = adopter.holding() else { break };
@@ -344,23 +363,37 @@ impl Caller {
         result
     }
 
+    /// One buffer, and the address of a socket's other end.
     unsafe fn bytes(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let entries = [libc::iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(args[1]),
             iov_len: args[2].min(TRANSFER_BYTES_MOST),
         }];
         let at = matches!(number, libc::SYS_pread64 | libc::SYS_pwrite64);
-        let also = match number {
-            libc::SYS_recvfrom => [(args[4], ADDRESS_BYTES), (args[5], size_of::<libc::socklen_t>())],
-            libc::SYS_sendto => [(args[4], args[5]), (0, 0)],
-            _ => [(0, 0); 2],
+        let (also, waits_for_all) = match number {
+            libc::SYS_recvfrom => {
+                ([(args[4], ADDRESS_BYTES), (args[5], size_of::<libc::socklen_t>())], waits_for_all(args[3]))
+            }
+            libc::SYS_sendto => ([(args[4], args[5]), (0, 0)], false),
+            _ => ([(0, 0); 2], false),
         };
         let part = |entries: &[libc::iovec], done: usize| {
             let [entry] = entries else { return FAULT };
-            // SAFETY: the caller's promise, or memory of our own.
-            unsafe { self.further(number, args, at, done, entry.iov_base as usize, entry.iov_len) }
+            let (start, len) = (entry.iov_base as usize, entry.iov_len);
+            if !matches!(number, libc::SYS_recvfrom | libc::SYS_sendto) {
+                // SAFETY: the caller's promise, or memory of our own.
+                return unsafe { self.further(number, args, at, done, start, len) };
+            }
+            let Some(mut name) = Name::of(args[4], args[5], reads) else { return FAULT };
+            let len_or_place = name.len_or_place(args[5], reads);
+            // SAFETY: as above; the address is a copy.
+            let result = unsafe { self.raw(number, [args[0], start, len, args[3], name.place(), len_or_place]) };
+            if reads && result >= 0 {
+                name.give_back();
+            }
+            result
         };
-        let memory = Memory { descriptor: args[0], entries: &entries, reads, also: &also };
+        let memory = Memory { descriptor: args[0], entries: &entries, reads, also: &also, whole: waits_for_all };
         // SAFETY: the caller's promise.
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
@@ -378,7 +411,7 @@ impl Caller {
             // SAFETY: as above.
             unsafe { self.further(number, args, at, done, entries.as_ptr() as usize, entries.len()) }
         };
-        let memory = Memory { descriptor: args[0], entries: entries.list(), reads, also: &also };
+        let memory = Memory { descriptor: args[0], entries: entries.list(), reads, also: &also, whole: false };
         // SAFETY: as above.
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
@@ -399,13 +432,13 @@ impl Caller {
     }
 
     unsafe fn message(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
-        let header = std::ptr::with_exposed_provenance_mut::<libc::msghdr>(args[1]);
-        let Some(given) = load::<libc::msghdr>(args[1]) else {
+        let header = load::<libc::msghdr>(args[1]).filter(|header| header.msg_iovlen <= bounce::ENTRIES_MOST);
+        let Some(given) = header else {
             // SAFETY: the caller's promise.
             return unsafe { self.raw(number, args) };
         };
         // SAFETY: as above.
-        let entries = unsafe { Entries::read(given.msg_iov as usize, given.msg_iovlen.min(bounce::ENTRIES_MOST)) };
+        let entries = unsafe { Entries::read(given.msg_iov as usize, given.msg_iovlen) };
         let also = [
             (args[1], size_of::<libc::msghdr>()),
             (given.msg_iov as usize, size_of_val(entries.list())),
@@ -413,25 +446,23 @@ impl Caller {
             (given.msg_control as usize, given.msg_controllen),
         ];
         let part = |entries: &[libc::iovec], _: usize| {
-            let mut ours = libc::msghdr { msg_iov: entries.as_ptr().cast_mut(), msg_iovlen: entries.len(), ..given };
-            // SAFETY: the payload is ours or the caller's; name and control are held.
-            let result = unsafe { self.raw(number, [args[0], &raw mut ours as usize, args[2], 0, 0, 0]) };
+            let Some(mut ours) = messages::Copied::of(&given, entries, reads) else { return FAULT };
+            // SAFETY: the payload is ours or held; name and control are copies.
+            let result = unsafe { self.raw(number, [args[0], ours.header(), args[2], 0, 0, 0]) };
             if reads && result >= 0 {
-                // SAFETY: the kernel's results go back into the program's header.
-                unsafe {
-                    (*header).msg_namelen = ours.msg_namelen;
-                    (*header).msg_controllen = ours.msg_controllen;
-                    (*header).msg_flags = ours.msg_flags;
-                }
+                // SAFETY: the kernel's results go back to where the program wants them.
+                unsafe { ours.give_back(args[1]) };
             }
             result
         };
-        let memory = Memory { descriptor: args[0], entries: entries.list(), reads, also: &also };
+        let whole = reads && waits_for_all(args[2]);
+        let memory = Memory { descriptor: args[0], entries: entries.list(), reads, also: &also, whole };
         // SAFETY: as above.
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// A transfer: the program's call, or `part` of it for other memory, so many bytes further on.
+    /// A transfer: the program's call, with all its memory held; or `part` of it for other memory, so many bytes
+    /// further on, which touches nothing else of the program's.
     unsafe fn transfer(
         &self,
         adopter: &'static Adopter,
@@ -442,40 +473,48 @@ impl Caller {
     ) -> isize {
         // SAFETY: the caller's promise.
         let whole = || unsafe { self.raw(number, args) };
-        let &Memory { descriptor, entries, reads, also } = memory;
-        let far = |(start, len): (usize, usize)| adopter.may_need_hold(start, len);
+        let &Memory { descriptor, entries, reads, also, whole: is_whole } = memory;
+        let far = |(start, len): &(usize, usize)| adopter.may_need_hold(*start, *len);
         let payload = |entry: &libc::iovec| (entry.iov_base as usize, entry.iov_len);
-        if !entries.iter().map(payload).chain(also.iter().copied()).any(far) {
+        if !entries.iter().map(payload).chain(also.iter().copied()).any(|range| far(&range)) {
             return whole();
         }
-        let Some(mut structures) = adopter.holding() else { return whole() };
-        also.iter().filter(|range| far(**range)).for_each(|(start, len)| structures.add(*start, *len));
-        let held = |entries: &[libc::iovec], call: &dyn Fn() -> isize| {
-            let mut holding = Holding::beside(&structures);
-            entries.iter().map(payload).filter(|range| far(*range)).for_each(|(start, len)| holding.add(start, len));
-            holding.is_complete().then(call)
-        };
         let total = bounce::bytes(entries).min(TRANSFER_BYTES_MOST);
         let most = adopter.hold_bytes_most();
-        if total <= most
-            && let Some(result) = held(entries, &whole)
-        {
-            return result;
+        if total <= most {
+            let Some(mut holding) = adopter.holding() else { return whole() };
+            let ranges = |each: &mut dyn FnMut(usize, usize)| {
+                let all = also.iter().copied().chain(entries.iter().map(payload));
+                all.filter(far).for_each(|(start, len)| each(start, len));
+            };
+            if holding.add_all(&ranges) {
+                return whole();
+            }
         }
         if bounce::is_file(descriptor) {
             let window = |done: usize| {
                 let window = bounce::window(entries, done, most.min(total - done));
-                held(&window, &|| part(&window, done)).unwrap_or_else(|| {
-                    // SAFETY: the window is a part of the program's vector.
-                    unsafe { bounce::file_through(&window, reads, |entries, more| part(entries, done + more)) }
-                })
+                let ranges = |each: &mut dyn FnMut(usize, usize)| {
+                    window.iter().map(payload).filter(far).for_each(|(start, len)| each(start, len));
+                };
+                let mut holding = adopter.holding();
+                if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
+                    return part(&window, done);
+                }
+                // SAFETY: the window is a part of the program's vector.
+                unsafe { bounce::file_through(&window, reads, |entries, more| part(entries, done + more)) }
             };
             return bounce::in_windows(total, most, window);
         }
-        let whole_message = bounce::is_message_socket(descriptor);
+        let whole_message = is_whole || bounce::is_message_socket(descriptor);
         // SAFETY: the caller's promise.
         unsafe { bounce::through(entries, reads, whole_message, part) }
     }
+}
+
+/// Whether a receive comes back short only at the end of the stream.
+fn waits_for_all(flags: usize) -> bool {
+    flags & libc::MSG_WAITALL as usize != 0
 }
 
 /// What a transfer is about.
@@ -486,6 +525,61 @@ struct Memory<'a> {
     reads: bool,
     /// Structures that the call touches besides: address and length.
     also: &'a [(usize, usize)],
+    /// Whether it cannot be done in parts.
+    whole: bool,
+}
+
+/// A copy of a socket's address, for recvfrom(2) and sendto(2).
+struct Name {
+    bytes: [u8; ADDRESS_BYTES],
+    len: libc::socklen_t,
+    /// Where the program wants the address, how much of it, and where its length.
+    target: Option<(usize, usize, usize)>,
+    is_given: bool,
+}
+
+impl Name {
+    /// `None` where it cannot be read. `len` is where the length is, if the call `reads` it.
+    fn of(start: usize, len: usize, reads: bool) -> Option<Self> {
+        let mut this = Self { bytes: [0; ADDRESS_BYTES], len: 0, target: None, is_given: start != 0 };
+        if start == 0 {
+            return Some(this);
+        }
+        if reads {
+            this.len = load(len)?;
+            let room = (this.len as usize).min(ADDRESS_BYTES);
+            this.target = is_readable(start, room).then_some((start, room, len));
+            return this.target.map(|_| this);
+        }
+        // The kernel refuses what is longer, and looks at none of it.
+        let taken = len.min(ADDRESS_BYTES);
+        if !is_readable(start, taken) {
+            return None;
+        }
+        let source = std::ptr::with_exposed_provenance::<u8>(start);
+        // SAFETY: it can be read, or is away: a fault is resolved as for any load.
+        unsafe { source.copy_to_nonoverlapping(this.bytes.as_mut_ptr(), taken) };
+        Some(this)
+    }
+
+    fn place(&mut self) -> usize {
+        if self.is_given { self.bytes.as_mut_ptr() as usize } else { 0 }
+    }
+
+    /// The call's last argument.
+    fn len_or_place(&mut self, given: usize, reads: bool) -> usize {
+        if reads && self.is_given { &raw mut self.len as usize } else { given }
+    }
+
+    /// The kernel's results go to where the program wants them.
+    fn give_back(&self) {
+        let Some((start, room, len)) = self.target else { return };
+        let target = std::ptr::with_exposed_provenance_mut::<u8>(start);
+        let count = room.min(self.len as usize);
+        // SAFETY: the program has given that much memory for it; a fault is resolved as for any store.
+        unsafe { target.copy_from_nonoverlapping(self.bytes.as_ptr(), count) };
+        store(len, self.len);
+    }
 }
 
 /// `struct sockaddr_storage`.

@@ -49,12 +49,13 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     match number {
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => Shape::Bytes { reads: true },
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => Shape::Bytes { reads: false },
-        libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2 => Shape::Vector { reads: true },
+        // vmsplice(2) to a pipe is answered by `unmovable.rs`; what is left of it takes from one.
+        libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2 | libc::SYS_vmsplice => Shape::Vector { reads: true },
         libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => Shape::Vector { reads: false },
         libc::SYS_recvmsg => Shape::Message { reads: true },
         libc::SYS_sendmsg => Shape::Message { reads: false },
         libc::SYS_recvmmsg | libc::SYS_sendmmsg => Shape::Messages,
-        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev | libc::SYS_vmsplice => Shape::Remote,
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => Shape::Remote,
         libc::SYS_io_submit => Shape::Submit,
         libc::SYS_execve => Shape::Strings(0),
         libc::SYS_execveat => Shape::Strings(1),

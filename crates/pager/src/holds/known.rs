@@ -41,9 +41,20 @@ impl Known {
         self.changes.stamp(start, end)
     }
 
-    /// The pages `start..end` were whole and resident when they had `stamp`, or need not be.
+    /// The pages `start..end` were whole and resident when they had `stamp`.
     pub(super) fn remember(&self, start: u64, end: u64, stamp: u64) {
         self.place(start).store(word(start, end, stamp), Ordering::Relaxed);
+    }
+
+    /// Whether the pages `start..end` are still as when they were found to be none that a call must hold.
+    pub(super) fn is_foreign(&self, start: u64, end: u64) -> bool {
+        let stamp = self.changes.stamp(start, end);
+        stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == !word(start, end, stamp))
+    }
+
+    /// The pages `start..end` were none that a call must hold when they had `stamp`.
+    pub(super) fn remember_foreign(&self, start: u64, end: u64, stamp: u64) {
+        self.place(start).store(!word(start, end, stamp), Ordering::Relaxed);
     }
 
     fn place(&self, start: u64) -> &AtomicU64 {
@@ -76,6 +87,9 @@ mod tests {
         known.remember(10, 12, stamp);
         assert!(known.is_good(10, 12));
         assert!(!known.is_good(10, 11) && !known.is_good(11, 12) && !known.is_good(10 + RANGES as u64, 12));
+        assert!(!known.is_foreign(10, 12));
+        known.remember_foreign(10, 12, stamp);
+        assert!(known.is_foreign(10, 12) && !known.is_good(10, 12));
         known.remember(10, 12, stamp + 1);
         assert!(!known.is_good(10, 12), "its pages have changed since");
         assert!(!known.is_good(10, 10_000), "long ranges are not remembered");

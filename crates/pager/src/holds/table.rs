@@ -14,8 +14,11 @@ use aquifer_core::map::changes::Changes;
 use super::known::Known;
 use super::threads::IN_RELEASE;
 
-/// Holds at one time in the whole process. A choice: some for each of dozens of threads in system calls.
-const HOLDS_MOST: usize = 512;
+/// Holds at one time in the whole process. A choice: some for each of dozens of threads in system calls, and one for
+/// each of hundreds of threads with a stack or a signal stack in managed memory.
+const HOLDS_MOST: usize = 1024;
+/// Of these, those that system calls can have: what cannot be copied instead of held finds a slot always.
+const CALL_SLOTS: usize = 512;
 /// Stack between two frames of one thread, at most, for one to be called abandoned by the other.
 const ABANDONED_BYTES: usize = 256 << 10;
 /// Owner of a hold that outlives its call.
@@ -32,7 +35,7 @@ pub(super) struct Slot {
     pub(super) start: AtomicU64,
     /// Zero while nothing is held.
     pub(super) end: AtomicU64,
-    /// What it counts for; zero while it is free.
+    /// What it keeps from eviction, in pages: whole blocks. Zero while it is free.
     weight: AtomicU64,
 }
 
@@ -42,7 +45,6 @@ pub(crate) struct Holds {
     pub(super) slots: [Slot; HOLDS_MOST],
     /// Slots from here on have never been used. Only grows.
     ever_used: AtomicUsize,
-    pub(super) calls_pages: AtomicU64,
     pub(super) locked_pages: AtomicU64,
     pub(super) found: Known,
 }
@@ -53,7 +55,6 @@ impl Holds {
         Self {
             slots: std::array::from_fn(|_| Slot::default()),
             ever_used: AtomicUsize::new(0),
-            calls_pages: AtomicU64::new(0),
             locked_pages: AtomicU64::new(0),
             found: Known::new(changes),
         }
@@ -72,41 +73,68 @@ impl Holds {
         &self.slots[..self.ever_used.load(Ordering::SeqCst)]
     }
 
-    fn account(&self, owner: usize) -> &AtomicU64 {
-        if matches!(owner, LOCKED | THREAD | IN_RELEASE) { &self.locked_pages } else { &self.calls_pages }
+    /// What is held for calls counts by its slots alone, see [`calls_pages`](Self::calls_pages).
+    fn account(&self, owner: usize) -> Option<&AtomicU64> {
+        outlives_its_call(owner).then_some(&self.locked_pages)
     }
 
-    /// Takes a slot for `start..end`, which counts for `weight` pages. Where that is none, a signal handler that jumps
-    /// out of here leaves nothing behind but a slot that [`release_abandoned`](Self::release_abandoned) finds, or that
-    /// holds nothing.
+    /// What calls keep from eviction, in pages. A sum over the slots and not a number of its own: a signal handler may
+    /// jump out of a call at any instruction, and would leave a number wrong for ever.
+    pub(super) fn calls_pages(&self) -> u64 {
+        let count = self.ever_used.load(Ordering::SeqCst).min(CALL_SLOTS);
+        let weights = self.slots[..count].iter().filter(|slot| {
+            let owner = slot.owner.load(Ordering::SeqCst);
+            owner != 0 && !outlives_its_call(owner)
+        });
+        weights.map(|slot| slot.weight.load(Ordering::SeqCst)).sum()
+    }
+
+    /// Takes a slot for `start..end`, which counts for `weight` pages. Where it is a call's, a signal handler that
+    /// jumps out of here leaves nothing behind but a slot that [`release_abandoned`](Self::release_abandoned) finds, or
+    /// that holds nothing.
     pub(super) fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
-        let free = |slot: &&Slot| {
+        let free = |slot: &Slot| {
             slot.owner.load(Ordering::Relaxed) == 0
                 && slot.owner.compare_exchange(0, owner, Ordering::SeqCst, Ordering::Relaxed).is_ok()
         };
-        let index = self.slots.iter().position(|slot| free(&slot))?;
+        let index = if outlives_its_call(owner) {
+            self.slots.iter().position(free)
+        } else {
+            self.slots[..CALL_SLOTS].iter().position(free)
+        }?;
         if self.ever_used.load(Ordering::SeqCst) <= index {
             self.ever_used.fetch_max(index + 1, Ordering::SeqCst);
         }
         let slot = &self.slots[index];
-        slot.frame.store(frame, Ordering::Relaxed);
-        if weight != 0 {
-            self.account(owner).fetch_add(weight, Ordering::SeqCst);
-            slot.weight.store(weight, Ordering::Relaxed);
-        }
+        slot.frame.store(frame, Ordering::SeqCst);
+        self.account(owner).inspect(|account| _ = account.fetch_add(weight, Ordering::SeqCst));
+        slot.weight.store(weight, Ordering::SeqCst);
         slot.start.store(start, Ordering::SeqCst);
         slot.end.store(end, Ordering::SeqCst);
         Some(index)
     }
 
+    /// The blocks that a call's slot covers.
+    pub(super) fn covered(&self, index: usize) -> (u64, u64) {
+        let slot = &self.slots[index];
+        (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst))
+    }
+
+    /// Makes a call's slot, which counts by what it covers, cover `start..end`: more than before, or what it covered
+    /// before that was more.
+    pub(super) fn cover_only(&self, index: usize, start: u64, end: u64) {
+        let slot = &self.slots[index];
+        slot.weight.store(end - start, Ordering::SeqCst);
+        slot.start.store(start, Ordering::SeqCst);
+        slot.end.store(end, Ordering::SeqCst);
+    }
+
     pub(super) fn release(&self, index: usize) {
         let slot = &self.slots[index];
         slot.end.store(0, Ordering::Release);
-        let weight = slot.weight.load(Ordering::Relaxed);
-        if weight != 0 {
-            self.account(slot.owner.load(Ordering::SeqCst)).fetch_sub(weight, Ordering::SeqCst);
-            slot.weight.store(0, Ordering::Relaxed);
-        }
+        let weight = slot.weight.swap(0, Ordering::SeqCst);
+        let account = self.account(slot.owner.load(Ordering::SeqCst));
+        account.inspect(|account| _ = account.fetch_sub(weight, Ordering::SeqCst));
         // Nobody's stack: what is claimed next is not abandoned before it says whose it is.
         slot.frame.store(0, Ordering::Relaxed);
         slot.owner.store(0, Ordering::Release);
@@ -134,6 +162,10 @@ impl Holds {
     }
 }
 
+fn outlives_its_call(owner: usize) -> bool {
+    matches!(owner, LOCKED | THREAD | IN_RELEASE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,14 +182,31 @@ mod tests {
         holds.release(first);
         assert!(!holds.cover(PAGES));
         holds.release(second);
-        assert_eq!(holds.calls_pages.load(Ordering::SeqCst), 0);
+        assert_eq!(holds.calls_pages(), 0);
+    }
+
+    #[test]
+    fn what_is_held_besides_is_counted() {
+        let holds = Holds::new(Arc::default());
+        let index = holds.claim(7, 0, 128, 160, 32).expect("a free slot");
+        holds.cover_only(index, 96, 160);
+        assert_eq!((holds.covered(index), holds.calls_pages()), ((96, 160), 64));
+        assert!(holds.cover(Pages { start: 96, count: 1 }));
+        holds.claim(LOCKED, 0, 0, 32, 32);
+        assert_eq!((holds.calls_pages(), holds.locked_pages.load(Ordering::SeqCst)), (64, 32));
+        holds.release(index);
+        assert_eq!(holds.calls_pages(), 0);
     }
 
     #[test]
     fn slots_are_bounded() {
         let holds = Holds::new(Arc::default());
-        assert!((0..HOLDS_MOST).all(|_| holds.claim(7, 0, 1, 2, 1).is_some()));
+        assert!((0..CALL_SLOTS).all(|_| holds.claim(7, 0, 1, 2, 1).is_some()));
         assert!(holds.claim(7, 0, 1, 2, 1).is_none());
+        assert!((CALL_SLOTS..HOLDS_MOST).all(|_| holds.claim(LOCKED, 0, 1, 2, 1).is_some()));
+        assert!(holds.claim(LOCKED, 0, 1, 2, 1).is_none());
+        let (calls, locked) = (holds.calls_pages(), holds.locked_pages.load(Ordering::SeqCst));
+        assert_eq!((calls, locked), (CALL_SLOTS as u64, (HOLDS_MOST - CALL_SLOTS) as u64));
     }
 
     #[test]

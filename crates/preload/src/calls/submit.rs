@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! io_submit(2): as many requests at once as can be held, in the order of the program's.
+//!
+//! The kernel holds the pages of a direct request itself once it has been submitted, and copies for the others before
+//! the call returns; so nothing has to stay for longer than the call.
+
+#![allow(unsafe_code, reason = "structures of the program's system calls")]
+
+use aquifer_pager::Adopter;
+
+use super::Caller;
+use crate::inner_pointers::each_pointer;
+
+/// Requests that are tried at once: more than can be held even if each took one range.
+const REQUESTS_AT_ONCE: usize = aquifer_pager::holds::HOLDS_OF_CALL_MOST;
+
+impl Caller {
+    /// io_submit(2).
+    pub(super) unsafe fn submit(&self, adopter: &'static Adopter, args: [usize; 6]) -> isize {
+        let count = isize::try_from(args[1]).unwrap_or(0);
+        if count <= 0 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.raw(libc::SYS_io_submit, args) };
+        }
+        let count = count as usize;
+        let mut done = 0;
+        loop {
+            // SAFETY: as above.
+            let (asked, result) = unsafe { self.submit_some(adopter, args, done, count - done) };
+            if result < 0 {
+                return if done > 0 { done as isize } else { result };
+            }
+            done += result as usize;
+            if done >= count || (result as usize) < asked {
+                return done as isize;
+            }
+        }
+    }
+
+    /// Submits the first of `rest` requests that come after `done` others. How many it were, and the call's result.
+    unsafe fn submit_some(
+        &self,
+        adopter: &'static Adopter,
+        args: [usize; 6],
+        done: usize,
+        rest: usize,
+    ) -> (usize, isize) {
+        let mut asked = rest.min(REQUESTS_AT_ONCE);
+        loop {
+            let part = [args[0], asked, args[2].wrapping_add(done * size_of::<usize>()), 0, 0, 0];
+            let ranges = |each: &mut dyn FnMut(usize, usize)| {
+                let mut far = |start, len| {
+                    if adopter.may_need_hold(start, len) {
+                        each(start, len);
+                    }
+                };
+                // SAFETY: the caller's promise.
+                unsafe { each_pointer(libc::SYS_io_submit, &part, &mut far) };
+            };
+            let mut holding = adopter.holding();
+            if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
+                // SAFETY: as above.
+                return (asked, unsafe { self.raw(libc::SYS_io_submit, part) });
+            }
+            if asked == 1 {
+                drop(holding);
+                // One request with more memory than may be held: it is brought, and the kernel's word on it is final.
+                // SAFETY: as above.
+                return (1, unsafe { self.tried(adopter, libc::SYS_io_submit, part) });
+            }
+            asked /= 2;
+        }
+    }
+}
