@@ -18,6 +18,8 @@ pub enum ExitCode {
     Failure = 1,
     /// The arguments make no sense: an unknown flag, a size that is none, a budget out of range.
     Usage = 2,
+    /// `--strict`: something would have escaped the budget, and the program was ended, or not started.
+    Refused = 112,
     /// The pager, inside the program, could not go on: memory of the program would have been lost, or a wait would
     /// have had no end. The pager says why and ends the program (`crates/pager/src/abort.rs`).
     CannotGoOn = 113,
@@ -36,6 +38,7 @@ impl ExitCode {
         ExitCode::Success,
         ExitCode::Failure,
         ExitCode::Usage,
+        ExitCode::Refused,
         ExitCode::CannotGoOn,
         ExitCode::CannotStart,
         ExitCode::CannotRun,
@@ -48,6 +51,7 @@ impl ExitCode {
             ExitCode::Success => "everything that was asked for was done",
             ExitCode::Failure => "the command could not do its work",
             ExitCode::Usage => "the arguments make no sense",
+            ExitCode::Refused => "--strict ended the program, or did not start it: its budget would not have held",
             ExitCode::CannotGoOn => "the pager could not go on, and ended the program with a message",
             ExitCode::CannotStart => "aquifer run could not start, and the program has not run",
             ExitCode::CannotRun => "the program cannot be run on managed memory",

@@ -4,8 +4,9 @@
 //! `aquifer run`: starts a program on managed memory and stays as its parent.
 //!
 //! The story: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the statistics
-//! segment, the environment, the child) → `supervise` (signals, waiting) → `farewell` (what was borrowed goes back) →
-//! `report` (`--stats-json`, what is worth a line). The pager itself is in the preload library, inside the child.
+//! segment, the environment, the child) → `supervise` (signals, waiting), beside it `unmanaged` (what escapes the
+//! budget) → `farewell` (what was borrowed goes back) → `report` (`--stats-json`, what is worth a line). The pager itself
+//! is in the preload library, inside the child.
 
 mod args;
 mod elf;
@@ -17,14 +18,21 @@ mod report;
 mod settings;
 pub mod state_dir;
 mod supervise;
+mod unmanaged;
 mod unsafe_edge;
 
 use std::process;
+use std::thread;
 use std::time::Instant;
 
-pub use args::{HowArgs, RunArgs, on_or_off, words};
+use aquifer_stats::Counters;
+use aquifer_sys::shared_segment::SharedSegment;
+use nix::unistd::Pid;
 
-use crate::exit::Failure;
+pub use args::{HowArgs, RunArgs, on_or_off, words};
+pub use unmanaged::exceeds_budget;
+
+use crate::exit::{ExitCode, Failure};
 
 /// Runs the program, and ends as it did: with its exit status, or 128 + the signal that ended it.
 pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
@@ -34,9 +42,30 @@ pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
     let signals = supervise::Signals::take_over()?;
     let counters = launch::statistics(&settings)?;
     let started = Instant::now();
-    let child = launch::start(&settings, &counters, &signals)?;
-    let end = supervise::wait(child, &signals)?;
+    let (child, ledger) = launch::start(&settings, &counters, &signals)?;
+    let (end, was_refused) = watched(&settings, &counters, ledger.as_ref(), child, &signals);
+    let end = end?;
     farewell::say(&settings.config, &counters);
     report.write(&settings, &counters.snapshot(), end, started.elapsed());
-    Ok(end.exit_status().into())
+    Ok(if was_refused { ExitCode::Refused.into() } else { end.exit_status().into() })
+}
+
+/// Waits for the program, and looks at its memory meanwhile. How it ended, and whether that was for --strict.
+fn watched(
+    settings: &settings::RunSettings,
+    counters: &Counters,
+    ledger: Option<&SharedSegment>,
+    child: Pid,
+    signals: &supervise::Signals,
+) -> (Result<supervise::End, Failure>, bool) {
+    let name = settings.program.name.to_string_lossy();
+    let watched = unmanaged::Watched { name: &name, child, counters, ledger, strict: settings.strict };
+    let state = unmanaged::State::default();
+    let end = thread::scope(|scope| {
+        let watch = unmanaged::Watch::start(scope, watched, &state);
+        let end = supervise::wait(child, signals);
+        watch.end(&state);
+        end
+    });
+    (end, state.has_refused())
 }

@@ -93,11 +93,19 @@ fn json_lines(snapshots: &[Snapshot]) -> String {
     snapshots.iter().map(line).collect()
 }
 
+/// Whether managed and unmanaged memory together are more than the budget; before anything is registered, the managed
+/// part is not known.
+fn is_exceeded(snapshot: &Snapshot) -> bool {
+    let used = snapshot.gauge(Gauge::ResidentBytes) + snapshot.gauge(Gauge::UnmanagedResidentBytes);
+    crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))
+}
+
 /// One instance for a person: settings, memory, faults, traffic, trouble; every name as in the JSON.
 fn page(snapshot: &Snapshot) -> String {
     let mut text = String::new();
     let state = match (snapshot.is_attached(), snapshot.gauge(Gauge::Active)) {
         (false, _) => "starting",
+        (true, _) if is_exceeded(snapshot) => "over its budget, by memory that is not managed",
         (true, 0) => "within its budget, nothing registered",
         (true, _) => "active",
     };

@@ -17,6 +17,8 @@ pub const VERSION: u32 = 3;
 
 /// Words of eight bytes in the account of a tree's budget. `aquifer-pager` says what is in them.
 pub const LEDGER_WORDS: usize = 4096;
+/// The word of it with the sum of what its processes were given, in pages.
+pub const LEDGER_GIVEN_WORD: usize = 0;
 
 /// Everything the pager inside the program is told at its start. Checked by `aquifer run` beforehand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -21,4 +21,4 @@ mod choice;
 mod config;
 
 pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
-pub use config::{Config, ConfigError, LEDGER_WORDS, VARIABLE, VERSION};
+pub use config::{Config, ConfigError, LEDGER_GIVEN_WORD, LEDGER_WORDS, VARIABLE, VERSION};

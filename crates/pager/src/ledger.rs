@@ -28,7 +28,7 @@ use crate::places::{PROCESSES_MOST, Places};
 pub const WORDS: usize = RECORDS_AT + PROCESSES_MOST * RECORD_WORDS;
 
 /// The sum of what was given, in pages.
-const GIVEN: usize = 0;
+pub const GIVEN: usize = 0;
 /// A count of events, in the first half of this word, on which processes sleep.
 const EVENTS: usize = 1;
 /// When somebody last found nothing to take, as the monotonic clock's nanoseconds.

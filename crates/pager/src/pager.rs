@@ -21,6 +21,7 @@ use aquifer_core::units::{ByteSize, FrameIndex, Order, PAGE_BYTES, REGION_BYTES}
 use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::lifeline::Lifeline;
+use aquifer_sys::memory::OWN_HEAP_BYTES;
 use aquifer_sys::own_descriptors::{keep, leave_the_programs};
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, Blocked};
@@ -488,6 +489,7 @@ impl Pager {
         let standby = bytes(engine.standby_pages());
         self.counters.set_resident_bytes(bytes(engine.resident_pages()) + standby);
         self.counters.set_with_peak(Gauge::StandbyBytes, Gauge::StandbyBytesPeak, standby);
+        self.counters.set(Gauge::OverheadBytes, OWN_HEAP_BYTES.load(Ordering::Relaxed));
         self.counters.set(Gauge::UnwritableBytes, bytes(engine.unwritable_pages()));
         self.counters.set(Gauge::FramesFreeBytes, bytes(engine.free_pages()));
         let stored = u64::from(engine.map().slabs_in_use()) * REGION_BYTES;

@@ -11,8 +11,10 @@
 #![allow(unsafe_code, reason = "a global allocator is unsafe by its trait")]
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
+use aquifer_sys::memory::OWN_HEAP_BYTES;
 use aquifer_sys::own_stack;
 use aquifer_sys::raw::syscall;
 use dlmalloc::{Allocator, Dlmalloc};
@@ -25,7 +27,10 @@ struct Ranges;
 unsafe impl Allocator for Ranges {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match aquifer_sys::memory::map_anonymous(size) {
-            Ok(start) => (std::ptr::with_exposed_provenance_mut(start), size, 0),
+            Ok(start) => {
+                OWN_HEAP_BYTES.fetch_add(size as u64, Ordering::Relaxed);
+                (std::ptr::with_exposed_provenance_mut(start), size, 0)
+            }
             Err(_) => (std::ptr::null_mut(), 0, 0),
         }
     }
@@ -40,7 +45,9 @@ unsafe impl Allocator for Ranges {
 
     fn free(&self, start: *mut u8, size: usize) -> bool {
         // SAFETY: dlmalloc gives back a whole range that it got from `alloc` and does not use any more.
-        unsafe { syscall(libc::SYS_munmap, [start as usize, size, 0, 0, 0, 0]) }.is_ok()
+        let freed = unsafe { syscall(libc::SYS_munmap, [start as usize, size, 0, 0, 0, 0]) }.is_ok();
+        OWN_HEAP_BYTES.fetch_sub(if freed { size as u64 } else { 0 }, Ordering::Relaxed);
+        freed
     }
 
     fn can_release_part(&self, _: u32) -> bool {

@@ -34,6 +34,7 @@ pub struct Instance {
     pub delivery: aquifer_config::Delivery,
 }
 
+const _: () = assert!(ledger::GIVEN == aquifer_config::LEDGER_GIVEN_WORD, "the launcher looks there");
 const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the account fits into its segment");
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();

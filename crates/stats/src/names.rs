@@ -95,6 +95,9 @@ table! {
         StoredBytesPeak "stored_bytes_peak" "The most that was set aside for us in the tier."
         ManagedBytesPeak "managed_bytes_peak" "The most that was under our care."
         SuggestedDramBytes "suggested_dram_bytes" "Budget that would halve the fetches, by an estimate; 0 while unknown."
+        OverheadBytes "overhead_bytes" "The pager's own bookkeeping in local DRAM, beside the budget."
+        UnmanagedResidentBytes "unmanaged_resident_bytes" "Memory in local DRAM that is not managed: shared memory, stacks, small mappings."
+        UnmanagedResidentBytesPeak "unmanaged_resident_bytes_peak" "The most of unmanaged memory that was in local DRAM."
     }
 }
 

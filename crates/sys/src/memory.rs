@@ -15,6 +15,9 @@ pub const MADV_POPULATE_WRITE: i32 = 23;
 /// `MADV_POPULATE_READ`, since Linux 5.14.
 pub const MADV_POPULATE_READ: i32 = 22;
 
+/// Bytes that this library's own heap has from the kernel. Written where it gets and gives back its ranges.
+pub static OWN_HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
+
 /// A reserved range of private anonymous memory that lives as long as the process. Pages come on touch.
 #[derive(Clone, Copy, Debug)]
 pub struct Reserved {

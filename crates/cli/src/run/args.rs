@@ -69,6 +69,12 @@ pub struct HowArgs {
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set, value_parser = on_or_off())]
     pub prefetch: bool,
 
+    /// Refuse instead of warning when something would escape the budget
+    ///
+    /// The program is ended, or not started, and the exit status says so.
+    #[arg(long)]
+    pub strict: bool,
+
     /// Write the statistics to this file when the program has ended, however it ended; what cannot be
     /// written is told, and the exit status is still the program's
     #[arg(long, value_name = "FILE")]

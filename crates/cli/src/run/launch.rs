@@ -68,12 +68,18 @@ pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
 }
 
 /// Starts the program. Its standard streams, directory, process group and terminal are ours.
-pub fn start(settings: &RunSettings, counters: &Counters, signals: &Signals) -> Result<Pid, Failure> {
+///
+/// Also the account of the budget, which the processes of a tree share.
+pub fn start(
+    settings: &RunSettings,
+    counters: &Counters,
+    signals: &Signals,
+) -> Result<(Pid, Option<SharedSegment>), Failure> {
     let segment = counters.descriptor().expect("the segment was made here, so its descriptor is too");
     let stats_fd = inheritable(segment, "the statistics segment")?;
     let mut config = settings.config.clone();
     config.stats_fd = Some(stats_fd);
-    // Alive until the program has started, which inherits it.
+    // Alive until the program has started, which inherits it, and looked at meanwhile: `unmanaged.rs`.
     let ledger = (settings.budget == Budget::Tree).then(ledger).transpose()?;
     config.ledger_fd = ledger
         .as_ref()
@@ -99,7 +105,7 @@ pub fn start(settings: &RunSettings, counters: &Counters, signals: &Signals) -> 
         }
     })?;
     let pid = i32::try_from(child.id()).expect("the kernel's process ids fit in 22 bits");
-    Ok(Pid::from_raw(pid))
+    Ok((Pid::from_raw(pid), ledger))
 }
 
 /// The account of the budget, for the processes of the tree.

@@ -120,7 +120,8 @@ fn epitaph(name: &str, end: End) -> Option<String> {
 fn summary(name: &str, snapshot: &Snapshot, elapsed: Duration) -> String {
     let latencies = snapshot.fault_latencies();
     format!(
-        "'{name}' ran {:.2} s: {} faults (p50 {:.1} us, p99 {:.1} us), fetched {}, written back {}, peak {} of {}, {} errors",
+        "'{name}' ran {:.2} s: {} faults (p50 {:.1} us, p99 {:.1} us), fetched {}, written back {}, peak {} of {}, \
+         unmanaged {} at the most, {} errors",
         elapsed.as_secs_f64(),
         snapshot.counter(Counter::Faults),
         latencies.quantile_us(0.5),
@@ -129,6 +130,7 @@ fn summary(name: &str, snapshot: &Snapshot, elapsed: Duration) -> String {
         ByteSize(snapshot.counter(Counter::WrittenBackBytes)),
         ByteSize(snapshot.gauge(Gauge::ResidentBytesPeak)),
         ByteSize(snapshot.gauge(Gauge::DramBudgetBytes)),
+        ByteSize(snapshot.gauge(Gauge::UnmanagedResidentBytesPeak)),
         snapshot.counter(Counter::Errors),
     )
 }

@@ -35,6 +35,8 @@ pub struct RunSettings {
     pub budget: Budget,
     /// The value of `LD_PRELOAD` for it.
     pub ld_preload: OsString,
+    /// Whether what would escape the budget is refused.
+    pub strict: bool,
     /// Where the statistics go at the end.
     pub stats_json: Option<PathBuf>,
 }
@@ -67,7 +69,7 @@ impl RunSettings {
         let ld_preload = preload::ld_preload(&library, env::var_os("LD_PRELOAD").as_deref());
         // A recording is of one process, with one budget.
         let budget = if how.record.is_some() { Budget::Process } else { how.budget };
-        Ok(RunSettings { config, program, budget, ld_preload, stats_json: how.stats_json })
+        Ok(RunSettings { config, program, budget, ld_preload, strict: how.strict, stats_json: how.stats_json })
     }
 }
 

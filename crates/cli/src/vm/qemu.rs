@@ -76,6 +76,7 @@ pub fn shown(how: &HowArgs, command: &[OsString]) -> String {
     add_path("--stats-json", how.stats_json.as_deref());
     add_path("--record", how.record.as_deref());
     add_path("--state-dir", how.state_dir.as_deref());
+    words.extend(how.strict.then(|| "--strict".into()));
     words.extend((0..how.verbose).map(|_| "--verbose".into()));
     words.push("--".into());
     let quoted: Vec<String> = words.iter().chain(command).map(|word| quoted(&word.to_string_lossy()).into()).collect();

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Looks at what the program has in DRAM besides its managed memory, and says so when the whole exceeds the budget.
+//!
+//! Shared memory, the stacks of threads, mappings below 64 KiB and private pages of files stay the kernel's. They are
+//! counted from outside, from /proc: nothing of it happens on the program's threads. Pages of files that the kernel can
+//! drop or write back by itself (RssFile) do not count. See proc_pid_status(5), and proc_pid_smaps(5) for
+//! `smaps_rollup`, which divides pages that several processes share.
+//!
+//! Threads: one of the launcher's. Signals are blocked there, since it starts after `Signals::take_over`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use aquifer_config::LEDGER_GIVEN_WORD;
+use aquifer_core::units::{ByteSize, PAGE_BYTES};
+use aquifer_stats::{Counters, Gauge};
+use aquifer_sys::shared_segment::SharedSegment;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::exit::say;
+
+/// The first look, soon enough for programs that run for a moment; each later one comes twice as late.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+/// Looks are no further apart, unless one takes long.
+const LOOKS_APART: Duration = Duration::from_secs(1);
+/// A look may take this part of the time, at most: `smaps_rollup` of a large process is a walk of its page tables.
+const LOOK_PART: u32 = 50;
+/// What does not count as exceeding: stacks, the data of libraries, small mappings. A choice: the smallest budget, and
+/// this part of a large one.
+const ALLOWED_BYTES: u64 = 16 << 20;
+const ALLOWED_PART: u64 = 64;
+/// Processes of one tree that are looked at.
+const PROCESSES_MOST: usize = 4096;
+
+/// What is watched, and what for.
+#[derive(Debug)]
+pub struct Watched<'a> {
+    /// The program's name.
+    pub name: &'a str,
+    /// Its process.
+    pub child: Pid,
+    /// The figures are written here.
+    pub counters: &'a Counters,
+    /// What the processes of a tree were given, where they share a budget.
+    pub ledger: Option<&'a SharedSegment>,
+    /// Whether the program is ended when the budget is exceeded.
+    pub strict: bool,
+}
+
+/// The thread that looks.
+#[derive(Debug)]
+pub struct Watch<'scope> {
+    thread: ScopedJoinHandle<'scope, ()>,
+}
+
+/// Whether the watch ended the program, and whether it is to end itself.
+#[derive(Debug, Default)]
+pub struct State {
+    over: AtomicBool,
+    refused: AtomicBool,
+}
+
+impl State {
+    /// Whether the program was ended because it exceeded its budget.
+    pub fn has_refused(&self) -> bool {
+        self.refused.load(Ordering::Acquire)
+    }
+}
+
+impl<'scope> Watch<'scope> {
+    /// Begins to look.
+    pub fn start<'env>(scope: &'scope Scope<'scope, 'env>, watched: Watched<'env>, state: &'env State) -> Self {
+        Self { thread: scope.spawn(move || watched.look_on(state)) }
+    }
+
+    /// The program has ended.
+    pub fn end(self, state: &State) {
+        state.over.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+    }
+}
+
+impl Watched<'_> {
+    fn look_on(&self, state: &State) {
+        let mut pause = FIRST_LOOK;
+        let mut has_said = false;
+        loop {
+            thread::park_timeout(pause);
+            if state.over.load(Ordering::Acquire) {
+                return;
+            }
+            let began = Instant::now();
+            let processes = tree(self.child);
+            if let Some(found) = Resident::of(&processes) {
+                has_said |= self.judge(&found, &processes, has_said, state);
+            }
+            pause = (pause * 2).min(LOOKS_APART).max(began.elapsed() * LOOK_PART);
+        }
+    }
+
+    /// Writes the figures down. Whether the budget is exceeded, which is said the first time.
+    fn judge(&self, found: &Resident, processes: &BTreeSet<i32>, has_said: bool, state: &State) -> bool {
+        let count = processes.len().max(1) as u64;
+        let managed = self.managed_bytes(found, count);
+        let unmanaged = found.unmanaged_bytes(managed, self.counters.gauge(Gauge::OverheadBytes) * count);
+        self.counters.set(Gauge::UnmanagedResidentBytes, unmanaged);
+        self.counters.raise(Gauge::UnmanagedResidentBytesPeak, unmanaged);
+        let of_each = self.counters.gauge(Gauge::DramBudgetBytes);
+        let budget = if self.ledger.is_some() { of_each } else { of_each * count };
+        if !exceeds_budget(managed + unmanaged, budget) {
+            return false;
+        }
+        if self.strict {
+            state.refused.store(true, Ordering::Release);
+            for process in processes {
+                let _ = kill(Pid::from_raw(*process), Signal::SIGKILL);
+            }
+        }
+        if !has_said {
+            self.say(managed, unmanaged, budget);
+        }
+        true
+    }
+
+    /// What of the anonymous memory is in the account of the budget.
+    fn managed_bytes(&self, found: &Resident, count: u64) -> u64 {
+        let is_active = self.counters.gauge(Gauge::Active) != 0;
+        let managed = match self.ledger {
+            _ if is_active && count == 1 => {
+                self.counters.gauge(Gauge::ResidentBytes) + self.counters.gauge(Gauge::FramesFreeBytes)
+            }
+            Some(ledger) => ledger.words()[LEDGER_GIVEN_WORD].load(Ordering::Relaxed) * PAGE_BYTES,
+            None if is_active => self.counters.gauge(Gauge::DramBudgetBytes) * count,
+            None => self.counters.gauge(Gauge::ManagedBytes) * count,
+        };
+        managed.min(found.anonymous)
+    }
+
+    fn say(&self, managed: u64, unmanaged: u64, budget: u64) {
+        let (name, unmanaged, managed, budget) = (self.name, ByteSize(unmanaged), ByteSize(managed), ByteSize(budget));
+        let what = format!(
+            "'{name}' has {unmanaged} in DRAM that aquifer does not manage (shared memory, stacks, small mappings), \
+             beside {managed} that it does: more than --dram {budget}"
+        );
+        if self.strict {
+            say(&format!("{what}; it was ended, as --strict asks: raise --dram, or let it use less of these"));
+        } else {
+            say(&format!("{what}; let it use less of these, or refuse such programs with --strict"));
+        }
+    }
+}
+
+/// Whether so much in DRAM is more than a budget, by more than every program has besides.
+pub fn exceeds_budget(used: u64, budget: u64) -> bool {
+    used > budget + allowed(budget)
+}
+
+fn allowed(budget: u64) -> u64 {
+    ALLOWED_BYTES.max(budget / ALLOWED_PART)
+}
+
+/// What processes have in DRAM, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Resident {
+    anonymous: u64,
+    shared: u64,
+}
+
+impl Resident {
+    /// `None` where none of them can be looked at: all have ended.
+    fn of(processes: &BTreeSet<i32>) -> Option<Self> {
+        let is_alone = processes.len() == 1;
+        let each = processes.iter().filter_map(|process| {
+            let divided = (!is_alone).then(|| Self::read(*process, "smaps_rollup", ["Pss_Anon:", "Pss_Shmem:"]));
+            divided.flatten().or_else(|| Self::read(*process, "status", ["RssAnon:", "RssShmem:"]))
+        });
+        each.reduce(|sum, one| Self { anonymous: sum.anonymous + one.anonymous, shared: sum.shared + one.shared })
+    }
+
+    fn read(process: i32, file: &str, names: [&str; 2]) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{process}/{file}")).ok()?;
+        let [anonymous, shared] = names.map(|name| kibibytes(&text, name));
+        Some(Self { anonymous: anonymous? << 10, shared: shared? << 10 })
+    }
+
+    fn unmanaged_bytes(&self, managed: u64, overhead: u64) -> u64 {
+        self.shared + self.anonymous.saturating_sub(managed + overhead)
+    }
+}
+
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+}
+
+/// A process and its descendants, as far as they have not been left by their parents.
+fn tree(root: Pid) -> BTreeSet<i32> {
+    let mut found = BTreeSet::from([root.as_raw()]);
+    let mut new = vec![root.as_raw()];
+    while let Some(process) = new.pop() {
+        let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { continue };
+        for thread in threads.flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
+                if found.len() < PROCESSES_MOST && found.insert(child) {
+                    new.push(child);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_neither_managed_nor_ours_is_unmanaged() {
+        let found = Resident { anonymous: 100, shared: 30 };
+        assert_eq!(found.unmanaged_bytes(60, 10), 60);
+        assert_eq!(found.unmanaged_bytes(95, 10), 30);
+        assert_eq!((allowed(16 << 20), allowed(64 << 30)), (16 << 20, 1 << 30));
+    }
+
+    #[test]
+    fn this_process_and_its_children_are_found() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let processes = tree(Pid::this());
+        assert!(processes.contains(&(std::process::id() as i32)) && processes.contains(&(child.id() as i32)));
+        assert!(Resident::of(&processes).is_some_and(|found| found.anonymous > 0));
+        assert!(Resident::of(&tree(Pid::this())).is_some_and(|found| found.anonymous > 0));
+        let _ = child.kill();
+        let _ = child.wait();
+        assert_eq!(kibibytes("VmRSS:\t  12 kB\nRssAnon:\t   7 kB\n", "RssAnon:"), Some(7));
+    }
+}
