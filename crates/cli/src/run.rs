@@ -5,8 +5,8 @@
 //!
 //! The story: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the statistics
 //! segment, the environment, the child) → `supervise` (signals, waiting), beside it `unmanaged` (what escapes the
-//! budget) → `farewell` (what was borrowed goes back) → `report` (`--stats-json`, what is worth a line). The pager itself
-//! is in the preload library, inside the child.
+//! budget) → `farewell` (what was borrowed goes back) → `report` (`--stats-json`, what is worth a line). The pager
+//! itself is in the preload library, inside the child.
 
 mod args;
 mod elf;

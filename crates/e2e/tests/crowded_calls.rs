@@ -91,7 +91,9 @@ fn calls_with_a_thousand_ranges_touch_all_of_them() {
         struct iovec *vectors = calloc(COUNT, sizeof *vectors), *others = calloc(COUNT, sizeof *others);
         for (int n = 0; n < COUNT; n++) vectors[n] = (struct iovec){PIECE(buffers, n % SOME) + n / SOME * 100, 64};
         #define SET(base) for (int n = 0; n < COUNT; n++) memset(vectors[n].iov_base, (base) + n % 251, 64); press()
-        #define LOOK(base, count, what) for (int n = 0; n < (count); n++) all(vectors[n].iov_base, 64, (unsigned char)((base) + n % 251), what)
+        #define LOOK(base, count, what) \
+            for (int n = 0; n < (count); n++) \
+                all(vectors[n].iov_base, 64, (unsigned char)((base) + n % 251), what)
         int ends[2], file = memfd_create("pieces", 0);
         must(file >= 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0, "setup");
         SET(1);
@@ -111,7 +113,8 @@ fn calls_with_a_thousand_ranges_touch_all_of_them() {
         SET(5);
         struct mmsghdr *headers = calloc(SOME, sizeof *headers);
         int udp[2] = {socket(AF_INET, SOCK_DGRAM, 0), socket(AF_INET, SOCK_DGRAM, 0)}, yes = 1, room = 1 << 20;
-        struct { uint16_t family, port; uint32_t host; char rest[8]; } *name = calloc(1, 16), *names = calloc(SOME, 4096);
+        struct { uint16_t family, port; uint32_t host; char rest[8]; } *name = calloc(1, 16), *names;
+        names = calloc(SOME, 4096);
         socklen_t len = 16;
         name->family = AF_INET;
         name->host = 0x0100007f;
@@ -121,7 +124,8 @@ fn calls_with_a_thousand_ranges_touch_all_of_them() {
         unsigned char *controls = malloc(SOME * 4096);
         for (int done = 0; done < SOME;) {
             for (int n = 0; n < SOME; n++)
-                headers[n].msg_hdr = (struct msghdr){.msg_iov = &vectors[n], .msg_iovlen = 1, .msg_name = name, .msg_namelen = 16};
+                headers[n].msg_hdr = (struct msghdr){.msg_iov = &vectors[n], .msg_iovlen = 1,
+                                                     .msg_name = name, .msg_namelen = 16};
             press();
             int sent = sendmmsg(udp[1], headers + done, SOME - done, 0);
             must(sent > 0 && headers[done].msg_len == 64, "sendmmsg");
@@ -130,7 +134,8 @@ fn calls_with_a_thousand_ranges_touch_all_of_them() {
         SET(6);
         for (int n = 0; n < SOME; n++) {
             char *own = (char *)names + n * 4096;
-            headers[n].msg_hdr = (struct msghdr){.msg_iov = &vectors[n], .msg_iovlen = 1, .msg_name = own, .msg_namelen = 128,
+            headers[n].msg_hdr = (struct msghdr){.msg_iov = &vectors[n], .msg_iovlen = 1,
+                                                 .msg_name = own, .msg_namelen = 128,
                                                  .msg_control = controls + n * 4096, .msg_controllen = 128};
         }
         press();

@@ -41,8 +41,8 @@ pub const HOLDS_OF_CALL_MOST: usize = 64;
 /// budget, so that faults always find a victim.
 const CALLS_PART: u64 = 4;
 pub(crate) const LOCKED_PART: u64 = 2;
-/// A hold up to here may go beyond the calls' part, by half of it: structures of calls that a bounce buffer cannot stand
-/// for. It counts all the same, with all the blocks that it keeps.
+/// A hold up to here may go beyond the calls' part, by half of it: structures of calls that a bounce buffer cannot
+/// stand for. It counts all the same, with all the blocks that it keeps.
 const SMALL_BYTES: u64 = 64 << 10;
 /// Times that one block is brought for one call. A block that is held needs one, and one more each time that it is
 /// seen as a victim which is about to be refused; one that is not held may leave again and again.

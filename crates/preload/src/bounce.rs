@@ -147,8 +147,8 @@ impl Bounce {
         [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start + offset), iov_len: len }]
     }
 
-    /// Copies between the buffer, from `offset` on, and the program's vector. False where the vector cannot be read: its
-    /// lengths may be wrong, and the kernel is to say so.
+    /// Copies between the buffer, from `offset` on, and the program's vector. False where the vector cannot be read:
+    /// its lengths may be wrong, and the kernel is to say so.
     ///
     /// # Safety
     /// The entries are the program's; `len` is no more than either has.

@@ -227,8 +227,8 @@ impl Caller {
         unsafe { self.copied_messages(number, args) }
     }
 
-    /// As one call where its buffers are not beyond all measure, else in parts: those after the first end the call where
-    /// it would wait no longer.
+    /// As one call where its buffers are not beyond all measure, else in parts: those after the first end the call
+    /// where it would wait no longer.
     unsafe fn copied_messages(&self, number: i64, args: [usize; 6]) -> isize {
         let reads = number == libc::SYS_recvmmsg;
         let (place, count, mut flags) = (args[1], args[2].min(ENTRIES_MOST), args[3]);
