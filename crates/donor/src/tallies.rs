@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -37,10 +37,17 @@ impl Peer {
         }
     }
 
-    /// The tenant that it is where nothing better is known of it.
+    /// The tenant that it is where nothing better is known of it. By IPv6 that is a network of 64 bits: a host takes
+    /// another address within it from time to time (RFC 8981), and must not lose its leases with that.
     pub(crate) fn tenant(self) -> String {
         match self {
-            Peer::Host(address) => format!("address:{}", address.to_canonical()),
+            Peer::Host(address) => match address.to_canonical() {
+                IpAddr::V6(address) if !address.is_loopback() => {
+                    let network = Ipv6Addr::from(u128::from(address) & !u128::from(u64::MAX));
+                    format!("address:{network}/64")
+                }
+                address => format!("address:{address}"),
+            },
             Peer::User(user) => format!("uid:{user}"),
         }
     }
@@ -97,5 +104,24 @@ impl Tallies {
             figures: std::array::from_fn(|index| load(&self.figures[index])),
             refusals: std::array::from_fn(|index| load(&self.refusals[index])),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_changes_its_address_within_its_network_stays_the_same_tenant() {
+        for (address, tenant) in [
+            ("10.0.0.7", "address:10.0.0.7"),
+            ("::ffff:10.0.0.7", "address:10.0.0.7"),
+            ("2001:db8::1", "address:2001:db8::/64"),
+            ("2001:db8::dead:beef:1:2", "address:2001:db8::/64"),
+            ("::1", "address:::1"),
+        ] {
+            assert_eq!(Peer::Host(address.parse().unwrap()).tenant(), tenant);
+        }
+        assert_eq!(Peer::User(7).tenant(), "uid:7");
     }
 }
