@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::build::{binaries, compile_text, scratch, test_program};
+use crate::build::{binaries, compile_text, scratch, test_program, torture};
 use crate::guest::{Archive, kernel, skipped};
 use crate::verifying;
 
@@ -91,6 +91,37 @@ pub fn rdma() -> Option<(PathBuf, PathBuf)> {
     archive.add("init", include_bytes!("../guest/rdma-init.sh"));
     archive.add("guest/rdma.sh", include_bytes!("../guest/rdma.sh"));
     let initramfs = scratch("guest-rdma").join("initramfs");
+    fs::write(&initramfs, archive.archive.end()).expect("the scratch directory can be written");
+    Some((kernel, initramfs))
+}
+
+/// A kernel of `guest::KERNEL_VARIABLE`, which is older than most, and an initramfs that runs the torture program on
+/// it. `None`, and says why, where something is missing.
+pub fn older() -> Option<(PathBuf, PathBuf)> {
+    let Some(root) = std::env::var_os(crate::guest::KERNEL_VARIABLE).map(PathBuf::from) else {
+        let variable = crate::guest::KERNEL_VARIABLE;
+        skipped(&format!("{variable} is not set; run .ci/guest-kernel DIR and set {variable}=DIR"));
+        return None;
+    };
+    let Some((kernel, _)) = kernel(&root) else {
+        skipped(&format!("{} has no boot/vmlinuz-VERSION with lib/modules/VERSION", root.display()));
+        return None;
+    };
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from).into_iter().find(|path| path.exists());
+    let Some(busybox) = busybox else {
+        skipped("there is no busybox (package busybox-static)");
+        return None;
+    };
+    let mut archive = Files::default();
+    archive.add("bin/busybox", &read(&busybox)?);
+    // Of what is listed, libgcc_s is loaded by its name, to end threads.
+    archive.program(&LOADED[1][1..], Path::new(LOADED[1]))?;
+    for name in ["aquifer", "libaquifer_preload.so"] {
+        archive.program(&format!("bin/{name}"), &binaries().join(name))?;
+    }
+    archive.program("bin/torture", torture()?)?;
+    archive.add("init", include_bytes!("../guest/older-init.sh"));
+    let initramfs = scratch("guest-older").join("initramfs");
     fs::write(&initramfs, archive.archive.end()).expect("the scratch directory can be written");
     Some((kernel, initramfs))
 }
