@@ -14,6 +14,7 @@ fn main() {
         "mmap64",
         "munmap",
         "madvise",
+        "mprotect",
         "mremap",
         "read",
         "pread64",

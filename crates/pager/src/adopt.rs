@@ -31,6 +31,7 @@ use crate::holds::{Holding, LOCKED_PART};
 use crate::ledger::Ledger;
 use crate::left_alone::LeftAlone;
 use crate::pager::{Pager, Settings};
+use crate::reserved::Opened;
 use crate::signal;
 
 /// An adopted range, in bytes.
@@ -68,6 +69,8 @@ pub struct Adopter {
     started: AtomicBool,
     /// Whether memory of early calls is not registered yet.
     has_postponed: AtomicBool,
+    /// Where nothing is reserved: `reserved.rs`.
+    pub(crate) opened: Opened,
 }
 
 pub(crate) struct State {
@@ -86,6 +89,8 @@ pub(crate) struct State {
     pub(crate) said: Said,
     /// What is the kernel's.
     pub(crate) left_alone: LeftAlone,
+    /// What was reserved and not opened yet: `reserved.rs`.
+    pub(crate) reserved: LeftAlone,
 }
 
 impl Adopter {
@@ -102,6 +107,7 @@ impl Adopter {
                 forks: 0,
                 said: Said::default(),
                 left_alone: LeftAlone::default(),
+                reserved: LeftAlone::default(),
             }),
             pager: AtomicPtr::new(std::ptr::null_mut()),
             counters,
@@ -116,6 +122,7 @@ impl Adopter {
             starting: AtomicBool::new(false),
             started: AtomicBool::new(false),
             has_postponed: AtomicBool::new(false),
+            opened: Opened::new(),
         }
     }
 
@@ -140,19 +147,24 @@ impl Adopter {
             }
             let mut state = self.state();
             state.said.forget(range.start, range.end);
-            state.managed_bytes += (range.end - range.start) as u64;
-            self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
-            match self.pager() {
-                Some(pager) => {
-                    self.tell_need(&state);
-                    self.register(pager, &[range]);
-                }
-                None => {
-                    state.waiting.push(range);
-                    self.start_if_due(&mut state);
-                }
-            }
+            self.take_in(&mut state, range);
         })
+    }
+
+    /// Takes whole pages into our care.
+    pub(crate) fn take_in(&'static self, state: &mut State, range: Range) {
+        state.managed_bytes += (range.end - range.start) as u64;
+        self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
+        match self.pager() {
+            Some(pager) => {
+                self.tell_need(state);
+                self.register(pager, &[range]);
+            }
+            None => {
+                Self::wait_with(state, range);
+                self.start_if_due(state);
+            }
+        }
     }
 
     pub(crate) fn start_if_due(&self, state: &mut State) {
@@ -212,6 +224,11 @@ impl Adopter {
             if state.left_alone.cut(start, start.saturating_add(len).next_multiple_of(page)) {
                 state.left_alone.add(new, new.saturating_add(new_len).next_multiple_of(page));
                 self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
+            }
+            if !state.reserved.cut_out(start, start.saturating_add(len), true).is_empty() {
+                let end = new.saturating_add(new_len).next_multiple_of(page);
+                state.reserved.add(new, end);
+                self.opened.note_reserved(new, end);
             }
         })
     }

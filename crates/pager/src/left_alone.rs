@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Mappings of the program that stay the kernel's: shared memory and files. They are counted, and no more.
+//! Mappings of the program that stay the kernel's: shared memory and files, which are counted, and no more; and private
+//! memory that is reserved and may come into our care later (`reserved.rs`).
 //!
 //! Pure. Called with the adopter's lock held.
 
@@ -50,9 +51,33 @@ impl LeftAlone {
     }
 }
 
+impl LeftAlone {
+    /// The parts of `start..end` that are there; they are taken out if they are `taken`.
+    pub(crate) fn cut_out(&mut self, start: usize, end: usize, taken: bool) -> Vec<(usize, usize)> {
+        let before = self.ranges.range(..start).next_back().filter(|(_, to)| **to > start);
+        let parts = before.into_iter().chain(self.ranges.range(start..end));
+        let parts = parts.map(|(from, to)| ((*from).max(start), (*to).min(end))).collect();
+        if taken {
+            self.cut(start, end);
+        }
+        parts
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_cut_out_is_what_was_there() {
+        let mut alone = LeftAlone::default();
+        alone.add(100, 200);
+        alone.add(300, 400);
+        assert_eq!(alone.cut_out(150, 350, false), [(150, 200), (300, 350)]);
+        assert_eq!(alone.cut_out(200, 300, true), []);
+        assert_eq!(alone.cut_out(100, 310, true), [(100, 200), (300, 310)]);
+        assert_eq!(alone.bytes(), 90);
+    }
 
     #[test]
     fn what_is_cut_is_not_counted() {

@@ -35,6 +35,7 @@ pub mod places;
 mod planted;
 mod quarry;
 pub mod recorder;
+mod reserved;
 pub mod resolve;
 mod ring;
 mod share;

@@ -210,6 +210,7 @@ impl Adopter {
         if state.left_alone.cut(start, end) {
             self.counters.set(Gauge::LeftAloneBytes, state.left_alone.bytes());
         }
+        state.reserved.cut(start, end);
         state.said.forget(start, end);
         match self.pager() {
             Some(pager) => {

@@ -57,6 +57,7 @@ straight_through! {
     __wrap_mmap(a: *mut c_void, l: usize, p: c_int, f: c_int, d: c_int, o: i64) -> *mut c_void = libc::SYS_mmap;
     __wrap_mmap64(a: *mut c_void, l: usize, p: c_int, f: c_int, d: c_int, o: i64) -> *mut c_void = libc::SYS_mmap;
     __wrap_munmap(a: *mut c_void, l: usize) -> c_int = libc::SYS_munmap;
+    __wrap_mprotect(a: *mut c_void, l: usize, p: c_int) -> c_int = libc::SYS_mprotect;
     __wrap_madvise(a: *mut c_void, l: usize, v: c_int) -> c_int = libc::SYS_madvise;
     __wrap_mremap(a: *mut c_void, o: usize, n: usize, f: c_int, t: *mut c_void) -> *mut c_void = libc::SYS_mremap;
     __wrap_read(d: c_int, b: *mut c_void, l: usize) -> isize = libc::SYS_read;

@@ -18,12 +18,11 @@ use crate::choice::{Origin, SMALLEST_MAPPING_BYTES, delivery};
 use crate::kernel::call;
 use crate::start::instance;
 
-/// Whether a new mapping is one that can be managed: private anonymous memory to read and write.
-fn can_manage(len: usize, protection: c_int, flags: c_int) -> bool {
+/// Whether a new mapping is one that can be managed once it can be written to: private anonymous memory.
+fn is_plain(flags: c_int) -> bool {
     const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const NOT_OURS: c_int = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-    const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
-    len >= SMALLEST_MAPPING_BYTES && flags & PLAIN == PLAIN && flags & NOT_OURS == 0 && protection == READ_WRITE
+    flags & PLAIN == PLAIN && flags & NOT_OURS == 0
 }
 
 /// The end of the addresses that a program can have (TASK_SIZE of x86-64 with four levels of page tables).
@@ -77,13 +76,82 @@ pub unsafe fn map(
     let Some(instance) = instance() else { return std::ptr::with_exposed_provenance_mut(map() as usize) };
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     let replaces = replaces && can_be_mapped(address as usize, len);
+    if replaces && is_plain(flags) && instance.adopter.manages_all(address as usize, len) {
+        let renewed = renew(&instance.adopter, args);
+        return std::ptr::with_exposed_provenance_mut(renewed as usize);
+    }
     let mapped = if replaces { instance.adopter.release(address as usize, len, map) } else { map() };
-    if mapped != -1 && can_manage(len, protection, flags) {
-        instance.adopter.adopt(mapped as usize, len, delivery(Origin::Mapping, instance.delivery));
+    let delivery = delivery(Origin::Mapping, instance.delivery);
+    if mapped != -1 && is_plain(flags) && protection & libc::PROT_WRITE == 0 {
+        instance.adopter.reserve(mapped as usize, len);
+    } else if mapped != -1 && is_plain(flags) && len >= SMALLEST_MAPPING_BYTES {
+        instance.adopter.adopt(mapped as usize, len, delivery);
     } else if mapped != -1 && (flags & libc::MAP_SHARED != 0 || flags & libc::MAP_ANONYMOUS == 0) {
         instance.adopter.leave_alone(mapped as usize, len);
     }
     std::ptr::with_exposed_provenance_mut(mapped as usize)
+}
+
+/// mmap(2) with MAP_FIXED of plain memory in the place of plain memory that is managed: it is emptied, gets its rights,
+/// and stays registered. Runtimes give memory back so, and take it again.
+fn renew(adopter: &'static Adopter, args: [usize; 6]) -> isize {
+    let [start, len, protection, ..] = args;
+    if !adopter.is_active() || adopter.is_locked(start, len) {
+        // Nothing is registered, or the lock goes with the old mapping.
+        if adopter.is_active() {
+            // SAFETY: the program's own call.
+            let mapped = adopter.release(start, len, move || unsafe { call(libc::SYS_mmap, args) });
+            if mapped != -1 {
+                adopter.reserve(start, len);
+                open(adopter, start, len, protection);
+            }
+            return mapped;
+        }
+        // SAFETY: as above.
+        return unsafe { call(libc::SYS_mmap, args) };
+    }
+    let change = move || {
+        // SAFETY: as above, in two steps: what is there is given up, and gets the rights that the new mapping has.
+        unsafe {
+            let emptied = call(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]);
+            if emptied == 0 { call(libc::SYS_mprotect, [start, len, protection, 0, 0, 0]) as c_int } else { -1 }
+        }
+    };
+    if adopter.renew(start, len, change) == 0 { start as isize } else { -1 }
+}
+
+/// Before `start..start + len` gets new rights: what was reserved and can be written to from now on is managed.
+pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usize) {
+    if protection & libc::PROT_WRITE as usize != 0
+        && can_be_mapped(start, len)
+        && let Some(instance) = instance()
+    {
+        adopter.open(start, len, delivery(Origin::Mapping, instance.delivery));
+    }
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// As mprotect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: c_int) -> c_int {
+    instance().inspect(|instance| open(&instance.adopter, address as usize, len, protection as usize));
+    // SAFETY: as mprotect(2).
+    unsafe { call(libc::SYS_mprotect, [address as usize, len, protection as usize, 0, 0, 0]) as c_int }
+}
+
+/// pkey_mprotect(2).
+///
+/// # Safety
+/// As pkey_mprotect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protection: c_int, key: c_int) -> c_int {
+    instance().inspect(|instance| open(&instance.adopter, address as usize, len, protection as usize));
+    // The C library does without the newer call where it can.
+    let number = if key == -1 { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
+    // SAFETY: as pkey_mprotect(2).
+    unsafe { call(number, [address as usize, len, protection as usize, key as usize, 0, 0]) as c_int }
 }
 
 /// mmap64: the same on this target.
@@ -149,7 +217,7 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
             as c_int;
     let Some(instance) = instance() else { return advise(advice) };
     let (adopter, start) = (&instance.adopter, address as usize);
-    if end(start, len).is_none() || !adopter.manages(start, len) {
+    if end(start, len).is_none() || !(adopter.manages(start, len) || adopter.reserves(start, len)) {
         return advise(advice);
     }
     let active = adopter.is_active();

@@ -148,6 +148,10 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_mmap if args[3] & libc::MAP_FIXED as usize != 0 && managed(args[0], args[1]) => {
                 return Some(mappings::replace(args));
             }
+            libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+                mappings::open(adopter, args[0], args[1], args[2]);
+                return None;
+            }
             libc::SYS_munmap if managed(args[0], args[1]) => mappings::unmap(address(), args[1]) as isize,
             libc::SYS_madvise if managed(args[0], args[1]) => {
                 mappings::advise(address(), args[1], args[2] as c_int) as isize

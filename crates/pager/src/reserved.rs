@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Private memory that the program has reserved without the right to write, and opens in pieces by mprotect(2).
+//!
+//! V8, SBCL, .NET and WebAssembly runtimes do so: gigabytes of addresses, of which some are used. What is opened is
+//! ordinary private memory, and comes into our care a granule of 2 MiB at a time, before it can be written to: many
+//! small pieces cost one registration, and no more mappings than the program itself has made. What was opened stays in
+//! our care, whatever its rights become, until it is unmapped.
+//!
+//! Threads: any thread of the program, outside the fault path.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use aquifer_core::map::Delivery;
+use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_sys::own_stack;
+
+use crate::adopt::{Adopter, Range, State};
+
+/// What is opened with a piece: the unit in which slabs of the tier are given out, too.
+const GRANULE: usize = REGION_BYTES as usize;
+/// Granules that are remembered to have nothing reserved: 2 GiB of code that changes between writable and executable.
+const REMEMBERED: usize = 1024;
+/// Granules of one call that are looked up one by one.
+const LOOKED_UP_MOST: usize = 8;
+
+/// Which granules have nothing more to open; and where anything may be reserved. Right when they say no.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// Changes whenever memory is reserved.
+    generation: AtomicU64,
+    granules: [AtomicU64; REMEMBERED],
+    low: AtomicUsize,
+    high: AtomicUsize,
+}
+
+impl Opened {
+    pub(crate) fn new() -> Self {
+        Self {
+            generation: AtomicU64::new(1),
+            granules: std::array::from_fn(|_| AtomicU64::new(0)),
+            low: AtomicUsize::new(usize::MAX),
+            high: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn note_reserved(&self, start: usize, end: usize) {
+        self.low.fetch_min(start, Ordering::AcqRel);
+        self.high.fetch_max(end, Ordering::AcqRel);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A granule as it is remembered. Generations are fewer than 2^32, and granules of 47 bits of addresses are, too.
+    fn word(granule: usize, generation: u64) -> u64 {
+        generation << 32 | granule as u64
+    }
+
+    fn may_be_reserved(&self, start: usize, end: usize) -> bool {
+        if start >= self.high.load(Ordering::Acquire) || end <= self.low.load(Ordering::Acquire) {
+            return false;
+        }
+        let generation = self.generation.load(Ordering::Acquire);
+        let mut granules = start / GRANULE..end.div_ceil(GRANULE);
+        let is_known = |granule: usize| {
+            self.granules[granule % REMEMBERED].load(Ordering::Relaxed) == Self::word(granule, generation)
+        };
+        granules.len() > LOOKED_UP_MOST || !granules.all(is_known)
+    }
+
+    fn remember(&self, start: usize, end: usize, generation: u64) {
+        for granule in (start / GRANULE..end.div_ceil(GRANULE)).take(REMEMBERED) {
+            self.granules[granule % REMEMBERED].store(Self::word(granule, generation), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Adopter {
+    /// The program has mapped `start..start + len`, private memory that it cannot write to yet.
+    pub fn reserve(&'static self, start: usize, len: usize) {
+        own_stack::call(move || {
+            let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
+            let mut state = self.state();
+            state.said.forget(start, end);
+            state.reserved.add(start, end);
+            self.opened.note_reserved(start, end);
+        })
+    }
+
+    /// Before the program may write to `start..start + len`: what was reserved of it comes into our care.
+    pub fn open(&'static self, start: usize, len: usize, delivery: Delivery) {
+        let end = start.saturating_add(len);
+        if len == 0 || !self.opened.may_be_reserved(start, end) {
+            return;
+        }
+        own_stack::call(move || {
+            let mut state = self.state();
+            let generation = self.opened.generation.load(Ordering::Acquire);
+            if state.reserved.cut_out(start, end, false).is_empty() {
+                return self.opened.remember(start, end, generation);
+            }
+            let (first, last) = (start / GRANULE * GRANULE, end.next_multiple_of(GRANULE));
+            let parts = state.reserved.cut_out(first, last, true);
+            self.opened.remember(first, last, generation);
+            for (start, end) in parts {
+                self.take_in(&mut state, Range { start, end, delivery });
+            }
+        })
+    }
+
+    /// Whether anything of `start..start + len` is reserved.
+    pub fn reserves(&'static self, start: usize, len: usize) -> bool {
+        let end = start.saturating_add(len);
+        if start >= self.opened.high.load(Ordering::Acquire) || end <= self.opened.low.load(Ordering::Acquire) {
+            return false;
+        }
+        own_stack::call(move || !self.state().reserved.cut_out(start, end, false).is_empty())
+    }
+
+    /// Memory in our care is emptied and gets other rights by `change`, as a new mapping in its place would.
+    pub fn renew(&'static self, start: usize, len: usize, change: impl FnOnce() -> i32 + 'static) -> i32 {
+        own_stack::call(move || {
+            let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
+            self.state().said.forget(start, end);
+        });
+        self.discard(start, len, change)
+    }
+
+    /// Joins a range that waits for the pager's start to one next to it.
+    pub(crate) fn wait_with(state: &mut State, range: Range) {
+        let neighbour =
+            state.waiting.iter_mut().rev().find(|other| {
+                other.delivery == range.delivery && (other.end == range.start || range.end == other.start)
+            });
+        match neighbour {
+            Some(other) => {
+                (other.start, other.end) = (other.start.min(range.start), other.end.max(range.end));
+            }
+            None => state.waiting.push(range),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_holds_until_more_is_reserved() {
+        let opened = Opened::new();
+        assert!(!opened.may_be_reserved(0, usize::MAX));
+        opened.note_reserved(10 * GRANULE, 20 * GRANULE);
+        let generation = opened.generation.load(Ordering::Acquire);
+        assert!(opened.may_be_reserved(10 * GRANULE, 10 * GRANULE + 1));
+        assert!(!opened.may_be_reserved(20 * GRANULE, 21 * GRANULE));
+        opened.remember(10 * GRANULE, 12 * GRANULE, generation);
+        assert!(!opened.may_be_reserved(11 * GRANULE + 4096, 12 * GRANULE));
+        assert!(opened.may_be_reserved(11 * GRANULE, 12 * GRANULE + 1));
+        opened.note_reserved(30 * GRANULE, 40 * GRANULE);
+        assert!(opened.may_be_reserved(11 * GRANULE, 12 * GRANULE));
+    }
+}
