@@ -32,8 +32,8 @@ use proptest::prelude::*;
 /// Longer than any loss is waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Attempts that take longer than [`PATIENCE`] if each waits for a donor that is gone as the first one does, which is
-/// five seconds: `tiers/src/donor/contact.rs`.
-const ATTEMPTS_ONCE_LOST: u32 = 12;
+/// five seconds: `tiers/src/donor/contact.rs`. Not more: all of them, and the reads between, must end before the lease.
+const ATTEMPTS_ONCE_LOST: u32 = 8;
 const PAGE_BYTES: u64 = PAGE as u64;
 
 fn settings(kind: Kind) -> Settings {
