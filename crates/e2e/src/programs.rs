@@ -10,6 +10,7 @@
 
 mod compiler;
 mod interpreters;
+mod languages;
 mod memcached;
 mod postgres;
 mod redis;
@@ -80,7 +81,7 @@ impl Program {
 }
 
 /// All of them.
-pub const ALL: [Program; 13] = [
+pub const ALL: [Program; 21] = [
     Program { name: "redis", judge: redis::judge },
     Program { name: "sqlite", judge: shell::sqlite },
     Program { name: "sort", judge: shell::sort },
@@ -94,6 +95,14 @@ pub const ALL: [Program; 13] = [
     Program { name: "duckdb", judge: interpreters::duckdb },
     Program { name: "numpy", judge: interpreters::numpy },
     Program { name: "openmp", judge: compiler::openmp },
+    Program { name: "php", judge: languages::php },
+    Program { name: "ruby", judge: languages::ruby },
+    Program { name: "perl", judge: languages::perl },
+    Program { name: "sbcl", judge: languages::sbcl },
+    Program { name: "erlang", judge: languages::erlang },
+    Program { name: "luajit", judge: languages::luajit },
+    Program { name: "r", judge: languages::r },
+    Program { name: "polars", judge: languages::polars },
 ];
 
 /// The program of this name.

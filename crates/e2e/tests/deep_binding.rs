@@ -54,7 +54,7 @@ fn linked(scratch: &Path, name: &str, text: &str, words: &[&str]) -> Option<Path
     std::fs::write(&source, text).expect("the target directory can be written to");
     let Ok(output) = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&built).arg(&source).args(words).output()
     else {
-        eprintln!("skipped, because cc cannot be started");
+        aquifer_test_support::skip("cc cannot be started");
         return None;
     };
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));

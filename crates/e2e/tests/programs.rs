@@ -56,4 +56,12 @@ programs! {
     duckdb "duckdb";
     numpy "numpy";
     openmp "openmp";
+    php "php";
+    ruby "ruby";
+    perl "perl";
+    sbcl "sbcl";
+    erlang "erlang";
+    luajit "luajit";
+    r "r";
+    polars "polars";
 }

@@ -31,7 +31,8 @@ fn interpreter(package: &str) -> Result<PathBuf, Verdict> {
     }
 }
 
-fn script(trial: &Trial, package: &str, text: &str, size: u64) -> Result<Verdict, String> {
+/// Runs a script of Python's, which needs this package.
+pub fn script(trial: &Trial, package: &str, text: &str, size: u64) -> Result<Verdict, String> {
     let program = match interpreter(package) {
         Ok(program) => program,
         Err(skipped) => return Ok(skipped),
