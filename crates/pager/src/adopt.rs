@@ -365,8 +365,9 @@ impl Adopter {
                 engine = pager.engine();
                 continue;
             }
-            // A child that is made past us must not read zeros: `fork.rs`.
+            // A child that is made past us must not read zeros (`fork.rs`), and who looks at a core dump neither.
             let _ = advise(start, len, libc::MADV_DONTFORK);
+            let _ = advise(start, len, libc::MADV_DONTDUMP);
             let present = match populated(start, len) {
                 Ok(present) => present,
                 Err(error) => abort(&[

@@ -33,6 +33,8 @@ impl FrameArea {
         }
         let range = Reserved::new(total)?;
         uffd.register(range.address(), range.len(), mode::WP)?;
+        // Whose page it is cannot be seen in a core dump.
+        advise(range.address(), range.len(), libc::MADV_DONTDUMP)?;
         Ok(Self { range, class_start })
     }
 
@@ -42,6 +44,7 @@ impl FrameArea {
         // SAFETY: in the child nothing is mapped there, and no frame is in use.
         unsafe { self.range.renew() }?;
         advise(self.range.address(), self.range.len(), libc::MADV_NOHUGEPAGE)?;
+        advise(self.range.address(), self.range.len(), libc::MADV_DONTDUMP)?;
         uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 

@@ -67,6 +67,7 @@ impl Quarry {
 
     fn open(&self, uffd: &Uffd) -> Result<(), Errno> {
         advise(self.range.address(), self.range.len(), libc::MADV_HUGEPAGE)?;
+        advise(self.range.address(), self.range.len(), libc::MADV_DONTDUMP)?;
         uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 

@@ -15,6 +15,7 @@
 mod bounce;
 mod calls;
 mod choice;
+mod debugging;
 mod deep_binding;
 mod descriptors;
 mod forks;

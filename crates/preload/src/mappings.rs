@@ -231,6 +231,8 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
         }
         // Huge pages would undo the account, and merged pages cannot be moved.
         libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
+        // A core dump would have zeros for what is away.
+        libc::MADV_DODUMP if active => 0,
         MADV_GUARD_INSTALL => guard(adopter, start, len, advise),
         _ => match (foretold(advice), withheld(advice)) {
             (Some(what), _) => foretell(adopter, start, len, (advice, what), advise),

@@ -74,6 +74,12 @@ impl Report {
         if let Some(line) = epitaph(&name, end) {
             say(&line);
         }
+        let registered = [Gauge::RegisteredMappingsSignal, Gauge::RegisteredMappingsListener];
+        if let End::Signalled { core: true, .. } = end
+            && registered.iter().any(|mappings| snapshot.gauge(*mappings) > 0)
+        {
+            say(&incomplete_dump(snapshot.gauge(Gauge::ManagedBytes)));
+        }
         if !snapshot.is_attached() {
             say(&format!(
                 "'{name}' did not load the preload library, so no budget was kept; \
@@ -115,6 +121,15 @@ fn epitaph(name: &str, end: End) -> Option<String> {
             Some(format!("'{name}' was ended by {signal}{core}"))
         }
     }
+}
+
+/// Managed memory is left out of core dumps, where what is evicted would read as zeros.
+fn incomplete_dump(managed_bytes: u64) -> String {
+    format!(
+        "the core dump is without the program's {} of managed memory: what a debugger shows there is not the program's \
+         (gdb: zeros); run with a larger --dram for a complete dump (docs/debugging.md)",
+        ByteSize(managed_bytes)
+    )
 }
 
 fn summary(name: &str, snapshot: &Snapshot, elapsed: Duration) -> String {
