@@ -12,9 +12,11 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use aquifer_core::map::Delivery;
+use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, REGION_BYTES};
+use aquifer_sys::memory::advise;
 use aquifer_sys::own_stack;
+use aquifer_sys::uffd::mode;
 
 use crate::adopt::{Adopter, Range, State};
 
@@ -117,13 +119,39 @@ impl Adopter {
         own_stack::call(move || !self.state().reserved.cut_out(start, end, false).is_empty())
     }
 
-    /// Memory in our care is emptied and gets other rights by `change`, as a new mapping in its place would.
-    pub fn renew(&'static self, start: usize, len: usize, change: impl FnOnce() -> i32 + 'static) -> i32 {
-        own_stack::call(move || {
-            let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
-            self.state().said.forget(start, end);
-        });
-        self.discard(start, len, change)
+    /// Does the program's mmap(2) over `start..start + len`, all of which is in our care and stays there: it is
+    /// registered again before the program knows of it.
+    pub fn renew(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
+        let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
+        // In a box, as a list is three words.
+        let parts = own_stack::call(move || Box::new(self.parts(start, end)));
+        self.replace(start, len, move || {
+            let mapped = map();
+            if let (true, Some(pager)) = (mapped != -1, self.pager()) {
+                for part in *parts {
+                    // Where the kernel refuses, it stays outside the budget, as any mapping that is not registered.
+                    let len = part.end - part.start;
+                    let _ = pager.uffd(part.delivery).register(part.start, len, mode::MISSING | mode::WP);
+                    let _ = advise(part.start, len, libc::MADV_DONTFORK);
+                }
+            }
+            mapped
+        })
+    }
+
+    /// What of `start..end` has which delivery. What was said of it is forgotten.
+    fn parts(&self, start: usize, end: usize) -> Vec<Range> {
+        self.state().said.forget(start, end);
+        let Some(pager) = self.pager() else { return Vec::new() };
+        let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
+        let engine = pager.engine();
+        let mappings = engine.map().overlapping(first, last);
+        let part = |mapping: &Mapping| Range {
+            start: (mapping.start.max(first) * PAGE_BYTES) as usize,
+            end: (mapping.end.min(last) * PAGE_BYTES) as usize,
+            delivery: mapping.delivery,
+        };
+        mappings.map(part).collect()
     }
 
     /// Joins a range that waits for the pager's start to one next to it.

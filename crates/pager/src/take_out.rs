@@ -73,6 +73,8 @@ enum Way {
     EmptyLocked,
     /// It is unmapped.
     Remove,
+    /// New memory is mapped in its place, which is as empty.
+    Replace,
 }
 
 impl Adopter {
@@ -104,6 +106,16 @@ impl Adopter {
         empty: impl FnOnce() -> T + 'static,
     ) -> T {
         self.take_out(start, len, Way::EmptyLocked, empty)
+    }
+
+    /// Does what puts new and empty memory in the place of `start..start + len`, which stays in our care.
+    pub(crate) fn replace<T: Answer + 'static>(
+        &'static self,
+        start: usize,
+        len: usize,
+        replace: impl FnOnce() -> T + 'static,
+    ) -> T {
+        self.take_out(start, len, Way::Replace, replace)
     }
 
     /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be
@@ -164,7 +176,7 @@ impl Adopter {
                 match engine.discard_step(first, last, remove) {
                     DiscardStep::Done => {
                         let result = act();
-                        if remove && result.is_refused() {
+                        if matches!(way, Way::Remove | Way::Replace) && result.is_refused() {
                             return result;
                         }
                         let mut freed = |slab: u64, _| pager.trims.push(slab);

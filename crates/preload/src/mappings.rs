@@ -76,7 +76,11 @@ pub unsafe fn map(
     let Some(instance) = instance() else { return std::ptr::with_exposed_provenance_mut(map() as usize) };
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     let replaces = replaces && can_be_mapped(address as usize, len);
-    if replaces && is_plain(flags) && instance.adopter.manages_all(address as usize, len) {
+    let is_renewed = replaces
+        && is_plain(flags)
+        && instance.adopter.manages_all(address as usize, len)
+        && !instance.adopter.is_locked(address as usize, len);
+    if is_renewed {
         let renewed = renew(&instance.adopter, args);
         return std::ptr::with_exposed_provenance_mut(renewed as usize);
     }
@@ -92,32 +96,12 @@ pub unsafe fn map(
     std::ptr::with_exposed_provenance_mut(mapped as usize)
 }
 
-/// mmap(2) with MAP_FIXED of plain memory in the place of plain memory that is managed: it is emptied, gets its rights,
-/// and stays registered. Runtimes give memory back so, and take it again.
+/// mmap(2) with MAP_FIXED of plain memory in the place of plain memory that is managed: it is managed as what it
+/// replaces. Runtimes give memory back so, and take it again.
 fn renew(adopter: &'static Adopter, args: [usize; 6]) -> isize {
-    let [start, len, protection, ..] = args;
-    if !adopter.is_active() || adopter.is_locked(start, len) {
-        // Nothing is registered, or the lock goes with the old mapping.
-        if adopter.is_active() {
-            // SAFETY: the program's own call.
-            let mapped = adopter.release(start, len, move || unsafe { call(libc::SYS_mmap, args) });
-            if mapped != -1 {
-                adopter.reserve(start, len);
-                open(adopter, start, len, protection);
-            }
-            return mapped;
-        }
-        // SAFETY: as above.
-        return unsafe { call(libc::SYS_mmap, args) };
-    }
-    let change = move || {
-        // SAFETY: as above, in two steps: what is there is given up, and gets the rights that the new mapping has.
-        unsafe {
-            let emptied = call(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]);
-            if emptied == 0 { call(libc::SYS_mprotect, [start, len, protection, 0, 0, 0]) as c_int } else { -1 }
-        }
-    };
-    if adopter.renew(start, len, change) == 0 { start as isize } else { -1 }
+    // SAFETY: the program's own call.
+    let map = move || unsafe { call(libc::SYS_mmap, args) };
+    if adopter.is_active() { adopter.renew(args[0], args[1], map) } else { map() }
 }
 
 /// Before `start..start + len` gets new rights: what was reserved and can be written to from now on is managed.
