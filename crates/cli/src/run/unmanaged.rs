@@ -30,7 +30,9 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 /// Looks are no further apart, unless one takes long.
 const LOOKS_APART: Duration = Duration::from_secs(1);
 /// A look may take this part of the time, at most: `smaps_rollup` of a large process is a walk of its page tables.
-const LOOK_PART: u32 = 50;
+const LOOK_PART: u32 = 20;
+/// More than was seen before is looked at again after this.
+const CONFIRMED_AFTER: Duration = Duration::from_millis(50);
 /// What does not count as exceeding: stacks, the data of libraries, small mappings. A choice: the smallest budget, and
 /// this part of a large one.
 const ALLOWED_BYTES: u64 = 16 << 20;
@@ -90,6 +92,7 @@ impl Watched<'_> {
     fn look_on(&self, state: &State) {
         let mut pause = FIRST_LOOK;
         let mut has_said = false;
+        let mut before = Resident::default();
         loop {
             thread::park_timeout(pause);
             if state.over.load(Ordering::Acquire) {
@@ -97,10 +100,14 @@ impl Watched<'_> {
             }
             let began = Instant::now();
             let processes = tree(self.child);
-            if let Some(found) = Resident::of(&processes) {
-                has_said |= self.judge(&found, &processes, has_said, state);
+            let found = Resident::of(&processes);
+            let took = began.elapsed();
+            if let Some(found) = found {
+                before =
+                    if processes.len() > 1 && found.exceeds(&before) { found.confirmed(&processes) } else { found };
+                has_said |= self.judge(&before, &processes, has_said, state);
             }
-            pause = (pause * 2).min(LOOKS_APART).max(began.elapsed() * LOOK_PART);
+            pause = (pause * 2).min(LOOKS_APART).max(took * LOOK_PART);
         }
     }
 
@@ -189,6 +196,21 @@ impl Resident {
         Some(Self { anonymous: anonymous? << 10, shared: shared? << 10 })
     }
 
+    fn exceeds(&self, other: &Self) -> bool {
+        self.anonymous + self.shared > other.anonymous + other.shared
+    }
+
+    /// As far as another look a moment later sees as much. Processes are read one after another, and what they begin to
+    /// share meanwhile counts more than once.
+    fn confirmed(&self, processes: &BTreeSet<i32>) -> Self {
+        thread::sleep(CONFIRMED_AFTER);
+        Self::of(processes).map_or(*self, |later| self.least(&later))
+    }
+
+    fn least(&self, other: &Self) -> Self {
+        Self { anonymous: self.anonymous.min(other.anonymous), shared: self.shared.min(other.shared) }
+    }
+
     fn unmanaged_bytes(&self, managed: u64, overhead: u64) -> u64 {
         self.shared + self.anonymous.saturating_sub(managed + overhead)
     }
@@ -225,6 +247,8 @@ mod tests {
         let found = Resident { anonymous: 100, shared: 30 };
         assert_eq!(found.unmanaged_bytes(60, 10), 60);
         assert_eq!(found.unmanaged_bytes(95, 10), 30);
+        let before = Resident { anonymous: 70, shared: 90 };
+        assert_eq!(found.least(&before), Resident { anonymous: 70, shared: 30 });
         assert_eq!((allowed(16 << 20), allowed(64 << 30)), (16 << 20, 1 << 30));
     }
 
