@@ -125,7 +125,8 @@ impl Donor {
     /// Takes all memory back, and waits until it has it, at most `within`, or until it `is_enough`.
     pub fn drain(&self, within: Duration, mut is_enough: impl FnMut() -> bool) {
         let deadline = Instant::now() + within;
-        let mut left = self.reclaim(EVERY_BYTE, within);
+        self.shared.service.order_back(EVERY_BYTE, within);
+        let mut left = self.shared.service.draining_bytes();
         while left > 0 && Instant::now() < deadline && !is_enough() {
             thread::sleep(LOOK_AGAIN);
             left = self.shared.service.draining_bytes();
@@ -136,7 +137,7 @@ impl Donor {
     pub fn stop(self, within: Duration) {
         self.drain(within, || false);
         let service = &self.shared.service;
-        service.reclaim(EVERY_BYTE, Duration::ZERO);
+        service.order_back(EVERY_BYTE, Duration::ZERO);
         self.shared.is_over.store(true, Ordering::Release);
         self.shared.bell.ring();
         self.shared.watch.ask();

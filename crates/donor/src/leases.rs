@@ -192,7 +192,12 @@ impl LeaseTable {
     }
 
     fn take_free(&mut self, tenant: TenantId, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
-        let nothing = if self.is_draining() { Refusal::Ending } else { Refusal::Full };
+        let nothing = match (self.is_draining(), self.lacks_wiped()) {
+            (true, _) => Refusal::Ending,
+            // It may pass: a slab that came back can be granted when it has been wiped.
+            (false, true) => Refusal::Busy,
+            (false, false) => Refusal::Full,
+        };
         let slab = self.free.pop().ok_or(nothing)?;
         let place = &mut self.slabs[slab as usize];
         assert_eq!(place.state, State::Free, "what is on the list is free");
@@ -328,10 +333,11 @@ impl LeaseTable {
         Ok(Access { slab, start: 0 })
     }
 
-    /// The bytes are not touched any more.
-    pub fn end(&mut self, access: Access) {
+    /// The bytes are not touched any more. Returns whether their slab came back meanwhile and can be wiped now.
+    pub fn end(&mut self, access: Access) -> bool {
         let slab = &mut self.slabs[access.slab as usize];
         slab.accesses = slab.accesses.checked_sub(1).expect("an access ends once");
+        slab.accesses == 0 && slab.state == State::Unwiped
     }
 
     /// A slab that came back and that nobody touches any more: to be wiped by the caller.
@@ -374,6 +380,11 @@ impl LeaseTable {
     /// How many came back and cannot be granted yet.
     pub fn unwiped(&self) -> u32 {
         self.slabs() - self.leased - self.free.len() as u32 - self.reclaimed
+    }
+
+    /// Whether nothing can be granted before something that came back has been wiped.
+    pub fn lacks_wiped(&self) -> bool {
+        self.free.is_empty() && self.unwiped() > 0
     }
 
     /// How many borrowers have a lease.

@@ -39,6 +39,8 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
+use crate::wiper::PIECE_BYTES;
+
 /// The unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
 
@@ -48,6 +50,8 @@ pub(crate) struct LentFile {
     data: File,
     board: SharedSegment,
     slabs: u32,
+    /// What is given back to the kernel at once: a huge page, which would have to be split otherwise, or a piece.
+    piece_bytes: u64,
     /// Those that have been provided and not taken away.
     held: Mutex<BTreeSet<u32>>,
 }
@@ -66,7 +70,11 @@ impl LentFile {
             bind_file(&data, usize::try_from(bytes).map_err(io::Error::other)?, node)?;
         }
         let board = SharedSegment::publish(c"aquifer-board", slabs as usize)?;
-        Ok(LentFile { data, board, slabs, held: Mutex::default() })
+        let piece_bytes = match files {
+            FileSystem::Own { .. } => SLAB_BYTES,
+            FileSystem::Kernels => PIECE_BYTES as u64,
+        };
+        Ok(LentFile { data, board, slabs, piece_bytes, held: Mutex::default() })
     }
 
     /// The data and the board, for the borrower.
@@ -115,11 +123,14 @@ impl LentFile {
         let _ = self.allocate(offset, bytes);
     }
 
-    /// A slab is this borrower's no more.
-    pub(crate) fn wipe(&self, slab: u32) {
+    /// A slab is this borrower's no more. `between` is called after each piece of it that was wiped.
+    pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
         // First the token, then the memory: whoever finds the token behind a read has read no hole.
         self.board.words()[slab as usize].store(0, Ordering::SeqCst);
-        let _ = punch_hole(&self.data, u64::from(slab) * SLAB_BYTES, SLAB_BYTES);
+        for at in (0..SLAB_BYTES).step_by(self.piece_bytes as usize) {
+            let _ = punch_hole(&self.data, u64::from(slab) * SLAB_BYTES + at, self.piece_bytes);
+            between();
+        }
         self.held().remove(&slab);
     }
 
@@ -146,7 +157,11 @@ impl LentFile {
 #[derive(Debug)]
 pub(crate) enum FileSystem {
     /// A tmpfs of the donor's own, mounted nowhere, whose pages are huge: a slab is one. Needs CAP_SYS_ADMIN.
-    Own(OwnedFd),
+    Own {
+        mount: OwnedFd,
+        /// Its pages never go to swap.
+        is_locked: bool,
+    },
     /// The kernel's own, whose pages are small unless the administrator has chosen otherwise.
     Kernels,
 }
@@ -154,12 +169,16 @@ pub(crate) enum FileSystem {
 impl FileSystem {
     /// One that holds `bytes` bytes at most, where that can be said.
     pub(crate) fn new(bytes: u64) -> FileSystem {
-        own_tmpfs(bytes).map_or(FileSystem::Kernels, FileSystem::Own)
+        own_tmpfs(bytes).unwrap_or(FileSystem::Kernels)
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        matches!(self, FileSystem::Own { is_locked: true, .. })
     }
 
     fn create(&self) -> io::Result<File> {
         Ok(match self {
-            FileSystem::Own(mount) => {
+            FileSystem::Own { mount, .. } => {
                 let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::EXCL | OFlags::CLOEXEC;
                 rustix::fs::openat(mount, c".", flags, Mode::RUSR | Mode::WUSR)?.into()
             }
@@ -172,7 +191,7 @@ impl FileSystem {
     /// Fixes the length, where that can be.
     fn seal(&self, data: &File) -> io::Result<()> {
         match self {
-            FileSystem::Own(_) => Ok(()),
+            FileSystem::Own { .. } => Ok(()),
             FileSystem::Kernels => {
                 Ok(rustix::fs::fcntl_add_seals(data, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?)
             }
@@ -180,16 +199,17 @@ impl FileSystem {
     }
 }
 
-fn own_tmpfs(bytes: u64) -> Result<OwnedFd, Errno> {
+fn own_tmpfs(bytes: u64) -> Result<FileSystem, Errno> {
     let context = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, c"huge", c"always")?;
     rustix::mount::fsconfig_set_string(&context, c"size", bytes.to_string())?;
     // Memory that is swapped out at a donor is slower than the borrower's own swap. Linux 6.4 and later know the
     // option.
-    let _ = rustix::mount::fsconfig_set_flag(&context, c"noswap");
+    let is_locked = rustix::mount::fsconfig_set_flag(&context, c"noswap").is_ok();
     rustix::mount::fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    let mount = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    Ok(FileSystem::Own { mount, is_locked })
 }
 
 #[cfg(test)]
@@ -207,7 +227,7 @@ mod tests {
     fn for_each(test: impl Fn(LentFile)) {
         let bytes = u64::from(SLABS) * SLAB_BYTES;
         match own_tmpfs(bytes) {
-            Ok(mount) => test(LentFile::new(&FileSystem::Own(mount), SLABS, None).unwrap()),
+            Ok(own) => test(LentFile::new(&own, SLABS, None).unwrap()),
             Err(errno) => {
                 aquifer_test_support::skip_part("one case", format!("a tmpfs of our own is refused: {errno}"))
             }
@@ -239,7 +259,7 @@ mod tests {
             assert_eq!((board.load(2), byte(&data, 2 * SLAB_BYTES)), (9, 9), "the greatest token stays, and the bytes");
             lent.discard(2 * SLAB_BYTES, 4096);
             assert_eq!(byte(&data, 2 * SLAB_BYTES), 0);
-            lent.wipe(2);
+            lent.wipe(2, &mut || {});
             assert_eq!((board.load(2), stored(&data)), (0, 0));
         });
     }
@@ -257,7 +277,7 @@ mod tests {
         one.provide(1, 7).unwrap();
         let word = &mapping.words()[(SLAB_BYTES / 8) as usize];
         word.store(5, Ordering::SeqCst);
-        one.wipe(1);
+        one.wipe(1, &mut || {});
         assert_eq!(word.load(Ordering::SeqCst), 0, "what it stored is gone from under its mapping");
         other.provide(1, 8).unwrap();
         data.write_all_at(&[9; 4096], SLAB_BYTES).unwrap();
@@ -291,7 +311,7 @@ mod tests {
             lent.provide(1, 1).unwrap();
             let _ = data.set_len(0);
             lent.provide(1, 2).unwrap();
-            lent.wipe(1);
+            lent.wipe(1, &mut || {});
             lent.take_back();
             assert_eq!(stored(&data), 0);
         });
@@ -299,14 +319,14 @@ mod tests {
 
     #[test]
     fn more_than_there_is_is_refused() {
-        let Ok(mount) = own_tmpfs(SLAB_BYTES) else {
+        let Ok(own) = own_tmpfs(SLAB_BYTES) else {
             aquifer_test_support::skip("a tmpfs of our own is refused");
             return;
         };
-        let lent = LentFile::new(&FileSystem::Own(mount), SLABS, None).unwrap();
+        let lent = LentFile::new(&own, SLABS, None).unwrap();
         lent.provide(0, 1).unwrap();
         assert!(lent.provide(1, 2).is_err());
-        lent.wipe(0);
+        lent.wipe(0, &mut || {});
         lent.provide(1, 3).unwrap();
     }
 }

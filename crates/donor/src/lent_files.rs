@@ -61,6 +61,11 @@ impl LentFiles {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether none of it goes to swap.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.files.is_locked()
+    }
+
     /// One more connection of a borrower. Returns its file.
     pub(crate) fn enter(&self, who: BorrowerId) -> io::Result<Arc<LentFile>> {
         let mut books = self.books();
@@ -108,10 +113,10 @@ impl LentFiles {
         }
     }
 
-    pub(crate) fn wipe(&self, slab: u32) {
+    pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
         let home = self.books().homes.remove(&slab);
         if let Some(file) = home {
-            file.wipe(slab);
+            file.wipe(slab, between);
         }
     }
 

@@ -48,6 +48,7 @@ mod settings;
 mod status;
 mod tallies;
 mod tenants;
+mod wiper;
 
 pub use aquifer_tls::{CredentialFailure, Files};
 pub use aquifer_wire::EVERY_BYTE;

@@ -16,6 +16,7 @@ use aquifer_wire::SLAB_BYTES;
 use crate::leases::Access;
 use crate::lent_files::LentFiles;
 use crate::settings::{Address, Settings, StartFailure};
+use crate::wiper::PIECE_BYTES;
 
 /// See the module.
 #[derive(Debug)]
@@ -36,6 +37,30 @@ impl Slabs {
             memory.bind(node).map_err(|error| StartFailure::Node(node, error))?;
         }
         Ok(Slabs::Mapped(Arc::new(memory)))
+    }
+
+    /// Keeps what is lent out of this machine's swap, where what was wiped would stay. Why not, if it cannot.
+    pub(crate) fn lock(&self) -> Result<(), String> {
+        match self {
+            Slabs::Mapped(memory) => memory.lock().map_err(|error| {
+                format!("{error}; raise the limit on locked memory (ulimit -l, LimitMEMLOCK=infinity in a unit)")
+            }),
+            Slabs::Shared(files) if files.is_locked() => Ok(()),
+            Slabs::Shared(_) => {
+                Err("it takes CAP_SYS_ADMIN and Linux 6.4 where memory is shared; start the donor with \
+                 both, or do without swap"
+                    .into())
+            }
+        }
+    }
+
+    /// How much of it is kept out of swap.
+    pub(crate) fn locked_bytes(&self) -> u64 {
+        let is_locked = match self {
+            Slabs::Mapped(memory) => memory.is_locked(),
+            Slabs::Shared(files) => files.is_locked(),
+        };
+        if is_locked { self.capacity_bytes() } else { 0 }
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
@@ -69,11 +94,16 @@ impl Slabs {
         }
     }
 
-    /// A whole slab that nobody has.
-    pub(crate) fn wipe(&self, slab: u32) {
+    /// A whole slab that nobody has, in pieces; `between` is called after each.
+    pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
         match self {
-            Slabs::Mapped(memory) => memory.wipe(beginning(slab), SLAB_BYTES as usize),
-            Slabs::Shared(files) => files.wipe(slab),
+            Slabs::Mapped(memory) => {
+                for at in (0..SLAB_BYTES as usize).step_by(PIECE_BYTES) {
+                    memory.wipe(beginning(slab) + at, PIECE_BYTES);
+                    between();
+                }
+            }
+            Slabs::Shared(files) => files.wipe(slab, between),
         }
     }
 

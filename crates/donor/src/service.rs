@@ -7,7 +7,8 @@
 //! ended. A body is here only when all of it has arrived and was checked, so a slow or broken peer holds no slab and
 //! changes no byte.
 //!
-//! Threads: any connection's, and the keeper, which ends leases when their time comes.
+//! Threads: any connection's, and the keeper, which ends leases when their time comes and wipes what they were of
+//! (`wiper.rs`).
 
 use std::fmt::{self, Arguments};
 use std::hash::{BuildHasher, RandomState};
@@ -31,9 +32,8 @@ use crate::one_sided::{self, OneSided};
 use crate::settings::{Settings, StartFailure};
 use crate::tallies::{Log, Peer, Tallies};
 use crate::tenants::{Tenant, TenantLimits, Tenants};
+use crate::wiper::Demand;
 
-/// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
-const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
 /// Leases that a borrower is told of before one answer, when they are asked back: who waits for the answer is a
 /// faulting thread, and these are some packets. The rest comes with the next answers.
 pub(crate) const TOLD_AT_ONCE: usize = 64;
@@ -42,13 +42,17 @@ pub(crate) const TOLD_AT_RENEWAL: usize = 16 << 10;
 
 pub(crate) struct Service {
     table: Mutex<LeaseTable>,
-    /// Rung when leases may end earlier than the keeper knows.
-    keeper: Condvar,
+    /// Rung when leases may end earlier than the keeper knows, and when there is something to wipe.
+    pub(crate) keeper: Condvar,
+    /// What the wiper goes by (`wiper.rs`).
+    pub(crate) demand: Demand,
+    /// It takes one part in so many of a CPU.
+    pub(crate) wipe_parts: u32,
     /// How often memory was taken back: what connections told their borrowers of before is not all of it any more.
     orders: AtomicU64,
     /// What borrowers reach without us. Before the memory, of which it is.
     one_sided: Option<OneSided>,
-    slabs: Slabs,
+    pub(crate) slabs: Slabs,
     tenants: Tenants,
     audit: Option<Audit>,
     /// Keys of `own_name`.
@@ -118,27 +122,34 @@ impl Service {
             }
             _ => None,
         };
+        let tallies = Tallies::new(log);
+        if let Err(why) = memory.lock() {
+            tallies
+                .say(&format!("what is lent may go to this machine's swap, and stay there after it is wiped: {why}"));
+        }
         Ok(Service {
             table: Mutex::new(LeaseTable::new(slabs, lease_ms)),
             keeper: Condvar::new(),
+            demand: Demand::default(),
+            wipe_parts: settings.wipe_parts,
             orders: AtomicU64::new(0),
             one_sided,
             slabs: memory,
             tenants: Tenants::new(settings.limits()?, bodies),
             audit,
             names: RandomState::new(),
-            tallies: Tallies::new(log),
+            tallies,
             started: Instant::now(),
             instance,
             lease_ms,
         })
     }
 
-    fn table(&self) -> MutexGuard<'_, LeaseTable> {
+    pub(crate) fn table(&self) -> MutexGuard<'_, LeaseTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).expect("584 million years of running")
     }
 
@@ -245,6 +256,7 @@ impl Service {
         connections: usize,
     ) -> Result<Message, Refusal> {
         let who = visit.who;
+        let _under_way = self.demand.request();
         match message {
             Message::Grant { range } => self.grant(visit, range),
             Message::Renew => {
@@ -299,13 +311,9 @@ impl Service {
 
     fn grant(&self, visit: &Visit<'_>, range: u64) -> Result<Message, Refusal> {
         let Some(offset) = range.checked_mul(SLAB_BYTES) else { return Err(Refusal::OutsideLease) };
-        // What has just come back may be what is needed.
-        self.wipe_all();
-        let mut table = self.table();
         let who = visit.who;
         let account = Account { tenant: visit.tenant.id, quota_slabs: visit.tenant.limits().quota_slabs() };
-        let granted = table.grant(self.now_ms(), account, who, range)?;
-        drop(table);
+        let granted = self.grant_slab(account, who, range)?;
         self.keeper.notify_all();
         let (lease, token) = (u64::from(granted.slab), granted.token);
         // What was sent with the token before is refused when the new one is known.
@@ -351,7 +359,7 @@ impl Service {
     }
 
     /// Closes a window of the device's.
-    fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
+    pub(crate) fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
         if let Some(Err(failure)) = self.one_sided.as_ref().map(close) {
             self.tallies.say(&format!("a borrower's RDMA connections were ended, because of {failure}"));
         }
@@ -394,7 +402,7 @@ impl Service {
             EVERY_LEASE => self.note(format_args!("event=released {visit} slabs={slabs}")),
             lease => self.note(format_args!("event=released {visit} slab={lease} slabs=1")),
         }
-        self.wipe_all();
+        self.keeper.notify_all();
         Ok(Message::Released { slabs })
     }
 
@@ -403,46 +411,31 @@ impl Service {
     }
 
     fn end(&self, access: Access) {
-        let mut table = self.table();
-        table.end(access);
         // The lease may have ended under the access, which was all that kept its slab from being wiped.
-        let is_due = table.unwiped() > 0;
-        drop(table);
-        if is_due {
-            self.wipe_all();
-        }
-    }
-
-    /// Wipes all that came back and that nobody touches any more.
-    pub(crate) fn wipe_all(&self) {
-        loop {
-            let mut table = self.table();
-            table.expire(self.now_ms());
-            let Some(slab) = table.take_unwiped() else { return };
-            drop(table);
-            self.shut_out(|one_sided| one_sided.close(slab));
-            self.slabs.wipe(slab);
-            self.tallies.add(Figure::WipesTotal, 1);
-            let is_ours_again = self.table().wiped(slab);
-            if is_ours_again {
-                self.slabs.give_back(slab);
-            }
+        let can_be_wiped = self.table().end(access);
+        if can_be_wiped {
+            self.keeper.notify_all();
         }
     }
 
     /// Takes memory back, in whole slabs: what nobody has at once, the rest from borrowers within this time. Returns
     /// how much they have still to give back.
     pub(crate) fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
+        self.order_back(bytes, within);
+        // A slab that is not wiped yet would count as one that a borrower still has.
+        self.await_taken_back();
+        self.draining_bytes()
+    }
+
+    /// As [`reclaim`](Self::reclaim), and does not wait until anything is wiped.
+    pub(crate) fn order_back(&self, bytes: u64, within: Duration) {
         let slabs = u32::try_from(bytes.div_ceil(SLAB_BYTES)).unwrap_or(u32::MAX);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
         let taken = self.table().reclaim(self.now_ms(), slabs, within_ms);
         // Release pairs with `order`: who sees the order finds the leases.
         self.orders.fetch_add(1, Ordering::Release);
         taken.into_iter().for_each(|slab| self.slabs.give_back(slab));
-        self.wipe_all();
-        // Not before: a slab that the keeper is wiping would count as one that a borrower still has.
         self.keeper.notify_all();
-        self.draining_bytes()
     }
 
     /// The last order to take memory back; 0: there was none.
@@ -470,21 +463,6 @@ impl Service {
         (told.collect(), leaving.next().map(|next| next.range))
     }
 
-    /// The keeper's life: ends leases when their time has come, and wipes what they were of. Until `is_over` says so,
-    /// which it is asked whenever the keeper is rung.
-    pub(crate) fn keep(&self, is_over: impl Fn() -> bool) {
-        while !is_over() {
-            self.wipe_all();
-            let table = self.table();
-            let until_end = |end: u64| Duration::from_millis(end.saturating_sub(self.now_ms()));
-            let sleep = table.next_end_ms().map_or(KEEPER_SLEEP, until_end);
-            if is_over() {
-                return;
-            }
-            drop(self.keeper.wait_timeout(table, sleep).unwrap_or_else(PoisonError::into_inner));
-        }
-    }
-
     /// Lets the keeper look whether it is over.
     pub(crate) fn ring_keeper(&self) {
         // Under the lock: the keeper is either before its look, or asleep already.
@@ -499,9 +477,10 @@ impl Service {
         for (figure, value) in [
             (Figure::CapacityBytes, self.slabs.capacity_bytes()),
             (Figure::LentBytes, u64::from(table.leased()) * SLAB_BYTES),
-            (Figure::UnwipedBytes, u64::from(table.unwiped()) * SLAB_BYTES),
+            (Figure::WipingBytes, u64::from(table.unwiped()) * SLAB_BYTES),
             (Figure::DrainingBytes, u64::from(table.wanted()) * SLAB_BYTES),
             (Figure::ReclaimedBytes, u64::from(table.reclaimed()) * SLAB_BYTES),
+            (Figure::LockedBytes, self.slabs.locked_bytes()),
             (Figure::Borrowers, table.borrowers() as u64),
             (Figure::Connections, connections as u64),
             (Figure::UptimeMs, self.now_ms()),

@@ -18,6 +18,7 @@ use crate::bodies::BODIES_BYTES_MAX;
 use crate::leases::SLABS_MOST;
 use crate::memory::Source;
 use crate::tenants::{Limits, TenantLimits};
+use crate::wiper::PARTS;
 
 /// How long leases last after a borrower's last sign of life. A choice: long enough for a machine that is busy beyond
 /// reason or a process that is looked at by a debugger for a moment, short enough that nobody waits for the memory.
@@ -177,6 +178,8 @@ pub struct Settings {
     pub patience: Patience,
     /// Connections at the same time.
     pub connections_most: usize,
+    /// The thread that wipes takes one part in so many of a CPU, at most.
+    pub wipe_parts: u32,
     /// Where the control socket is made; `None`: there is none.
     pub control: Option<PathBuf>,
 }
@@ -199,6 +202,7 @@ impl Settings {
             lease: LEASE,
             patience: Patience::default(),
             connections_most: CONNECTIONS_MOST,
+            wipe_parts: PARTS,
             control: None,
         }
     }

@@ -310,3 +310,49 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     ways[1].stands.store(true, Ordering::SeqCst);
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));
 }
+
+/// Leases were renewed by the thread that also waits for those who do not answer, one after the other, and makes copies.
+/// Ten silent donors kept it from the others for longer than a lease.
+#[test]
+fn donors_that_are_silent_cost_nobody_else_their_leases() {
+    const SILENT: usize = 10;
+    let lease = Duration::from_secs(3);
+    let donors: Vec<Donor> = (0..SILENT + 4).map(|_| start(Settings { lease, ..settings() })).collect();
+    let ways: Vec<Way> = donors[..SILENT].iter().map(|donor| Way::to(donor.address(), 1 << 40)).collect();
+    let direct = donors[SILENT..].iter().map(Donor::address);
+    let addresses: Vec<SocketAddr> = ways.iter().map(|way| way.address).chain(direct).collect();
+    let tier: Arc<dyn Tier> = Arc::from(array(&addresses, ",mirror=2"));
+    (0..40).for_each(|slab| write(&*tier, slab * SLAB_BYTES, slab));
+    let held: Vec<u64> = donors[SILENT..].iter().map(lent).collect();
+    assert!(held.iter().all(|slabs| *slabs > 0), "{held:?}");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (for_tending, for_renewing) =
+        ((Arc::clone(&tier), Arc::clone(&is_over)), (Arc::clone(&tier), Arc::clone(&is_over)));
+    let tends = std::thread::spawn(move || {
+        while !for_tending.1.load(Ordering::SeqCst) {
+            let pause = for_tending.0.tend().expect("arrays are tended");
+            std::thread::sleep(pause.min(Duration::from_millis(50)));
+        }
+    });
+    let renews = std::thread::spawn(move || {
+        let mut longest = Duration::ZERO;
+        while !for_renewing.1.load(Ordering::SeqCst) {
+            let started = Instant::now();
+            let pause = aquifer_tiers::keep_alive(&*for_renewing.0).expect("an array is kept alive");
+            std::thread::sleep(pause);
+            longest = longest.max(started.elapsed());
+        }
+        longest
+    });
+    ways.iter().for_each(|way| way.stands.store(true, Ordering::SeqCst));
+    std::thread::sleep(lease * 3);
+    is_over.store(true, Ordering::SeqCst);
+    let longest = renews.join().unwrap();
+    tends.join().unwrap();
+    if longest > lease / 2 {
+        return println!("skipped, because this machine is too busy for leases so short: {longest:?}");
+    }
+    let expired: Vec<u64> =
+        donors[SILENT..].iter().map(|donor| donor.standing().figure(Figure::ExpiriesTotal)).collect();
+    assert_eq!(expired, [0; 4], "leases at donors that answer");
+}

@@ -38,6 +38,43 @@ fn what_one_borrower_leaves_the_next_one_does_not_find() {
     }
 }
 
+/// The wiper was the thread of any request once: whoever released 6 GiB, or merely read meanwhile, wiped all of it before
+/// it was answered, for seconds. Here the wiper stands still unless somebody waits for it.
+#[test]
+fn no_answer_waits_for_a_wipe_but_that_of_the_slab_that_it_grants() {
+    const SLABS: u64 = 8;
+    for source in [Source::Anonymous, Source::Memfd, Source::Huge] {
+        let settings = Settings { source: source.clone(), wipe_parts: u32::MAX, ..settings(SLABS) };
+        if let Err(none) = Donor::start(settings.clone(), Box::new(|_| ())).map(|donor| donor.stop(Duration::ZERO)) {
+            assert_eq!(source, Source::Huge, "{none}");
+            println!("skipped one: {none}");
+            continue;
+        }
+        let (donor, _) = start(settings);
+        let mut one = Peer::borrower(donor.address(), 1);
+        let mut other = Peer::borrower(donor.address(), 2);
+        let kept = other.grant(0);
+        assert_eq!(other.write(kept, 0, 0xcd), Message::Written);
+        let leases: Vec<_> = (1..SLABS).map(|range| one.grant(range)).collect();
+        leases.iter().for_each(|lease| assert_eq!(one.write(*lease, 511, 0xab), Message::Written));
+        let released = one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0;
+        assert_eq!(released, Message::Released { slabs: SLABS - 1 });
+        for _ in 0..32 {
+            assert_eq!(other.read(kept, 0).unwrap(), [0xcd; 4096]);
+            assert_eq!(other.write(kept, 0, 0xcd), Message::Written);
+        }
+        let standing = donor.standing();
+        let (wiping, wipes) = (standing.figure(Figure::WipingBytes), standing.figure(Figure::WipesTotal));
+        assert_eq!((wiping, wipes), ((SLABS - 1) * SLAB_BYTES, 0), "{source:?}: 65 answers, and no slab was wiped");
+        for range in 1..SLABS {
+            let lease = other.grant(range);
+            assert_eq!(other.read(lease, 511).unwrap(), [0; 4096], "{source:?}: what is granted is wiped");
+        }
+        assert_eq!(figure(&donor, Figure::WipingBytes), 0);
+        assert_eq!(other.ask(Message::Grant { range: SLABS }, &[]).0, Message::Error { refusal: Refusal::Full });
+    }
+}
+
 #[test]
 fn a_lease_ends_without_a_sign_of_life_and_not_with_one() {
     let lease_time = Duration::from_millis(400);
@@ -138,5 +175,24 @@ fn what_cannot_be_lent_is_refused_in_one_line_with_a_remedy() {
         let failure: StartFailure = Donor::start(settings, none()).err().expect("it cannot be started");
         let text = failure.to_string();
         assert!(text.contains(remedy) && !text.contains('\n'), "{text}");
+    }
+}
+
+#[test]
+fn what_is_lent_stays_out_of_swap_or_the_donor_says_why_not() {
+    for source in [Source::Anonymous, Source::Memfd] {
+        let (donor, lines) = start(Settings { source, ..settings(2) });
+        let locked = figure(&donor, Figure::LockedBytes);
+        let warned = lines.lock().unwrap().iter().any(|line| line.contains("swap") && line.contains("ulimit -l"));
+        assert_eq!((locked == 2 * SLAB_BYTES, locked == 0), (!warned, warned), "{lines:?}");
+        // It comes and goes as it does where it is not locked.
+        let mut one = Peer::borrower(donor.address(), 1);
+        let lease = one.grant(0);
+        assert_eq!(one.write(lease, 3, 7), Message::Written);
+        if locked > 0 {
+            let status = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            assert!(status.lines().any(|line| line.starts_with("VmFlags:") && line.contains(" lo ")), "{status}");
+        }
+        donor.stop(Duration::ZERO);
     }
 }

@@ -171,7 +171,7 @@ fn a_slab_whose_lease_is_over_is_not_reached() {
             assert_eq!(guest.peer.ask(release, &[]).0, Message::Released { slabs: 1 });
         }
         wait_until(&donor, Figure::LentBytes, 0);
-        wait_until(&donor, Figure::UnwipedBytes, 0);
+        wait_until(&donor, Figure::WipingBytes, 0);
         assert_eq!(guest.write_page(9, key), Completion::Refused, "{how}");
         assert_eq!(guest.read_page(key), Err(Completion::Refused), "{how}");
         assert_eq!(guest.key(lease), Err(Refusal::NoLease), "{how}");
@@ -182,7 +182,7 @@ fn a_slab_whose_lease_is_over_is_not_reached() {
         assert_eq!(next.read_page(its), Ok(0), "{how}");
         let release = Message::Release { lease: lease.lease, token: lease.token };
         next.peer.ask(release, &[]);
-        wait_until(&donor, Figure::UnwipedBytes, 0);
+        wait_until(&donor, Figure::WipingBytes, 0);
     }
     let lease = guest.peer.grant(0);
     let key = guest.key(lease).unwrap();

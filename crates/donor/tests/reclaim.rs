@@ -69,7 +69,7 @@ fn whoever_has_most_is_asked_for_most_and_told_on_each_connection(protection: Pr
     for (range, left) in [(0, 2), (3, 1), (2, 0)] {
         let Lease { lease, token, .. } = leases[range];
         assert_eq!(rich.ask(Message::Release { lease, token }, &[]).0, Message::Released { slabs: 1 });
-        assert_eq!(figure(&donor, Figure::DrainingBytes), left * SLAB_BYTES);
+        wait_until(&donor, |standing| standing.figure(Figure::DrainingBytes) == left * SLAB_BYTES);
     }
     let standing = donor.standing();
     assert_eq!(standing.figure(Figure::ReclaimedBytes), 5 * SLAB_BYTES);
@@ -126,7 +126,7 @@ fn all_of_it_is_one_word_and_a_shorter_time_is_told_again() {
     };
     assert!((1..=100_000).contains(&within_ms), "{within_ms}");
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }, &[]).0, Message::Released { slabs: 150 });
-    assert_eq!(figure(&donor, Figure::ReclaimedBytes), 200 * SLAB_BYTES);
+    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 200 * SLAB_BYTES);
     assert_eq!(one.ask(Message::Grant { range: 0 }, &[]).0, Message::Error { refusal: Refusal::Ending });
     let Message::Welcome { lendable_bytes, .. } = Peer::borrower(donor.address(), 2).welcome.unwrap() else {
         panic!("not a welcome")
@@ -188,7 +188,7 @@ fn a_tier_says_what_it_will_lose(protection: Protection) {
     assert_eq!(leaving(&*tier), [5]);
     tier.discard(5 * SLAB_BYTES, SLAB_BYTES).unwrap();
     assert_eq!(leaving(&*tier), [0; 0]);
-    assert_eq!(figure(&donor, Figure::ReclaimedBytes), 4 * SLAB_BYTES);
+    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 4 * SLAB_BYTES);
     // Also from a queue's connection.
     let mut queue = tier.open_queue(4).unwrap();
     read_by(&mut *queue, 0);

@@ -114,6 +114,7 @@ fn a_slab_that_goes_round_takes_nothing_along() {
     assert_eq!(other.read(slab, 3), [0; 4096], "and its bytes are in another one's file");
     assert_eq!(other.ask(Message::Grant { range: 0 }), Message::Error { refusal: Refusal::Full });
     assert_eq!(one.ask(Message::Release { lease: EVERY_LEASE, token: 0 }), Message::Released { slabs: 1 });
+    wait_until(&donor, |standing| standing.figure(Figure::WipesTotal) == 1);
     assert_eq!((one.board.load(slab as usize), one.read(slab, 3)), (0, vec![0; 4096]), "what is released is wiped");
     let (again, newer) = other.grant(0);
     assert_eq!((again, newer > token), (slab, true));
@@ -302,7 +303,7 @@ fn memory_that_is_taken_back_is_asked_for_first_and_lost_then() {
     read(3, 30).unwrap();
     tier.discard(3 * SLAB_BYTES, SLAB_BYTES).unwrap();
     assert_eq!(tier.leaving(0), None);
-    assert_eq!(figure(&donor, Figure::ReclaimedBytes), 3 * SLAB_BYTES);
+    wait_until(&donor, |standing| standing.figure(Figure::ReclaimedBytes) == 3 * SLAB_BYTES);
     assert_eq!(write(3, 31), Err(Disposition::Refuse), "nothing new");
     // What stays is lost when the time has come, and nobody reads anything else in its place.
     donor.reclaim(EVERY_BYTE, Duration::from_millis(300));

@@ -203,7 +203,7 @@ fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
     let program = borrower.running.program();
     kill(borrower.running.child.id(), "-KILL");
     eventually("the program's end", || has_ended(program));
-    eventually("the leases expire", || donor.number("lent_bytes") == 0 && donor.number("unwiped_bytes") == 0);
+    eventually("the leases expire", || donor.number("lent_bytes") == 0 && donor.number("wiping_bytes") == 0);
     assert!(donor.number("expiries_total") > 16);
     assert_eq!(marks(process), Some(0), "neither in what it lends nor in what it sends and receives with");
 }

@@ -7,7 +7,9 @@
 //! nobody gets a reference to them: they are copied word by word with relaxed atomics, which compile to plain moves.
 //! It is left out of core dumps.
 //!
-//! See mmap(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`, fallocate(2) on
+//! Locked, none of it goes to swap, where what is wiped would stay.
+//!
+//! See mmap(2), mlock2(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`, fallocate(2) on
 //! `FALLOC_FL_PUNCH_HOLE`, mbind(2).
 
 use std::fs::{self, File};
@@ -16,7 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::direct_io;
 use crate::memory::{advise, map_anonymous};
@@ -40,6 +42,10 @@ const ALIGNMENT: usize = 2 << 20;
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 /// The MPOL_BIND of mbind(2).
 const MPOL_BIND: usize = 2;
+/// The MLOCK_ONFAULT of mlock2(2): pages are locked when they come, and none comes for that.
+const MLOCK_ONFAULT: usize = 1;
+/// Linux 5.18 and later: as MADV_DONTNEED, of locked memory.
+const MADV_DONTNEED_LOCKED: usize = 24;
 /// Nodes that mbind(2) is told of.
 const NODES_MOST: u32 = 64;
 
@@ -50,6 +56,8 @@ pub struct LentMemory {
     bytes: usize,
     /// What is mapped, unless it is anonymous.
     file: Option<File>,
+    /// Pages never go to swap: they are locked, or are none that could.
+    is_locked: AtomicBool,
     /// Whether pages are given back to be wiped. Not huge ones: a hole loses its reservation, and where somebody else
     /// takes the page, the next access is a SIGBUS. Nor a device's, which has nowhere to give them to.
     wipes_by_giving_back: bool,
@@ -71,7 +79,13 @@ impl LentMemory {
                 let address = map_anonymous(room).map_err(error)?.next_multiple_of(ALIGNMENT);
                 // A slab is a huge page: fewer misses of the TLB. Where there are none, pages are small.
                 let _ = advise(address, bytes, libc::MADV_HUGEPAGE);
-                LentMemory { start: place(address), bytes, file: None, wipes_by_giving_back: true }
+                LentMemory {
+                    start: place(address),
+                    bytes,
+                    file: None,
+                    is_locked: AtomicBool::new(false),
+                    wipes_by_giving_back: true,
+                }
             }
             Source::Dax(path) => {
                 let (device, length) = open_dax(path)?;
@@ -117,12 +131,31 @@ impl LentMemory {
         let args = [0, bytes, protection, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, 0];
         // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
         let address = unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)?;
-        Ok(LentMemory { start: place(address), bytes, file: Some(file), wipes_by_giving_back })
+        let is_locked = AtomicBool::new(false);
+        Ok(LentMemory { start: place(address), bytes, file: Some(file), is_locked, wipes_by_giving_back })
     }
 
     /// Takes its pages from one NUMA node only. Before anything is copied in.
     pub fn bind(&self, node: u32) -> io::Result<()> {
         bind_range(self.address(), self.bytes, node)
+    }
+
+    /// Keeps all of it out of swap, from when its pages come. Huge pages and those of a device never go there. EPERM and
+    /// ENOMEM where this process may not lock so much (RLIMIT_MEMLOCK), after it has raised its limit as far as it may.
+    pub fn lock(&self) -> io::Result<()> {
+        if self.wipes_by_giving_back {
+            raise_limit_on_locked_memory();
+            let args = [self.address(), self.bytes, MLOCK_ONFAULT, 0, 0, 0];
+            // SAFETY: mlock2(2) changes where the pages of our own range may be, and nothing that they hold.
+            unsafe { syscall(libc::SYS_mlock2, args) }.map_err(error)?;
+        }
+        self.is_locked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether it is kept out of swap.
+    pub fn is_locked(&self) -> bool {
+        self.is_locked.load(Ordering::Relaxed)
     }
 
     fn address(&self) -> usize {
@@ -196,13 +229,28 @@ impl LentMemory {
                 }
                 direct_io::punch_hole(file, offset as u64, bytes as u64).is_ok()
             }
-            None => {
-                let args = [self.address() + offset, bytes, libc::MADV_DONTNEED as usize, 0, 0, 0];
-                // SAFETY: private anonymous memory of our own, to which nobody has a reference: zeros are as good a
-                // value for an atomic as any.
-                unsafe { syscall(libc::SYS_madvise, args) }.is_ok()
-            }
+            None => self.empty(offset, bytes).is_ok(),
         }
+    }
+
+    /// Gives pages of anonymous memory back.
+    fn empty(&self, offset: usize, bytes: usize) -> Result<(), Errno> {
+        let range = [self.address() + offset, bytes];
+        let call = |number, third: usize| {
+            // SAFETY: madvise(2), munlock(2) or mlock2(2) on private anonymous memory of our own, to which nobody has a
+            // reference: zeros are as good a value for an atomic as any.
+            unsafe { syscall(number, [range[0], range[1], third, 0, 0, 0]) }.map(|_| ())
+        };
+        if !self.is_locked() {
+            return call(libc::SYS_madvise, libc::MADV_DONTNEED as usize);
+        }
+        call(libc::SYS_madvise, MADV_DONTNEED_LOCKED).or_else(|_| {
+            // Before Linux 5.18.
+            call(libc::SYS_munlock, 0)?;
+            let emptied = call(libc::SYS_madvise, libc::MADV_DONTNEED as usize);
+            call(libc::SYS_mlock2, MLOCK_ONFAULT)?;
+            emptied
+        })
     }
 }
 
@@ -216,6 +264,18 @@ pub fn bind_file(file: &File, bytes: usize, node: u32) -> io::Result<()> {
     // SAFETY: what was mapped above, to which nobody has a reference.
     let _ = unsafe { syscall(libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]) };
     bound
+}
+
+/// As far as this process may by itself.
+fn raise_limit_on_locked_memory() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit(2) writes one `rlimit`, and setrlimit(2) reads it; where either fails, nothing changes.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit);
+        }
+    }
 }
 
 fn bind_range(address: usize, bytes: usize, node: u32) -> io::Result<()> {
@@ -289,7 +349,13 @@ mod tests {
     fn bytes_stay_until_they_are_wiped_and_are_zeros_then() {
         for source in [Source::Anonymous, Source::Memfd, Source::Huge] {
             match LentMemory::new(&source, 4 << 20) {
-                Ok(memory) => bytes_stay_until_they_are_wiped(&memory, &format!("{source:?}")),
+                Ok(memory) => {
+                    bytes_stay_until_they_are_wiped(&memory, &format!("{source:?}"));
+                    match memory.lock() {
+                        Ok(()) => bytes_stay_until_they_are_wiped(&memory, &format!("{source:?}, locked")),
+                        Err(error) => println!("skipped one, because memory cannot be locked: {error}"),
+                    }
+                }
                 Err(error) if source == Source::Huge => {
                     aquifer_test_support::skip_part("one case", format!("there are no huge pages: {error}"));
                 }

@@ -128,10 +128,25 @@ pub fn write_stderr(bytes: &[u8]) {
     let _ = unsafe { syscall(libc::SYS_write, [2, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0]) };
 }
 
+/// Nanoseconds for which the calling thread has had a CPU.
+pub fn thread_cpu_ns() -> u64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Gives the calling thread a nice value, of which greater ones are less important. See setpriority(2).
+pub fn lower_priority(nice: i32) -> Result<(), Errno> {
+    // SAFETY: setpriority(2) takes numbers; 0 is the calling thread.
+    unsafe { syscall(libc::SYS_setpriority, [libc::PRIO_PROCESS as usize, 0, nice as usize, 0, 0, 0]) }.map(|_| ())
+}
+
 /// Nanoseconds of the monotonic clock. Through the vDSO, so without entering the kernel.
 pub fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime(2) writes one timespec to the pointer, which is valid.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    unsafe { libc::clock_gettime(clock, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -37,9 +37,10 @@ macro_rules! figures {
 figures! {
     CapacityBytes "capacity_bytes" "What the donor has to lend, and what it has taken back",
     LentBytes "lent_bytes" "What is lent now",
-    UnwipedBytes "unwiped_bytes" "What came back and is not wiped yet",
+    WipingBytes "wiping_bytes" "What came back and is not wiped yet",
     DrainingBytes "draining_bytes" "What the donor takes back and has not got yet",
     ReclaimedBytes "reclaimed_bytes" "What the donor has taken back and lends no more",
+    LockedBytes "locked_bytes" "What of it never goes to the donor's swap",
     Borrowers "borrowers" "Borrowers that have a lease",
     Connections "connections" "Connections that are open",
     UptimeMs "uptime_ms" "How long the donor has been running",

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Wipes slabs that came back, beside the requests of borrowers and never before an answer to one.
+//!
+//! One thread wipes, in pieces of [`PIECE_BYTES`] at most. After each piece it pauses, so that it takes a tenth of a CPU
+//! at most, and less where it is held up: a donor with a fraction of a CPU (`cpu.max`) would otherwise spend on wiping
+//! what it needs for answers. While requests are under way it waits for them, within a bound. It does not pause while a
+//! borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor takes memory back.
+//!
+//! What is not wiped yet counts as `wiping_bytes`, and is not granted.
+//!
+//! Threads: the keeper's, but for [`Service::wipe_all`], which is for the donor's end.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_sys::raw::{lower_priority, thread_cpu_ns};
+use aquifer_wire::{BorrowerId, Figure, Refusal};
+
+use crate::leases::{Account, Granted, LeaseTable};
+use crate::service::Service;
+
+/// What is wiped at once: a tenth of a millisecond of stores, or a third of one in the kernel for a file in memory
+/// with small pages. A quarter of a slab.
+pub(crate) const PIECE_BYTES: usize = 512 << 10;
+/// The wiper takes one part in so many of a CPU. A choice: 8 GiB take a minute, and a donor with a quarter of a CPU has
+/// more than half of it for answers.
+pub(crate) const PARTS: u32 = 10;
+/// And so many at most, where it is held up.
+const MAX_PARTS: u32 = 80;
+/// While the donor takes memory back.
+const PARTS_TO_TAKE_BACK: u32 = 2;
+/// A piece that took so much longer than its time on the CPU was held up: the scheduler had others, or none of the
+/// donor's threads may run for the rest of this period of its `cpu.max`.
+const HELD_UP: Duration = Duration::from_millis(10);
+/// So many pieces without that, and the wiper takes a little more again.
+const CALM_PIECES: u32 = 64;
+/// Requests that are under way are waited for so long at a time, and so often before the next piece.
+const REQUEST_PAUSE: Duration = Duration::from_millis(1);
+const MAX_REQUEST_PAUSES: u32 = 10;
+/// How long a grant waits for a slab to be wiped, before the borrower is asked to come again. A donor that is one of
+/// several has 400 ms for an answer.
+const GRANT_PATIENCE: Duration = Duration::from_millis(100);
+/// How long an order to take memory back waits for the wiper: half of what whoever gave it waits.
+const RECLAIM_PATIENCE: Duration = Duration::from_secs(60);
+/// The wiper's nice value. Not the last: it holds the table's lock now and then, and others wait until it runs again.
+const NICE: i32 = 10;
+/// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
+const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
+
+/// What the wiper goes by.
+#[derive(Debug, Default)]
+pub(crate) struct Demand {
+    /// Requests that are being answered, but for those that wait for a wipe.
+    requests: AtomicUsize,
+    /// Grants that wait for a wipe.
+    grants: AtomicUsize,
+    /// Rung when a slab has been wiped.
+    wiped: Condvar,
+}
+
+/// A request that is being answered, until it is dropped.
+pub(crate) struct Request<'a>(&'a AtomicUsize);
+
+impl Demand {
+    pub(crate) fn request(&self) -> Request<'_> {
+        // Relaxed: a piece more or less beside a request is no harm.
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        Request(&self.requests)
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How much of a CPU the wiper takes.
+#[derive(Debug)]
+struct Pace {
+    /// One part in so many, at least.
+    parts_least: u32,
+    parts: u32,
+    calm_pieces: u32,
+}
+
+impl Pace {
+    fn new(parts: u32) -> Pace {
+        Pace { parts_least: parts.max(1), parts: parts.max(1), calm_pieces: 0 }
+    }
+
+    /// How long to pause after a piece that took so long, of which it had the CPU for `cpu`.
+    fn pause_after(&mut self, cpu: Duration, wall: Duration, takes_back: bool) -> Duration {
+        if wall.saturating_sub(cpu) > HELD_UP {
+            self.calm_pieces = 0;
+            self.parts = (self.parts * 2).min(MAX_PARTS.max(self.parts_least));
+        } else {
+            self.calm_pieces += 1;
+            if self.calm_pieces.is_multiple_of(CALM_PIECES) {
+                self.parts = (self.parts - 1).max(self.parts_least);
+            }
+        }
+        let parts = if takes_back { PARTS_TO_TAKE_BACK } else { self.parts };
+        cpu.saturating_mul(parts - 1)
+    }
+}
+
+/// Measures a piece: the clock, and this thread's time on the CPU.
+struct Watch {
+    started: Instant,
+    cpu_ns: u64,
+}
+
+impl Watch {
+    fn start() -> Watch {
+        Watch { started: Instant::now(), cpu_ns: thread_cpu_ns() }
+    }
+
+    fn cpu(&self) -> Duration {
+        Duration::from_nanos(thread_cpu_ns().saturating_sub(self.cpu_ns))
+    }
+}
+
+impl Service {
+    /// The keeper's life: ends leases when their time has come, and wipes what they were of. Until `is_over` says so,
+    /// which it is asked whenever the keeper is rung.
+    pub(crate) fn keep(&self, is_over: impl Fn() -> bool) {
+        // Refused only where the thread is less important already.
+        let _ = lower_priority(NICE);
+        let mut pace = Pace::new(self.wipe_parts);
+        while !is_over() {
+            let mut table = self.table();
+            table.expire(self.now_ms());
+            if let Some(slab) = table.take_unwiped() {
+                drop(table);
+                let mut watch = Watch::start();
+                self.wipe(slab, &mut || {
+                    self.pause(&mut pace, &watch, &is_over);
+                    watch = Watch::start();
+                });
+                continue;
+            }
+            let until_end = |end: u64| Duration::from_millis(end.saturating_sub(self.now_ms()));
+            let sleep = table.next_end_ms().map_or(KEEPER_SLEEP, until_end);
+            if is_over() {
+                return;
+            }
+            drop(self.keeper.wait_timeout(table, sleep).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Between two pieces: until the wiper has had its part of a CPU and no more, or somebody waits for it. Leases end
+    /// in time meanwhile.
+    fn pause(&self, pace: &mut Pace, watch: &Watch, is_over: &impl Fn() -> bool) {
+        let mut table = self.table();
+        let takes_back = table.wanted() > 0;
+        let mut until = Instant::now() + pace.pause_after(watch.cpu(), watch.started.elapsed(), takes_back);
+        let mut request_pauses = 0;
+        loop {
+            table.expire(self.now_ms());
+            if self.demand.grants.load(Ordering::Relaxed) > 0 || is_over() || !takes_back && table.wanted() > 0 {
+                return;
+            }
+            let mut left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let is_idle = self.demand.requests.load(Ordering::Relaxed) == 0;
+                if is_idle || request_pauses == MAX_REQUEST_PAUSES {
+                    return;
+                }
+                request_pauses += 1;
+                left = REQUEST_PAUSE;
+                until = Instant::now() + left;
+            }
+            table = self.keeper.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Wipes one slab, which was taken for that; `between` is called after each piece.
+    fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
+        self.shut_out(|one_sided| one_sided.close(slab));
+        self.slabs.wipe(slab, between);
+        self.tallies.add(Figure::WipesTotal, 1);
+        let is_ours_again = self.table().wiped(slab);
+        self.demand.wiped.notify_all();
+        if is_ours_again {
+            self.slabs.give_back(slab);
+        }
+    }
+
+    /// Wipes all that came back and that nobody touches any more, at once.
+    pub(crate) fn wipe_all(&self) {
+        loop {
+            let mut table = self.table();
+            table.expire(self.now_ms());
+            let Some(slab) = table.take_unwiped() else { return };
+            drop(table);
+            self.wipe(slab, &mut || {});
+        }
+    }
+
+    /// Gives a slab for a range, and waits for one to be wiped where there is no other. [`Refusal::Busy`] where that
+    /// takes too long.
+    pub(crate) fn grant_slab(&self, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
+        let deadline = Instant::now() + GRANT_PATIENCE;
+        let mut table = self.table();
+        loop {
+            let granted = table.grant(self.now_ms(), account, who, range);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if granted != Err(Refusal::Busy) || !table.lacks_wiped() || left.is_zero() {
+                return granted;
+            }
+            self.demand.grants.fetch_add(1, Ordering::Relaxed);
+            self.demand.requests.fetch_sub(1, Ordering::Relaxed);
+            self.keeper.notify_all();
+            table = self.await_wipe(table, left);
+            self.demand.requests.fetch_add(1, Ordering::Relaxed);
+            self.demand.grants.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until what the donor has ordered back, and nobody has any more, is wiped.
+    pub(crate) fn await_taken_back(&self) {
+        let deadline = Instant::now() + RECLAIM_PATIENCE;
+        let mut table = self.table();
+        while table.wanted() > 0 && table.unwiped() > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            table = self.await_wipe(table, left);
+        }
+    }
+
+    fn await_wipe<'a>(&self, table: MutexGuard<'a, LeaseTable>, left: Duration) -> MutexGuard<'a, LeaseTable> {
+        self.demand.wiped.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIECE: Duration = Duration::from_micros(300);
+
+    #[test]
+    fn the_wiper_takes_its_part_and_less_where_it_is_held_up() {
+        let mut pace = Pace::new(10);
+        assert_eq!(pace.pause_after(PIECE, PIECE, false), PIECE * 9);
+        assert_eq!(pace.pause_after(PIECE, PIECE, true), PIECE);
+        let held_up = PIECE + HELD_UP * 2;
+        assert_eq!(pace.pause_after(PIECE, held_up, false), PIECE * 19);
+        (0..10).for_each(|_| _ = pace.pause_after(PIECE, held_up, false));
+        assert_eq!(pace.pause_after(PIECE, PIECE, false), PIECE * (MAX_PARTS - 1));
+        (0..CALM_PIECES * MAX_PARTS).for_each(|_| _ = pace.pause_after(PIECE, PIECE, false));
+        assert_eq!(pace.pause_after(PIECE, PIECE, false), PIECE * 9, "in time it takes its part again");
+    }
+}
