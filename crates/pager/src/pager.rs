@@ -45,6 +45,8 @@ use crate::recorder::Recorder;
 use crate::share;
 use crate::trims::{self, Trims};
 
+/// The pause between two renewals of leases, where the donors that do not answer have taken all of the time between.
+const RENEWAL_PAUSE_LEAST: Duration = Duration::from_millis(10);
 /// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
 pub const THREADS_MOST: u16 = 256;
 
@@ -341,6 +343,7 @@ impl Pager {
         share::start(self)?;
         trims::start(self)?;
         self.start_tending()?;
+        self.start_renewing()?;
         self.start_moving()
     }
 
@@ -356,6 +359,18 @@ impl Pager {
                 self.tier.tell(&mut |line| crate::abort::say(&[line]));
                 self.count_figures();
                 std::thread::sleep(pause);
+            }
+        })
+    }
+
+    /// Starts the thread that renews leases at several donors, whichever of them the other one waits for.
+    fn start_renewing(&'static self) -> Result<(), StartFailure> {
+        if self.tier.keep_alive_every().is_none() {
+            return Ok(());
+        }
+        start_thread(c"aquifer-renew", move || {
+            while let Some(pause) = aquifer_tiers::keep_alive(&*self.tier) {
+                std::thread::sleep(pause.max(RENEWAL_PAUSE_LEAST));
             }
         })
     }

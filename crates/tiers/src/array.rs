@@ -29,7 +29,7 @@ mod rooms;
 mod shape;
 mod shards;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trust;
 mod words;
 
@@ -53,7 +53,8 @@ pub(crate) use self::shape::{DATA_SHARDS, Shape};
 use self::shards::{Cutter, ShardQueue};
 use crate::donor;
 use crate::failure::{Activity, Cause, TierFailure};
-use crate::figures::{Tallies, TierFigures};
+use crate::figures::{Tallies, TierFigures, count};
+use crate::keep_alive::KeepAlive;
 use crate::places::{PLACE_WORDS, Places};
 use crate::plain_queue::Blocking;
 use crate::tier::{Tier, TierQueue};
@@ -172,7 +173,25 @@ impl Tier for Array {
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
         let read = self.parts.read_way(offset, buffer.bytes_mut(), way as usize);
+        if read == Ok(true) {
+            count(&self.parts.tallies.reads_by_another_way);
+        }
         read.map_err(|errno| failure(Activity::Read, offset, errno))
+    }
+
+    fn read_verified(
+        &self,
+        offset: u64,
+        buffer: &mut FrameBuffer,
+        _: &mut dyn FnMut(u64, usize, u32),
+    ) -> Result<(), TierFailure> {
+        check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
+        match self.parts.read_agreed(offset, buffer.bytes_mut()) {
+            Ok(true) => Ok(()),
+            // There is one way only.
+            Ok(false) => self.read(offset, buffer),
+            Err(errno) => Err(failure(Activity::Read, offset, errno)),
+        }
     }
 
     fn tell(&self, say: &mut dyn FnMut(&str)) {
@@ -213,6 +232,17 @@ impl Tier for Array {
 
     fn tend(&self) -> Option<Duration> {
         Some(self.parts.tend())
+    }
+
+    /// Its members are tended one after the other, and copies are made in between.
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.parts.members.iter().map(|member| member.store.look_every()).min()
+    }
+
+    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
+        // Who is lost is looked for, and its connection is made anew, by whoever tends.
+        let there = self.parts.members.iter().filter(|member| !member.is_lost());
+        there.filter_map(|member| member.store.begin_keep_alive()).for_each(begun);
     }
 
     fn take_figures(&self) -> TierFigures {

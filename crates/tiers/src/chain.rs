@@ -33,6 +33,7 @@ use self::mover::{COPY_PAGES, ChainMover};
 use self::queue::ChainQueue;
 use crate::failure::{Activity, TierFailure};
 use crate::figures::TierFigures;
+use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
 use crate::tier::{LevelFigures, Mover, PAGE, Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range};
@@ -178,6 +179,15 @@ impl Tier for Chain {
             self.levels.bell.ring();
         }
         next
+    }
+
+    /// Its levels are tended one after the other.
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.tiers().filter_map(|tier| tier.keep_alive_every()).min()
+    }
+
+    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
+        self.tiers().for_each(|tier| tier.begin_keep_alive(begun));
     }
 
     fn take_figures(&self) -> TierFigures {

@@ -20,7 +20,7 @@ mod contact;
 mod deadline;
 mod gift;
 mod link;
-mod links;
+pub(crate) mod links;
 mod member;
 mod patience;
 mod place;
@@ -54,13 +54,15 @@ use self::patience::Patience;
 use self::place::Place;
 pub(crate) use self::ranges::Writers;
 use self::rdma::{Rdma, RdmaFailure};
+pub(crate) use self::remote::Remote;
+use self::remote::Unlent;
 pub(crate) use self::remote::{Piece, pieces};
-use self::remote::{Remote, Unlent};
 use self::shared_memory::SharedMemory;
 use self::tcp::Tcp;
 use self::transport::{Loss, Transport};
 use crate::dram::REQUEST_BYTES_MOST;
 use crate::failure::{Activity, Cause, TierFailure};
+use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
 use crate::plain_queue::Blocking;
 use crate::spec::{DonorSecurity, DonorSpec};
@@ -272,6 +274,14 @@ impl Tier for Donor {
 
     fn tend(&self) -> Option<Duration> {
         Some(self.remote.tend())
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        Some(self.remote.renewal())
+    }
+
+    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
+        self.remote.begin_keep_alive().into_iter().for_each(begun);
     }
 
     fn leaving(&self, from: u64) -> Option<Leaving> {

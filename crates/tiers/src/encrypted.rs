@@ -30,6 +30,7 @@ use self::queue::EncryptedQueue;
 use self::seals::{RECORD_WORDS, Seals};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::TierFigures;
+use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
 use crate::tier::{Leaving, LevelFigures, Mover, PAGE, Tier, TierQueue};
 use crate::transfer::check_buffer;
@@ -119,6 +120,21 @@ impl Parts {
         &self.kept[self.frames.index(frame) as usize * words..][..words]
     }
 
+    /// A page that is not what was stored, as it was read: by the first other way that finds it. Returns which.
+    fn read_one_by_others(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<u32, TierFailure> {
+        let mut failed = self.failure(Activity::Read, offset, libc::EBADMSG);
+        for way in 1.. {
+            match self.inner.read_other(offset, buffer, way) {
+                Ok(true) if self.seals.open_one(page(offset), buffer.bytes_mut()) => return Ok(way),
+                Ok(true) => {}
+                Ok(false) => break,
+                // Another way may do.
+                Err(failure) => failed = failure,
+            }
+        }
+        Err(failed)
+    }
+
     /// What was read from `offset` is opened where it is.
     fn open(&self, offset: u64, buffer: &mut FrameBuffer) {
         self.seals.open(page(offset), buffer.bytes_mut());
@@ -173,6 +189,24 @@ impl Tier for Encrypted {
         Ok(is_one)
     }
 
+    fn read_verified(
+        &self,
+        offset: u64,
+        buffer: &mut FrameBuffer,
+        mended: &mut dyn FnMut(u64, usize, u32),
+    ) -> Result<(), TierFailure> {
+        let parts = &self.parts;
+        parts.inner.read(offset, buffer)?;
+        for start in (0..buffer.len()).step_by(PAGE) {
+            let at = offset + start as u64;
+            if !parts.seals.open_one(page(at), &mut buffer.bytes_mut()[start..start + PAGE]) {
+                let way = buffer.with_part_mut(start, PAGE, |part| parts.read_one_by_others(at, part))?;
+                mended(at, PAGE, way);
+            }
+        }
+        Ok(())
+    }
+
     fn tell(&self, say: &mut dyn FnMut(&str)) {
         self.parts.inner.tell(say);
     }
@@ -207,6 +241,14 @@ impl Tier for Encrypted {
 
     fn needs_tending(&self) -> bool {
         self.parts.inner.needs_tending()
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.parts.inner.keep_alive_every()
+    }
+
+    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
+        self.parts.inner.begin_keep_alive(begun);
     }
 
     fn tend(&self) -> Option<Duration> {

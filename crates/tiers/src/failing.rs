@@ -16,6 +16,7 @@ use aquifer_sys::{FrameBuffer, signals};
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
 use crate::figures::TierFigures;
+use crate::keep_alive::KeepAlive;
 use crate::tier::{
     Completion, Leaving, LevelFigures, Mover, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait,
 };
@@ -77,6 +78,17 @@ impl Tier for Failing {
         self.inner.read_other(offset, buffer, way)
     }
 
+    fn read_verified(
+        &self,
+        offset: u64,
+        buffer: &mut FrameBuffer,
+        mended: &mut dyn FnMut(u64, usize, u32),
+    ) -> Result<(), TierFailure> {
+        // What fails or is damaged here, is so above all checks.
+        self.read(offset, buffer)?;
+        self.inner.read_verified(offset, buffer, mended)
+    }
+
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         signals::sleep(self.verdicts.delay());
         match self.verdicts.judge(Activity::Write, offset, buffer.len() as u64) {
@@ -103,6 +115,14 @@ impl Tier for Failing {
 
     fn needs_tending(&self) -> bool {
         self.inner.needs_tending()
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.inner.keep_alive_every()
+    }
+
+    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
+        self.inner.begin_keep_alive(begun);
     }
 
     fn tend(&self) -> Option<Duration> {

@@ -41,6 +41,7 @@ mod failure;
 mod failure_plan;
 mod figures;
 mod flash;
+mod keep_alive;
 mod memory_file;
 mod open;
 mod open_failure;
@@ -63,6 +64,7 @@ pub use failure::{Activity, Cause, Disposition, TierFailure};
 pub use failure_plan::FailurePlan;
 pub use figures::TierFigures;
 pub use flash::Flash;
+pub use keep_alive::{KeepAlive, keep_alive};
 pub use open::{check_levels, check_place, farewell, open, open_levels};
 pub use open_failure::OpenFailure;
 pub use spec::{

@@ -18,6 +18,7 @@ use aquifer_sys::raw::Errno;
 
 use crate::failure::TierFailure;
 use crate::figures::TierFigures;
+use crate::keep_alive::KeepAlive;
 
 /// The unit of offsets and lengths, in bytes.
 pub const PAGE: usize = 4096;
@@ -74,6 +75,20 @@ pub trait Tier: Send + Sync {
         Ok(false)
     }
 
+    /// Fills `buffer` from `offset` with what was stored there, as far as this tier can tell: by its seals, or because
+    /// two ways agree. It looks for the right bytes by all ways that it has, and says by which it has found some that
+    /// were wrong before: `mended` gets their offset, length and way, for [`blame`](Self::blame) once nobody can have
+    /// written meanwhile. EBADMSG where it finds none. For who makes a copy and gives the source up. May allocate.
+    fn read_verified(
+        &self,
+        offset: u64,
+        buffer: &mut FrameBuffer,
+        mended: &mut dyn FnMut(u64, usize, u32),
+    ) -> Result<(), TierFailure> {
+        let _ = mended;
+        self.read(offset, buffer)
+    }
+
     /// Says, a line for each, what has become of the tier's parts since the last time. On the thread that tends.
     fn tell(&self, say: &mut dyn FnMut(&str)) {
         let _ = say;
@@ -113,6 +128,17 @@ pub trait Tier: Send + Sync {
     /// else. Returns after how long to call again at the latest; `None` when there is nothing of this kind, ever.
     fn tend(&self) -> Option<Duration> {
         None
+    }
+
+    /// How often leases are to be renewed apart from [`tend`](Self::tend), which waits for donors that do not answer;
+    /// `None` where there is nobody else to be late for. See [`keep_alive`](crate::keep_alive::keep_alive).
+    fn keep_alive_every(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Sends what renews the leases to all donors that can be asked at once, and waits for no answer.
+    fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
+        let _ = begun;
     }
 
     /// What has happened since this was asked last.

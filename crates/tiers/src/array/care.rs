@@ -21,7 +21,7 @@ use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
 
 use super::Parts;
 use super::member::Trouble;
-use super::place::Place;
+use super::place::{POSITIONS, Place};
 use crate::donor::pieces;
 use crate::figures::count;
 use crate::places::{Eighths, Move, Unready};
@@ -113,7 +113,7 @@ impl Parts {
             if !place.has(member) || self.takers() & !place.mask() == 0 {
                 continue;
             }
-            self.copy_to_another(slab, place, place.without(member), buffer);
+            self.copy_to_another(slab, place, place.without(member), None, buffer);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 return true;
             }
@@ -125,7 +125,7 @@ impl Parts {
     fn save_slab(&self, slab: usize, member: usize, buffer: &mut Vec<u8>) {
         let place = Place(self.places.see(slab).place);
         if place.has(member) {
-            let copied = self.copy_to_another(slab, place, place.without(member), buffer);
+            let copied = self.copy_to_another(slab, place, place.without(member), Some(member), buffer);
             if copied != Copied::Yes && self.takers() & !place.mask() == 0 {
                 self.take_out(slab, member, false);
             }
@@ -244,11 +244,20 @@ impl Parts {
         if matches!(place, Place::NOWHERE | Place::LOST) || place.count() >= self.shape.total {
             return Copied::NotNeeded;
         }
-        self.copy_to_another(slab, place, place, buffer)
+        self.copy_to_another(slab, place, place, None, buffer)
     }
 
-    /// Copies a slab to a member that has it not. `kept` is the part of its place that keeps it.
-    fn copy_to_another(&self, slab: usize, place: Place, kept: Place, buffer: &mut Vec<u8>) -> Copied {
+    /// Copies a slab to a member that has it not. `kept` is the part of its place that keeps it. Where one gives it up
+    /// that is trusted, `leaving`, the new one gets what that one has, and nobody else's: else a damaged copy could take
+    /// the place of the good one, and nobody here can tell them apart.
+    fn copy_to_another(
+        &self,
+        slab: usize,
+        place: Place,
+        kept: Place,
+        leaving: Option<usize>,
+        buffer: &mut Vec<u8>,
+    ) -> Copied {
         let free = self.takers() & !place.mask();
         if free == 0 {
             return Copied::NotNow;
@@ -270,8 +279,11 @@ impl Parts {
         let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
         let new = kept.with(target);
         let start = slab as u64 * SLAB_BYTES;
-        let copied =
-            catch_up(&going, new, |eighth| self.copy_piece(place, new, target, start + eighth * PIECE_BYTES, buffer));
+        let copied = catch_up(&going, new, |eighth| {
+            let offset = start + eighth * PIECE_BYTES;
+            let is_handed_on = leaving.is_some_and(|from| self.hand_on(place, new, from, target, offset, buffer));
+            is_handed_on || self.copy_piece(place, new, target, offset, buffer)
+        });
         drop(going);
         if copied {
             // Who had it before, and was taken out of its place while it was there.
@@ -292,6 +304,24 @@ impl Parts {
             return false;
         }
         let written = self.members[target].store.write(offset, buffer);
+        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
+    }
+
+    /// Of the slab at `place`, a piece as `from` has it for the target, who takes its position in the place `new`.
+    fn hand_on(&self, place: Place, new: Place, from: usize, target: usize, offset: u64, buffer: &mut [u8]) -> bool {
+        let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
+        let position =
+            |place: Place, member: usize| (0..POSITIONS).find(|position| place.at(*position) == Some(member));
+        if self.shape.is_cut() && position(place, from) != position(new, target) {
+            return false;
+        }
+        let part = self.shape.part(piece);
+        let bytes = &mut buffer[..part.bytes];
+        let read = self.members[from].store.read(part.offset, bytes);
+        if read.inspect_err(|errno| _ = self.note(from, *errno)).is_err() {
+            return false;
+        }
+        let written = self.members[target].store.write(part.offset, bytes);
         written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
     }
 

@@ -203,7 +203,6 @@ impl Parts {
             if self.may_be_back(member) {
                 return Err(libc::EAGAIN);
             }
-            count(&self.tallies.reads_by_another_way);
             let read = self.members[member].store.read(piece.offset, part);
             read.map_err(|errno| {
                 self.request_failed(member, piece.range as usize, errno);
@@ -211,6 +210,19 @@ impl Parts {
             })
         })?;
         Ok(is_one)
+    }
+
+    /// Fills `into` by two ways that agree: as many shards as it takes and one more, or two copies, are what was stored.
+    /// EBADMSG where they do not agree. False where there are not two ways.
+    pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, i32> {
+        if !self.shape.is_redundant() {
+            return Ok(false);
+        }
+        let mut other = vec![0; into.len()];
+        if !self.read_way(offset, into, 1)? || !self.read_way(offset, &mut other, 2)? {
+            return Ok(false);
+        }
+        if other == into { Ok(true) } else { Err(libc::EBADMSG) }
     }
 
     /// Whether it is lost, and for so short a time that it is waited for.

@@ -23,6 +23,7 @@ use aquifer_sys::raw::{Errno, now_ns};
 use super::words::Told;
 use crate::donor::{Asked, Piece};
 use crate::failure::TierFailure;
+use crate::keep_alive::KeepAlive;
 use crate::tier::TierQueue;
 
 /// The pause before a lost member is looked for; each one after is twice as long.
@@ -96,6 +97,11 @@ pub(crate) trait Store: Send + Sync {
 
     /// Whether it is there. Done in time, this keeps what is stored.
     fn look(&self) -> Result<(), i32>;
+
+    /// Sends what keeps what is stored, and does not wait for the answer. `None` where that cannot be done at once.
+    fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
+        None
+    }
 
     /// How often that is to be done.
     fn look_every(&self) -> Duration;

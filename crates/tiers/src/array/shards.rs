@@ -33,7 +33,6 @@ use super::place::{POSITIONS, Place};
 use super::shape::Shape;
 use super::{Member, Parts};
 use crate::donor::{Asked, Missed, Piece};
-use crate::figures::count;
 
 /// Of each shard, what goes over the wire at once. A choice: with four data shards that is a block of 128 KiB, which
 /// donors answer within some hundred microseconds.
@@ -115,7 +114,6 @@ impl Parts {
         if is_waited_for {
             return Err(libc::EAGAIN);
         }
-        count(&self.tallies.reads_by_another_way);
         self.read_shards_of(place, choice, piece, into).map(|()| true)
     }
 

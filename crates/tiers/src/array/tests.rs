@@ -28,7 +28,7 @@ use crate::tier::{Operation, Request, Wait};
 const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
 
 /// A member's memory, and what is to happen to it.
-struct Memory {
+pub(crate) struct Memory {
     /// Each with how often room was taken here when it was taken for this one.
     slabs: Mutex<HashMap<usize, (u64, Vec<u8>)>>,
     taken: AtomicU64,
@@ -82,6 +82,11 @@ impl Memory {
 
     fn go_away(&self, away: bool) {
         self.is_away.store(away, Ordering::SeqCst);
+    }
+
+    /// From now on, what is read of it is wrong.
+    pub(crate) fn lie(&self, lies: bool) {
+        self.lies.store(lies, Ordering::SeqCst);
     }
 
     fn held(&self) -> usize {
@@ -179,12 +184,12 @@ impl Blocking for Arc<Memory> {
     }
 }
 
-fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
+pub(crate) fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
     shaped(members, Shape { needed: 1, total: copies })
 }
 
 /// Of `data` shards and `parity` more.
-fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
+pub(crate) fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
     shaped(members, Shape { needed: data, total: data + parity })
 }
 
@@ -193,7 +198,7 @@ fn shaped(members: &[Arc<Memory>], shape: Shape) -> Array {
     Array::new(stores, shape, SLABS, Vec::new()).unwrap()
 }
 
-fn members(count: usize) -> Vec<Arc<Memory>> {
+pub(crate) fn members(count: usize) -> Vec<Arc<Memory>> {
     (0..count).map(|_| Memory::new()).collect()
 }
 

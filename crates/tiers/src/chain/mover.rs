@@ -36,6 +36,13 @@ const SAVED_AT_ONCE: usize = 64;
 /// Where nothing was worth moving, traffic of this part of an epoch comes before the next look at all slabs.
 const QUIET_PART: u64 = 32;
 
+/// Whether a slab is lost where it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    No,
+    Yes,
+}
+
 /// See the module.
 pub(super) struct ChainMover {
     levels: Arc<Levels>,
@@ -124,7 +131,7 @@ impl ChainMover {
             let place = Place::of(levels.places.see(slab as usize).place);
             let Some(place) = place.filter(|place| place.is_stored && levels.is_leaving(place)) else { continue };
             let Some(to) = levels.refuge(place.level) else { return };
-            saved += usize::from(self.make(&Move { slab, from: place.level, to }));
+            saved += usize::from(self.make(&Move { slab, from: place.level, to }, Leaves::Yes));
             if saved == SAVED_AT_ONCE {
                 return;
             }
@@ -132,7 +139,7 @@ impl ChainMover {
     }
 
     /// Copies one slab, and makes the copy the slab. False: it stays where it is.
-    pub(super) fn make(&mut self, planned: &Move) -> bool {
+    pub(super) fn make(&mut self, planned: &Move, leaves: Leaves) -> bool {
         let Move { slab, from, to } = *planned;
         let levels = Arc::clone(&self.levels);
         let Some(going) = levels.places.begin_move(slab as usize) else { return false };
@@ -140,7 +147,7 @@ impl ChainMover {
         let Some(source) = source else { return false };
         let Some(room) = levels.all[to].account.claim() else { return false };
         let target = Place { level: to, slab: room, is_stored: true };
-        let moved = self.copy(slab, &going, source, target) && going.commit(target.number());
+        let moved = self.copy(slab, &going, source, target, leaves) && going.commit(target.number());
         // The room of what lost, whichever it is. A level that cannot discard keeps the bytes, and nothing else is
         // lost.
         let lost = if moved { source } else { target };
@@ -151,10 +158,20 @@ impl ChainMover {
         moved
     }
 
-    fn copy(&mut self, slab: u32, going: &places::Move, source: Place, target: Place) -> bool {
+    /// The source is given up afterwards, with all copies that it has. So what is copied is verified; where it is wrong
+    /// whichever way it is read, the slab stays, for its reader to find and to mend.
+    fn copy(&mut self, slab: u32, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
         let levels = &self.levels;
+        let from = &levels.all[source.level];
         for within in (0..REGION_BYTES).step_by(COPY_PAGES * PAGE) {
-            let read = levels.all[source.level].read(source.slab, within, &mut self.buffer);
+            let offset = level::offset(source.slab) + within;
+            let mut mended = Vec::new();
+            let note = &mut |at, len, way| mended.push((at, len, way));
+            let mut read = from.tier.read_verified(offset, &mut self.buffer, note);
+            if read.is_err() && leaves == Leaves::Yes {
+                // All of it is lost otherwise. A page that is wrong is found to be by its reader, there as here.
+                read = from.tier.read(offset, &mut self.buffer);
+            }
             if read.is_err() {
                 // Whoever wants it finds out for itself. Until then, it is not the first to be moved again.
                 levels.heat(slab).store(0, Ordering::Relaxed);
@@ -163,6 +180,8 @@ impl ChainMover {
             if !going.is_undisturbed() {
                 return false;
             }
+            // Not before: what somebody was writing was no damage.
+            mended.into_iter().for_each(|(at, len, way)| from.tier.blame(at, len, way));
             let written = levels.all[target.level].write(target.slab, within, &self.buffer);
             if let Err(failure) = written {
                 levels.all[target.level].note_refusal(&failure);
@@ -189,7 +208,7 @@ impl Mover for ChainMover {
         }
         for planned in &moves {
             let started = Instant::now();
-            self.make(planned);
+            self.make(planned, Leaves::No);
             self.credit.spend();
             std::thread::sleep(started.elapsed());
         }

@@ -3,6 +3,8 @@
 
 //! A chain while its slabs move, much faster than any program would make them.
 
+mod verified;
+
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Mutex, Weak};
 use std::time::Instant;
@@ -12,6 +14,7 @@ use aquifer_core::units::ByteSize;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use super::mover::Leaves;
 use super::*;
 use crate::conformance::frames::{check_stamp, frame, give_back, stamp};
 use crate::conformance::model::{PAGES, Step, replay};
@@ -60,7 +63,10 @@ fn shake(chain: &Chain, moved: &'static AtomicU64) {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let chance = (state >> 33) as usize;
                 let (from, to) = (chance % count, chance / 7 % count);
-                if slabs > 0 && from != to && mover.make(&Move { slab: (chance / 91) as u32 % slabs, from, to }) {
+                if slabs > 0
+                    && from != to
+                    && mover.make(&Move { slab: (chance / 91) as u32 % slabs, from, to }, Leaves::No)
+                {
                     moved.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 }
             }
@@ -388,7 +394,7 @@ impl TierQueue for LateQueue {
 /// Moves the first slab one level down, as the mover does.
 fn move_down(levels: &Arc<Levels>) -> bool {
     let mut mover = ChainMover::new(Arc::clone(levels), frame(COPY_PAGES, 0));
-    let moved = mover.make(&Move { slab: 0, from: 0, to: 1 });
+    let moved = mover.make(&Move { slab: 0, from: 0, to: 1 }, Leaves::No);
     give_back(mover.buffer);
     moved
 }
@@ -436,6 +442,6 @@ fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
     queue.kick().unwrap();
     drop(queue);
     let mut mover = ChainMover::new(Arc::clone(&chain.levels), frame(COPY_PAGES, 0));
-    assert!(mover.make(&Move { slab: 0, from: 1, to: 0 }));
+    assert!(mover.make(&Move { slab: 0, from: 1, to: 0 }, Leaves::No));
     give_back(mover.buffer);
 }

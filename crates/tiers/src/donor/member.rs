@@ -24,6 +24,7 @@ use super::transport::Loss;
 use super::{failure, greet, network, remote, security, system, who};
 use crate::array::{Room, Store};
 use crate::failure::{Activity, Cause, TierFailure};
+use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
 use crate::spec::DonorSpec;
 use crate::tier::TierQueue;
@@ -189,6 +190,10 @@ impl Store for Share {
 
     fn look(&self) -> Result<(), i32> {
         self.0.look()
+    }
+
+    fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
+        self.0.begin_keep_alive()
     }
 
     fn look_every(&self) -> Duration {

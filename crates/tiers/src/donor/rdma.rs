@@ -285,6 +285,10 @@ impl Transport for Rdma {
         self.tcp.ask(message)
     }
 
+    fn begin_ask(&self, message: Message) -> Option<Begun<'_>> {
+        self.tcp.begin_ask(message)
+    }
+
     fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
         if self.device.is_own() {
             self.move_bytes(piece, lease, Bytes::Read(into))

@@ -27,6 +27,7 @@ use super::ranges::{Lease, Ranges, Writers};
 use super::transport::{Loss, Transport};
 use super::turns::Turns;
 use crate::failure::{Activity, TierFailure};
+use crate::keep_alive::KeepAlive;
 use crate::tier::{Leaving, TierQueue};
 use crate::transfer::{check_buffer, check_units};
 
@@ -397,6 +398,21 @@ impl Remote {
             let _ = self.look();
         }
         self.renewal()
+    }
+
+    /// Sends what renews the leases, if there are any, and does not wait for the answer.
+    pub(crate) fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
+        if !self.ranges.any() || self.contact.is_lost() {
+            return None;
+        }
+        self.transport.begin_ask(Message::Renew).map(|begun| KeepAlive::new(self, begun))
+    }
+
+    /// The answer to it is here. What is wrong with it, whoever tends finds out.
+    pub(crate) fn finish_keep_alive(&self, begun: Begun<'_>) {
+        if begun.finish(&mut []).is_ok() {
+            self.contact.answered();
+        }
     }
 
     /// After how long to renew the leases at the latest.

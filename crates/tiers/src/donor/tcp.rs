@@ -28,6 +28,10 @@ impl Transport for Tcp {
         self.0.ask(message, &[], &mut [])
     }
 
+    fn begin_ask(&self, message: Message) -> Option<Begun<'_>> {
+        self.0.begin(message, &[])
+    }
+
     fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss> {
         match self.0.ask(read(piece, lease), &[], into)? {
             Message::Found => Ok(()),

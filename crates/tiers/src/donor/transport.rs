@@ -71,6 +71,13 @@ pub(crate) trait Transport: Send + Sync {
     /// Asks for one thing that has no bytes with it, either way.
     fn ask(&self, message: Message) -> Result<Message, Loss>;
 
+    /// Asks for one thing that has no bytes with it, and does not wait for the answer. `None` where that cannot be done
+    /// at once.
+    fn begin_ask(&self, message: Message) -> Option<Begun<'_>> {
+        let _ = message;
+        None
+    }
+
     /// Fills `into`, which is as long as the piece, if the lease is good.
     fn read(&self, piece: Piece, lease: Lease, into: &mut [u8]) -> Result<(), Loss>;
 

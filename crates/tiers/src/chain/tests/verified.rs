@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A slab that moves out of a mirror, or of shards with parity, one of which is damaged: the move copied whatever came
+//! first and gave all copies up, so that the good one was lost with the damaged one.
+
+use super::*;
+use crate::array::Array;
+use crate::array::tests::{Memory, array_of, members, parity_of};
+use crate::encrypted::Encrypted;
+
+const SLABS_MOVED: u64 = 4;
+
+type Arrays = [(Vec<Arc<Memory>>, Array); 3];
+
+/// A mirror, and shards with one and with two of parity.
+fn arrays() -> Arrays {
+    let (two, five, six) = (members(2), members(5), members(6));
+    let arrays = [array_of(&two, 2), parity_of(&five, 4, 1), parity_of(&six, 4, 2)];
+    let mut members = [two, five, six].into_iter();
+    arrays.map(|array| (members.next().unwrap(), array))
+}
+
+fn move_all_down(chain: &Chain, leaves: Leaves) -> Vec<bool> {
+    let mut mover = ChainMover::new(Arc::clone(&chain.levels), frame(COPY_PAGES, 0));
+    let moves = (0..SLABS_MOVED as u32).map(|slab| Move { slab, from: 0, to: 1 });
+    let moved = moves.map(|planned| mover.make(&planned, leaves)).collect();
+    give_back(mover.buffer);
+    moved
+}
+
+#[test]
+fn a_move_takes_the_copy_that_the_seals_confirm() {
+    for kind in 0..arrays().len() {
+        for liar in 0..arrays()[kind].0.len() {
+            let (members, array) = arrays().into_iter().nth(kind).unwrap();
+            let chain = chain(vec![Box::new(Encrypted::new(Box::new(array)).unwrap()), dram(64)]);
+            (0..SLABS_MOVED).for_each(|slab| write(&chain, slab, 3).unwrap());
+            members[liar].lie(true);
+            assert_eq!(move_all_down(&chain, Leaves::No), [true; SLABS_MOVED as usize], "{kind} {liar}");
+            (0..SLABS_MOVED).for_each(|slab| read(&chain, slab, 3));
+            assert_eq!(used(&chain), [0, SLABS_MOVED]);
+        }
+    }
+}
+
+#[test]
+fn what_no_way_finds_stays_where_it_is_unless_it_is_lost_there() {
+    let (members, array) = arrays().into_iter().next().unwrap();
+    let chain = chain(vec![Box::new(Encrypted::new(Box::new(array)).unwrap()), dram(64)]);
+    (0..SLABS_MOVED).for_each(|slab| write(&chain, slab, 3).unwrap());
+    members.iter().for_each(|member| member.lie(true));
+    assert_eq!(move_all_down(&chain, Leaves::No), [false; SLABS_MOVED as usize]);
+    members.iter().for_each(|member| member.lie(false));
+    (0..SLABS_MOVED).for_each(|slab| read(&chain, slab, 3));
+    members.iter().for_each(|member| member.lie(true));
+    assert_eq!(move_all_down(&chain, Leaves::Yes), [true; SLABS_MOVED as usize], "what can be saved is");
+}
+
+/// Without seals nobody can tell which copy is right: the pager can, by its guards, as long as both are there.
+#[test]
+fn copies_that_differ_are_both_kept() {
+    for (members, array) in arrays() {
+        let chain = chain(vec![Box::new(array), dram(64)]);
+        (0..SLABS_MOVED).for_each(|slab| write(&chain, slab, 3).unwrap());
+        assert_eq!(used(&chain), [SLABS_MOVED, 0]);
+        members[0].lie(true);
+        let moved = move_all_down(&chain, Leaves::No);
+        assert!(moved.contains(&false), "some slab has a part with the liar");
+        members[0].lie(false);
+        (0..SLABS_MOVED).for_each(|slab| read(&chain, slab, 3));
+        assert_eq!(
+            move_all_down(&chain, Leaves::No).iter().zip(moved).filter(|(now, before)| *now == before).count(),
+            0
+        );
+        (0..SLABS_MOVED).for_each(|slab| read(&chain, slab, 3));
+    }
+}
