@@ -34,8 +34,6 @@ const CONTINUATIONS_MAX: u8 = 32;
 /// pause below this is about two seconds.
 const SUBMIT_ATTEMPTS_MAX: u32 = 2000;
 const SUBMIT_PAUSE: Duration = Duration::from_millis(1);
-/// The registered index of the file. Behind it may come what shows that requests are in flight ([`presence`]).
-const FILE_INDEX: types::Fixed = types::Fixed(0);
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +93,8 @@ pub struct Ring {
     failed: VecDeque<u32>,
     /// Set once when the kernel refuses submissions for good. Nothing is submitted afterwards.
     broken: Option<i32>,
-    /// Keeps the descriptor open as long as the ring; the kernel has a reference of its own.
-    _file: Arc<File>,
+    /// The requests' file. Open as long as the ring.
+    file: Arc<File>,
 }
 
 impl Ring {
@@ -104,8 +102,11 @@ impl Ring {
     pub fn new(file: Arc<File>, depth: u32) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let ring: IoUring = IoUring::builder().dontfork().build(depth)?;
-        let files = [Some(file.as_raw_fd()), presence::descriptor()];
-        ring.submitter().register_files(&files.into_iter().flatten().collect::<Vec<RawFd>>())?;
+        // The file is not registered: the kernel takes the ring of a process that has ended apart later, in a worker of
+        // its own, and would hold the file until then, with all of its space. A request holds it while it is in flight.
+        if let Some(presence) = presence::descriptor() {
+            ring.submitter().register_files(&[presence])?;
+        }
         let capacity = depth as usize;
         Ok(Ring {
             ring,
@@ -115,7 +116,7 @@ impl Ring {
             started: 0,
             failed: VecDeque::with_capacity(capacity),
             broken: None,
-            _file: file,
+            file,
         })
     }
 
@@ -189,11 +190,12 @@ impl Ring {
             return;
         }
         let transfer = self.slots[slot as usize].as_mut().expect("a pushed slot is taken");
-        let entry = entry(transfer).user_data(u64::from(slot));
+        let entry = entry(self.file.as_raw_fd(), transfer).user_data(u64::from(slot));
         // SAFETY: `push` needs the entry's parameters, here the buffer and the file, to stay valid for
         // the whole operation. The buffer lies in `slots` until the completion for this slot has been
         // seen, and `Drop` waits for completions first; `FrameBuffer::new` promises that its memory is
-        // mapped as long as the process lives and that nobody else touches it. The file is registered.
+        // mapped as long as the process lives and that nobody else touches it. The file is open as long
+        // as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the submission queue has at least as many entries as there are slots");
         self.pushed.push_back(slot);
@@ -298,8 +300,8 @@ impl Drop for Ring {
                 return;
             }
         }
-        // The kernel takes a closed ring apart later, in a worker of its own. Until then it would hold the
-        // file, and with it a lock or an exclusive device. Failing to give it back now only means later.
+        // The kernel takes a closed ring apart later, in a worker of its own. Until then it would hold what shows that
+        // requests are in flight. Failing to give it back now only means later; it fails where there is none.
         let _ = self.ring.submitter().unregister_files();
     }
 }
@@ -308,14 +310,14 @@ impl Drop for Ring {
 const ENTER_GETEVENTS: u32 = 1;
 
 /// The entry for what is left of a transfer.
-fn entry(transfer: &mut Transfer) -> squeue::Entry {
+fn entry(file: RawFd, transfer: &mut Transfer) -> squeue::Entry {
     let done = transfer.transferred;
     let offset = transfer.offset + done as u64;
     let rest = &mut transfer.buffer.bytes_mut()[done..];
     let len = u32::try_from(rest.len()).expect("checked against TRANSFER_BYTES_MAX in `submit`");
     match transfer.direction {
-        Direction::Read => opcode::Read::new(FILE_INDEX, rest.as_mut_ptr(), len).offset(offset).build(),
-        Direction::Write => opcode::Write::new(FILE_INDEX, rest.as_ptr(), len).offset(offset).build(),
+        Direction::Read => opcode::Read::new(types::Fd(file), rest.as_mut_ptr(), len).offset(offset).build(),
+        Direction::Write => opcode::Write::new(types::Fd(file), rest.as_ptr(), len).offset(offset).build(),
     }
 }
 

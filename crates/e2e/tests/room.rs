@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The room that a program had in a tier is there again when `aquifer run` returns.
+//!
+//! The file of a flash tier stayed for a second or more after its program, with all that was stored: it was registered
+//! with an io_uring, and the kernel takes the rings of processes that have ended apart later.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use aquifer_e2e::build::{compile_text, scratch};
+use aquifer_e2e::run::{LIMIT, managed, run, start};
+
+/// Fills 256 MiB, says so, and reads them until it is ended or, with an argument, once.
+const PROGRAM: &str = r#"
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+enum { LEN = 256 << 20 };
+int main(int argc, char **argv) {
+    (void)argv;
+    unsigned char *start = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) return 3;
+    for (size_t place = 0; place < LEN; place += 512) *(volatile uint64_t *)(start + place) = place + 1;
+    puts("filled");
+    fflush(stdout);
+    do {
+        for (size_t place = 0; place < LEN; place += 4096)
+            if (*(volatile uint64_t *)(start + place) != place + 1) return 1;
+    } while (argc == 1);
+    return 0;
+}
+"#;
+
+/// A file system of our own, so that nobody else takes or gives room, until it is dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn new(name: &str) -> Option<Disk> {
+        let directory = scratch(name);
+        let (image, point) = (directory.join("image"), directory.join("disk"));
+        std::fs::create_dir_all(&point).ok()?;
+        std::fs::File::create(&image).ok()?.set_len(640 << 20).ok()?;
+        let did = |program: &str, words: &[&Path]| {
+            Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
+        };
+        let made = did("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), &image])
+            && did("mount", &["-o".as_ref(), "loop".as_ref(), &image, &point]);
+        if !made {
+            println!("skipped, because no file system can be made and mounted here (root, mkfs.ext4, a loop device)");
+            return None;
+        }
+        Some(Disk(point))
+    }
+
+    fn used(&self) -> u64 {
+        let output = Command::new("stat").args(["-f", "-c", "%b %f %S"]).arg(&self.0).output().expect("stat(1)");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [all, free, bytes] = numbers[..] else { panic!("stat says {text}") };
+        (all - free) * bytes
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+        if let Some(directory) = self.0.parent() {
+            let _ = std::fs::remove_file(directory.join("image"));
+        }
+    }
+}
+
+/// What a file system keeps for itself changes by some blocks.
+const NOTHING: u64 = 1 << 20;
+
+#[test]
+fn the_room_on_a_disk_is_back_when_the_command_returns() {
+    let Some(program) = compile_text("room", PROGRAM) else { return };
+    let Some(disk) = Disk::new("room-disk") else { return };
+    let before = disk.used();
+    for tier in ["", "/named", "/kept"] {
+        if tier == "/kept" {
+            std::fs::File::create(disk.0.join("kept")).unwrap();
+        }
+        let flash = format!("flash:{}{tier},size=400MiB", disk.0.display());
+        let words = ["--dram", "32MiB", "--tier", &flash];
+        let ended = run(managed(&words, &program, &["once"]), LIMIT);
+        let left = disk.used().saturating_sub(before);
+        ended.expect(0);
+        assert!(left < NOTHING, "'{tier}': {left} bytes are still used");
+        // Killed amid its transfers.
+        let running = start(managed(&words, &program, &[]));
+        let child = running.program();
+        aquifer_e2e::run::eventually("something is stored", || disk.used() > before + (64 << 20));
+        assert!(Command::new("kill").args(["-KILL", &child.to_string()]).status().is_ok_and(|status| status.success()));
+        let ended = running.wait(LIMIT);
+        let left = disk.used().saturating_sub(before);
+        assert_eq!(ended.status, Some(128 + 9), "{}", ended.stderr);
+        assert!(left < NOTHING, "'{tier}', killed: {left} bytes are still used");
+    }
+}
