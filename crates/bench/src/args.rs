@@ -60,7 +60,7 @@ pub struct BenchArgs {
     pub overhead: Vec<String>,
     /// Contenders to compare [default: all of them]
     ///
-    /// Only when they are named: aquifer-emulated:PROFILE, and aquifer-donors:N, 1 to 8 donors together, each on a host
+    /// Only when they are named: aquifer-flash-encrypted, aquifer-emulated:PROFILE, and aquifer-donors:N, 1 to 8 donors together, each on a host
     /// of its own, which is a network namespace
     #[arg(short, long, value_delimiter = ',', value_name = "NAME")]
     pub contender: Vec<String>,

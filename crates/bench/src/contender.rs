@@ -26,6 +26,8 @@ pub enum Contender {
     Dram,
     /// `aquifer run` over `--tier flash:`, inside the limit.
     AquiferFlash,
+    /// As `AquiferFlash`, encrypted: what that costs.
+    AquiferFlashEncrypted,
     /// `aquifer run` over `--tier dram:`; the tier's memory would count, so the budget is checked, not enforced.
     AquiferDram,
     /// `aquifer run` over a donor of the bench's own outside the limit, by TCP in plain text within this machine.
@@ -57,6 +59,7 @@ pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquife
 /// How the names begin of those that run only when they are named.
 const EMULATED: &str = "aquifer-emulated:";
 const DONORS: &str = "aquifer-donors:";
+const FLASH_ENCRYPTED: &str = "aquifer-flash-encrypted";
 /// How the names end of those that another build runs.
 pub const OTHER_BUILD: &str = "@against";
 
@@ -75,7 +78,11 @@ impl Contender {
     }
 
     pub fn is_ours(&self) -> bool {
-        matches!(self.kind(), Self::AquiferFlash | Self::AquiferDram | Self::AquiferEmulated(_)) || self.borrows()
+        let is_local = matches!(
+            self.kind(),
+            Self::AquiferFlash | Self::AquiferFlashEncrypted | Self::AquiferDram | Self::AquiferEmulated(_)
+        );
+        is_local || self.borrows()
     }
 
     /// True when a donor must be there.
@@ -85,7 +92,11 @@ impl Contender {
 
     /// True when the kernel enforces the limit. Otherwise the memory of the tier itself would be charged.
     pub fn is_limited(&self) -> bool {
-        matches!(self.kind(), Self::AquiferFlash | Self::Swap(_) | Self::MmapFile | Self::Umap) || self.borrows()
+        let is_elsewhere = matches!(
+            self.kind(),
+            Self::AquiferFlash | Self::AquiferFlashEncrypted | Self::Swap(_) | Self::MmapFile | Self::Umap
+        );
+        is_elsewhere || self.borrows()
     }
 
     /// The tier as `aquifer run --tier` wants it. `place` is the file of a flash tier, or where donors
@@ -93,6 +104,7 @@ impl Contender {
     pub fn tier(&self, place: &str, bytes: u64) -> Option<String> {
         match self.kind() {
             Self::AquiferFlash => Some(format!("flash:{place},size={bytes}")),
+            Self::AquiferFlashEncrypted => Some(format!("flash:{place},size={bytes},encrypt=ephemeral")),
             _ if self.borrows() => Some(format!("donor:{place},size={bytes}")),
             Self::AquiferDram => Some(format!("dram:size={bytes}")),
             Self::AquiferEmulated(profile) => Some(format!("emulated:{profile}")),
@@ -106,6 +118,7 @@ impl fmt::Display for Contender {
         let name = match self {
             Self::Dram => "dram",
             Self::AquiferFlash => "aquifer-flash",
+            Self::AquiferFlashEncrypted => FLASH_ENCRYPTED,
             Self::AquiferDonor => "aquifer-donor",
             Self::AquiferDonorTls => "aquifer-donor-tls",
             Self::AquiferDonors(count) => return f.pad(&format!("{DONORS}{count}")),
@@ -131,6 +144,7 @@ impl FromStr for Contender {
         Ok(match text {
             "dram" => Self::Dram,
             "aquifer-flash" => Self::AquiferFlash,
+            FLASH_ENCRYPTED => Self::AquiferFlashEncrypted,
             "aquifer-donor" => Self::AquiferDonor,
             "aquifer-donor-tls" => Self::AquiferDonorTls,
             "aquifer-dram" => Self::AquiferDram,
@@ -143,7 +157,7 @@ impl FromStr for Contender {
             "fio" => Self::Fio,
             _ => return parameterised(text).ok_or_else(|| {
                 format!(
-                    "'{text}' is no contender; choose from {STANDARD},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MOST})"
+                    "'{text}' is no contender; choose from {STANDARD},{FLASH_ENCRYPTED},{EMULATED}PROFILE,{DONORS}N (1 to {HOSTS_MOST})"
                 )
             }),
         })
@@ -165,7 +179,12 @@ mod tests {
 
     #[test]
     fn names_go_there_and_back() {
-        for name in STANDARD.split(',').chain(["aquifer-emulated:cmm-h", "aquifer-donors:1", "aquifer-donors:8"]) {
+        for name in STANDARD.split(',').chain([
+            FLASH_ENCRYPTED,
+            "aquifer-emulated:cmm-h",
+            "aquifer-donors:1",
+            "aquifer-donors:8",
+        ]) {
             assert_eq!(name.parse::<Contender>().unwrap().to_string(), name);
         }
         for wrong in ["aquifer-emulated:", "swap", "aquifer-donors", "aquifer-donors:0", "aquifer-donors:9"] {
@@ -180,6 +199,8 @@ mod tests {
     #[test]
     fn tiers_are_written_as_the_command_line_wants_them() {
         assert_eq!(Contender::AquiferFlash.tier("/d/f", 5).unwrap(), "flash:/d/f,size=5");
+        let encrypted = Contender::AquiferFlashEncrypted.tier("/d/f", 5).unwrap();
+        assert_eq!(encrypted, "flash:/d/f,size=5,encrypt=ephemeral");
         assert_eq!(Contender::AquiferDram.tier("/d/f", 5).unwrap(), "dram:size=5");
         let donors = "10.0.0.2:7+10.0.0.3:8,security=plain";
         let tier = Contender::AquiferDonors(2).tier(donors, 5).unwrap();

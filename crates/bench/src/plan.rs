@@ -93,6 +93,7 @@ impl Obstacles {
             | Contender::AquiferDram
             | Contender::AquiferEmulated(_)
             | Contender::AquiferFlash
+            | Contender::AquiferFlashEncrypted
             | Contender::AquiferShm => self.aquifer.clone(),
             Contender::AquiferDonorTls => self.aquifer.clone().or_else(|| self.tls.clone()),
             Contender::AquiferDonors(_) => self.aquifer.clone().or_else(|| self.hosts.clone()),

@@ -16,6 +16,7 @@ mod queue;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::{FrameBuffer, direct_io, uring};
@@ -30,6 +31,11 @@ use crate::tier::{Tier, TierQueue};
 use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 pub(crate) const NAME: &str = "flash";
+
+/// How often somebody looks whether what is left is free: transfers that a killed process had under way hold it until they
+/// have ended, some milliseconds.
+const LEFT_LOOKS: u32 = 10;
+const LEFT_PAUSE: Duration = Duration::from_millis(5);
 
 /// A tier on a file or block device.
 pub struct Flash {
@@ -57,6 +63,29 @@ impl Flash {
             Err(error) if error.kind() == io::ErrorKind::NotFound => new_file::directory_for(&spec.path).map(|_| ()),
             // What is there is looked at when it is opened.
             _ => Ok(()),
+        }
+    }
+
+    /// All processes that had it open have ended: what they have left in a file with a name, or on a device, is
+    /// discarded. A file without a name has gone with them.
+    pub(crate) fn farewell(spec: &FlashSpec) {
+        if spec.path.metadata().map_or(true, |found| found.is_dir()) {
+            return;
+        }
+        // What somebody else has open by now is theirs.
+        let look = |tried: u32| {
+            if tried > 0 {
+                std::thread::sleep(LEFT_PAUSE);
+            }
+            backing::left(&spec.path)
+        };
+        if let Some((file, kind, bytes)) = (0..LEFT_LOOKS).find_map(look) {
+            let discarded = match kind {
+                Kind::Device => discard_range(&file, kind, 0, bytes),
+                Kind::File => file.set_len(0),
+            };
+            // A device that cannot discard keeps the bytes: SECURITY.md.
+            drop(discarded);
         }
     }
 

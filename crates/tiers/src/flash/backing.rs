@@ -7,9 +7,9 @@
 //! |--------------------------|---------------------------------------------------------------------|-------------|
 //! | a directory              | a sparse file in it that never has a name (O_TMPFILE)               | nothing     |
 //! | not there                | a sparse file, mode 0600, locked, and unlinked at once; refused where names stand for disks (`new_file.rs`) | nothing |
-//! | an empty file, or a file | locked, mode 0600, marked as ours, used in place                    | the file    |
+//! | an empty file, or a file | locked, mode 0600, marked as ours, used in place                    | the file, empty |
 //! | a file with other data   | refused, unless `overwrite`                                         | the file    |
-//! | a block device           | used whole and exclusively; refused when mounted, held, or when its ends hold data, unless `overwrite` | old bytes |
+//! | a block device           | used whole and exclusively; refused when mounted, held, or when its ends hold data, unless `overwrite` | old bytes, where the device cannot discard |
 //!
 //! "Marked" is the extended attribute `user.aquifer.tier`: a file left by a killed instance is taken again.
 
@@ -160,6 +160,20 @@ fn kept_file(path: &Path, overwrite: bool, notices: &mut Vec<String>) -> Result<
     let _ = rustix::fs::fsetxattr(&file, MARK, b"1", XattrFlags::empty());
     file.set_len(0).map_err(failure)?;
     Ok(file)
+}
+
+/// What a program that has ended left at `path`, with its length: a file that is marked as ours, or a device. `None`
+/// where that is something else, or anybody has it open.
+pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
+    let kind = path.metadata().ok()?.file_type();
+    if kind.is_block_device() {
+        let mut file = options().custom_flags(libc::O_EXCL).open(path).ok()?;
+        let bytes = file.seek(SeekFrom::End(0)).ok()?;
+        return Some((file, Kind::Device, bytes));
+    }
+    let file = kind.is_file().then(|| options().open(path).ok())??;
+    let bytes = file.metadata().ok()?.len();
+    (lock(&file, path).is_ok() && is_marked(&file)).then_some((file, Kind::File, bytes))
 }
 
 fn device(spec: &FlashSpec) -> Result<Backing, OpenFailure> {

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Shows the longest read beside a wipe: `wipe_beside_reads [BYTES_MIB] [CPU_PERCENT]`, 8192 and 25 unless given.
+//!
+//! Starts `aquifer donor` (from `AQUIFER`, or `target/release/aquifer`) in a cgroup with that much of a CPU, once for each
+//! source. One borrower fills the memory; another one reads a page of its own, again and again with a pause of a
+//! millisecond: first at rest, then while what the first one has given back is wiped. Needs root, for the cgroup.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aquifer_donor::{Security, status};
+use aquifer_sys::direct_io::lasting_buffer;
+use aquifer_tiers::{PAGE, Tier, TierSpec, open};
+use aquifer_wire::{Figure, SLAB_BYTES};
+
+/// What a read beside the wipe may take more than one at rest.
+const BOUND: Duration = Duration::from_millis(50);
+/// How long reads are measured at rest.
+const REST: Duration = Duration::from_secs(10);
+const READ_PAUSE: Duration = Duration::from_millis(1);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The period over which the kernel gives the CPU.
+const PERIOD_US: u64 = 100_000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut numbers = std::env::args().skip(1).map(|word| word.parse::<u64>());
+    let mib = numbers.next().transpose()?.unwrap_or(8192);
+    let percent = numbers.next().transpose()?.unwrap_or(25);
+    let cgroup = Cgroup::new(percent)?;
+    let mut is_met = true;
+    println!("{mib} MiB, {percent} % of a CPU; the longest of many reads of 4 KiB");
+    for source in ["anonymous", "memfd", "huge"] {
+        match measure(&cgroup, source, mib << 20) {
+            Ok((rest, beside, wiped_in)) => {
+                let is_good = beside <= rest + BOUND;
+                is_met &= is_good;
+                let verdict = if is_good { "met" } else { "NOT met" };
+                println!(
+                    "{source:>10}: at rest {rest:?}, beside the wipe {beside:?}, wiped in {wiped_in:?}: {verdict}"
+                );
+            }
+            Err(error) => println!("{source:>10}: skipped, because {error}"),
+        }
+    }
+    if is_met { Ok(()) } else { Err(format!("a read beside a wipe takes more than {BOUND:?} longer").into()) }
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+fn measure(cgroup: &Cgroup, source: &str, bytes: u64) -> Result<(Duration, Duration, Duration), Failure> {
+    let donor = Lender::start(source, bytes + SLAB_BYTES)?;
+    let spec: TierSpec = format!("donor:{},security=plain", donor.address).parse()?;
+    let (reader, filler) = (open(&spec)?, open(&spec)?);
+    let mut page = lasting_buffer(1);
+    page.bytes_mut().fill(7);
+    reader.write(0, &page)?;
+    let mut block = lasting_buffer(SLAB_BYTES as usize / PAGE);
+    block.bytes_mut().fill(9);
+    // With all of the machine: only what comes afterwards is measured.
+    (0..bytes / SLAB_BYTES).try_for_each(|slab| filler.write(slab * SLAB_BYTES, &block))?;
+    cgroup.take_in(donor.child.id())?;
+    let mut read = |until: &mut dyn FnMut() -> Result<bool, Failure>| -> Result<Duration, Failure> {
+        let mut longest = Duration::ZERO;
+        while !until()? {
+            let started = Instant::now();
+            reader.read(0, &mut page)?;
+            longest = longest.max(started.elapsed());
+            std::thread::sleep(READ_PAUSE);
+        }
+        Ok(longest)
+    };
+    let started = Instant::now();
+    let rest = read(&mut || Ok(started.elapsed() > REST))?;
+    // The opener of a tier gives back what it has.
+    drop(filler);
+    let (started, mut looked) = (Instant::now(), Instant::now());
+    let beside = read(&mut || {
+        if looked.elapsed() < LOOK_EVERY {
+            return Ok(false);
+        }
+        looked = Instant::now();
+        let standing = status(donor.address, "localhost", &Security::Plain, PATIENCE)?;
+        Ok(standing.figure(Figure::WipingBytes) == 0 && standing.figure(Figure::WipesTotal) >= bytes / SLAB_BYTES)
+    })?;
+    Ok((rest, beside, started.elapsed()))
+}
+
+/// A donor in a process of its own, until it is dropped.
+struct Lender {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Lender {
+    fn start(source: &str, bytes: u64) -> Result<Lender, Failure> {
+        let aquifer =
+            std::env::var_os("AQUIFER").map_or_else(|| PathBuf::from("target/release/aquifer"), PathBuf::from);
+        let words = ["donor", "--security", "plain", "--listen", "127.0.0.1:0", "--json", "--source", source, "--size"];
+        let mut child = Command::new(aquifer).args(words).arg(bytes.to_string()).stdout(Stdio::piped()).spawn()?;
+        let mut said = String::new();
+        let read = BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut said);
+        // {..,"address":"127.0.0.1:1234",..}
+        let address = said.split('"').find_map(|word| word.parse().ok());
+        match (read, address) {
+            (Ok(_), Some(address)) => Ok(Lender { child, address }),
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(format!("there is no donor with --source {source}").into())
+            }
+        }
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A cgroup with a limit on the CPU, of either version, until it is dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(percent: u64) -> io::Result<Cgroup> {
+        let quota = percent * PERIOD_US / 100;
+        let name = format!("aquifer-wipe-{}", std::process::id());
+        let v1 = Path::new("/sys/fs/cgroup/cpu");
+        let is_v1 = v1.join("cpu.cfs_quota_us").exists() || v1.join("tasks").exists();
+        let cgroup = Cgroup(if is_v1 { v1.join(name) } else { Path::new("/sys/fs/cgroup").join(name) });
+        fs::create_dir(&cgroup.0)?;
+        if is_v1 {
+            fs::write(cgroup.0.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
+            fs::write(cgroup.0.join("cpu.cfs_quota_us"), quota.to_string())?;
+        } else {
+            fs::write(cgroup.0.join("cpu.max"), format!("{quota} {PERIOD_US}"))?;
+        }
+        Ok(cgroup)
+    }
+
+    fn take_in(&self, process: u32) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), process.to_string())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
