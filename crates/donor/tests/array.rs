@@ -350,7 +350,7 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
     let longest = renews.join().unwrap();
     tends.join().unwrap();
     if longest > lease / 2 {
-        return println!("skipped, because this machine is too busy for leases so short: {longest:?}");
+        return aquifer_test_support::skip("this machine is too busy for leases so short");
     }
     let expired: Vec<u64> =
         donors[SILENT..].iter().map(|donor| donor.standing().figure(Figure::ExpiriesTotal)).collect();

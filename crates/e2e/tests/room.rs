@@ -49,7 +49,9 @@ impl Disk {
         let made = did("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), &image])
             && did("mount", &["-o".as_ref(), "loop".as_ref(), &image, &point]);
         if !made {
-            println!("skipped, because no file system can be made and mounted here (root, mkfs.ext4, a loop device)");
+            aquifer_test_support::skip(
+                "losetup or mkfs.ext4 refuses: no file system can be made and mounted here, which takes root",
+            );
             return None;
         }
         Some(Disk(point))
