@@ -3,9 +3,10 @@
 
 //! Shows the longest read beside a wipe: `wipe_beside_reads [BYTES_MIB] [CPU_PERCENT]`, 8192 and 25 unless given.
 //!
-//! Starts `aquifer donor` (from `AQUIFER`, or `target/release/aquifer`) in a cgroup with that much of a CPU, once for each
-//! source. One borrower fills the memory; another one reads a page of its own, again and again with a pause of a
-//! millisecond: first at rest, then while what the first one has given back is wiped. Needs root, for the cgroup.
+//! Starts `aquifer donor` (from `AQUIFER`, or `target/release/aquifer`) in a cgroup with that much of a CPU, once
+//! for each source. One borrower fills the memory; another one reads a page of its own, again and again with a
+//! pause of a millisecond: first at rest, then while what the first one has given back is wiped. Needs root, for
+//! the cgroup.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_donor::{Security, status};
 use aquifer_sys::direct_io::lasting_buffer;
-use aquifer_tiers::{PAGE, Tier, TierSpec, open};
+use aquifer_tiers::{PAGE, TierSpec, open};
 use aquifer_wire::{Figure, SLAB_BYTES};
 
 /// What a read beside the wipe may take more than one at rest.

@@ -3,10 +3,11 @@
 
 //! Wipes slabs that came back, beside the requests of borrowers and never before an answer to one.
 //!
-//! One thread wipes, in pieces of [`PIECE_BYTES`] at most. After each piece it pauses, so that it takes a tenth of a CPU
-//! at most, and less where it is held up: a donor with a fraction of a CPU (`cpu.max`) would otherwise spend on wiping
-//! what it needs for answers. While requests are under way it waits for them, within a bound. It does not pause while a
-//! borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor takes memory back.
+//! One thread wipes, in pieces of [`PIECE_BYTES`] at most. After each piece it pauses, so that it takes a tenth of
+//! a CPU at most, and less where it is held up: a donor with a fraction of a CPU (`cpu.max`) would otherwise spend
+//! on wiping what it needs for answers. While requests are under way it waits for them, within a bound. It does not
+//! pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
+//! takes memory back.
 //!
 //! What is not wiped yet counts as `wiping_bytes`, and is not granted.
 //!

@@ -311,8 +311,8 @@ fn stands_still(count: usize, options: &str, lacking: u64) {
     (0..8).for_each(|slab| read(&*tier, slab * SLAB_BYTES, slab + 30));
 }
 
-/// Leases were renewed by the thread that also waits for those who do not answer, one after the other, and makes copies.
-/// Ten silent donors kept it from the others for longer than a lease.
+/// Leases were renewed by the thread that also waits for those who do not answer, one after the other, and makes
+/// copies. Ten silent donors kept it from the others for longer than a lease.
 #[test]
 fn donors_that_are_silent_cost_nobody_else_their_leases() {
     const SILENT: usize = 10;

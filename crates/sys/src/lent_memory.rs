@@ -9,8 +9,8 @@
 //!
 //! Locked, none of it goes to swap, where what is wiped would stay.
 //!
-//! See mmap(2), mlock2(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`, fallocate(2) on
-//! `FALLOC_FL_PUNCH_HOLE`, mbind(2).
+//! See mmap(2), mlock2(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`,
+//! fallocate(2) on `FALLOC_FL_PUNCH_HOLE`, mbind(2).
 
 use std::fs::{self, File};
 use std::io;
@@ -140,8 +140,9 @@ impl LentMemory {
         bind_range(self.address(), self.bytes, node)
     }
 
-    /// Keeps all of it out of swap, from when its pages come. Huge pages and those of a device never go there. EPERM and
-    /// ENOMEM where this process may not lock so much (RLIMIT_MEMLOCK), after it has raised its limit as far as it may.
+    /// Keeps all of it out of swap, from when its pages come. Huge pages and those of a device never go there.
+    /// EPERM and ENOMEM where this process may not lock so much (RLIMIT_MEMLOCK), after it has raised its limit as
+    /// far as it may.
     pub fn lock(&self) -> io::Result<()> {
         if self.wipes_by_giving_back {
             raise_limit_on_locked_memory();

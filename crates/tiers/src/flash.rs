@@ -32,8 +32,8 @@ use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 pub(crate) const NAME: &str = "flash";
 
-/// How often somebody looks whether what is left is free: transfers that a killed process had under way hold it until they
-/// have ended, some milliseconds.
+/// How often somebody looks whether what is left is free: transfers that a killed process had under way hold it
+/// until they have ended, some milliseconds.
 const LEFT_LOOKS: u32 = 10;
 const LEFT_PAUSE: Duration = Duration::from_millis(5);
 

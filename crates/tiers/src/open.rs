@@ -31,8 +31,8 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
 }
 
 /// All processes of the tree that the description belongs to have ended: what they have borrowed goes back at once, and
-/// not only when its leases expire. Where a donor does not answer within some seconds, it expires. What is left on a disk is
-/// discarded.
+/// not only when its leases expire. Where a donor does not answer within some seconds, it expires. What is left on
+/// a disk is discarded.
 pub fn farewell(spec: &TierSpec) {
     match spec {
         TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::farewell(&member.donor)),

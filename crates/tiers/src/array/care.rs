@@ -248,8 +248,8 @@ impl Parts {
     }
 
     /// Copies a slab to a member that has it not. `kept` is the part of its place that keeps it. Where one gives it up
-    /// that is trusted, `leaving`, the new one gets what that one has, and nobody else's: else a damaged copy could take
-    /// the place of the good one, and nobody here can tell them apart.
+    /// that is trusted, `leaving`, the new one gets what that one has, and nobody else's: else a damaged copy could
+    /// take the place of the good one, and nobody here can tell them apart.
     fn copy_to_another(
         &self,
         slab: usize,

@@ -212,8 +212,8 @@ impl Parts {
         Ok(is_one)
     }
 
-    /// Fills `into` by two ways that agree: as many shards as it takes and one more, or two copies, are what was stored.
-    /// EBADMSG where they do not agree. False where there are not two ways.
+    /// Fills `into` by two ways that agree: as many shards as it takes and one more, or two copies, are what was
+    /// stored. EBADMSG where they do not agree. False where there are not two ways.
     pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, i32> {
         if !self.shape.is_redundant() {
             return Ok(false);

@@ -193,7 +193,8 @@ fn what_a_member_gives_back_is_copied_from_itself() {
         fill(&array, 3);
         members[last].room.store(usize::MAX, Ordering::SeqCst);
         array.parts.members[last].found();
-        (members[0].is_leaving.store(true, Ordering::SeqCst), members[0].room.store(0, Ordering::SeqCst));
+        members[0].is_leaving.store(true, Ordering::SeqCst);
+        members[0].room.store(0, Ordering::SeqCst);
         lie(&members[1], true);
         for turn in 0.. {
             assert!(turn < 100 * SLABS, "slabs are saved without end");
