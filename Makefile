@@ -49,7 +49,14 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(RELEASE)/aquifer man --dir $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed "s|/usr/local/bin|$(PREFIX)/bin|" packaging/aquifer-donor.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/aquifer-donor.service
+	for unit in aquifer-donor aquifer-metrics aquifer@; do \
+	  sed "s|/usr/local/bin|$(PREFIX)/bin|" packaging/$$unit.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/$$unit.service || exit 1; \
+	done
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+	install -d $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(RELEASE)/aquifer completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/aquifer
+	$(RELEASE)/aquifer completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_aquifer
+	$(RELEASE)/aquifer completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/aquifer.fish
 
 clean:
 	$(CARGO) clean

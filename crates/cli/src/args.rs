@@ -13,7 +13,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
-use crate::{doctor, donor, output, packaging, run, stat, stress, top, vm};
+use crate::log::{self, LogFormat};
+use crate::{doctor, donor, metrics, output, packaging, run, stat, stress, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -22,6 +23,10 @@ use crate::{doctor, donor, output, packaging, run, stat, stress, top, vm};
 #[command(name = "aquifer", version, long_version = long_version(), max_term_width = 100, arg_required_else_help = true)]
 #[command(after_long_help = after_help())]
 pub struct Cli {
+    /// How messages are written to standard error; json suits a journal
+    #[arg(long, global = true, hide_short_help = true, value_name = "FORMAT", value_enum, default_value_t, env = log::VARIABLE)]
+    log_format: LogFormat,
+
     #[command(subcommand)]
     command: Command,
 }
@@ -33,6 +38,7 @@ pub enum Command {
     Vm(vm::VmArgs),
     Stat(stat::StatArgs),
     Top(top::TopArgs),
+    Metrics(metrics::MetricsArgs),
     Donor(Box<donor::DonorArgs>),
     Doctor(doctor::DoctorArgs),
     /// Measure programs with less DRAM than they need: ours, kernel swap, mmap of a file
@@ -50,6 +56,7 @@ impl Command {
             Command::Vm(args) => vm::vm(args),
             Command::Stat(args) => stat::stat(&args),
             Command::Top(args) => top::top(&args),
+            Command::Metrics(args) => metrics::metrics(&args),
             Command::Donor(args) => donor::donor(&args),
             Command::Doctor(args) => doctor::doctor(&args),
             // Tells its failures itself: a bench that fails half-way still prints what it has measured.
@@ -64,7 +71,10 @@ impl Command {
 /// Reads the command line. Help and version are printed here, and end the process.
 pub fn parse() -> Result<Command, Failure> {
     match Cli::try_parse() {
-        Ok(cli) => Ok(cli.command),
+        Ok(cli) => {
+            log::choose(cli.log_format);
+            Ok(cli.command)
+        }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             output::print(&error.render().to_string())?;
             process::exit(0)
@@ -147,6 +157,7 @@ mod tests {
     fn a_complaint_is_one_line_with_a_remedy() {
         for (words, line) in [
             (&["aquifer", "rum"][..], "unrecognized subcommand 'rum'; a similar subcommand exists: 'run'"),
+            (&["aquifer", "stat", "--jsn"], "unexpected argument '--jsn' found; a similar argument exists: '--json'"),
             (&["aquifer", "stat", "--colour"], "unexpected argument '--colour' found; see 'aquifer stat --help'"),
         ] {
             let error = Cli::try_parse_from(words).unwrap_err();

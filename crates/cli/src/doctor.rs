@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::exit::{ExitCode, Failure, say};
 use crate::output;
-use crate::table::columns;
+use crate::table::{columns, width};
 use abilities::Ability;
 
 /// Show what this machine can do, and what to change
@@ -45,7 +45,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<process::ExitCode, Failure> {
         return Ok(ExitCode::Success.into());
     }
     let abilities = abilities::all();
-    output::print(&if args.json { json_lines(&abilities) } else { page(&abilities) })?;
+    output::print(&if args.json { json_lines(&abilities) } else { page(&abilities, width()) })?;
     Ok(ExitCode::Success.into())
 }
 
@@ -73,14 +73,14 @@ fn json_lines(abilities: &[Ability]) -> String {
 }
 
 /// The table, and below it one line of advice for each ability that is missing.
-fn page(abilities: &[Ability]) -> String {
+fn page(abilities: &[Ability], width: usize) -> String {
     let head = ["ABILITY", "FOUND", "DETAIL", "WITHOUT IT"].map(str::to_owned).to_vec();
     let rows = abilities.iter().map(|ability| {
         let found = if ability.found { "yes" } else { "no" };
         vec![ability.name.to_owned(), found.to_owned(), ability.detail.clone(), ability.cost_without.to_owned()]
     });
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
-    let mut text = columns(&rows);
+    let mut text = columns(&rows, width);
     if abilities.is_empty() {
         text.push_str("\nThis build has no probes.\n");
         return text;
@@ -92,7 +92,7 @@ fn page(abilities: &[Ability]) -> String {
         text.push_str("\nTo change:\n");
         let advice: Vec<Vec<String>> =
             missing.iter().map(|ability| vec![format!("  {}", ability.name), ability.remedy.to_owned()]).collect();
-        text.push_str(&columns(&advice));
+        text.push_str(&columns(&advice, width));
     }
     text
 }
@@ -114,12 +114,12 @@ mod tests {
 
     #[test]
     fn only_what_is_missing_gets_advice() {
-        let page = page(&two());
+        let page = page(&two(), 80);
         let (table, advice) = page.split_once("\nTo change:\n").unwrap();
         assert_eq!(table.lines().count(), 3);
         assert_eq!(advice, "  listener  sysctl vm.unprivileged_userfaultfd=1\n");
-        assert!(super::page(&two()[..1]).ends_with("Nothing is missing.\n"));
-        assert!(!super::page(&[]).contains("Nothing is missing"));
+        assert!(super::page(&two()[..1], 80).ends_with("Nothing is missing.\n"));
+        assert!(!super::page(&[], 80).contains("Nothing is missing"));
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! How the command ends: exit codes, and the one line that a failure prints.
 
 use std::fmt;
-use std::io::Write;
 use std::process;
+
+pub use crate::log::say;
 
 /// What the exit status means. `aquifer run` otherwise passes through the status of its program, and
 /// exits with 128 + n when signal n ended it, as a shell reports it.
@@ -108,11 +109,6 @@ pub fn conclude(outcome: Result<process::ExitCode, Failure>) -> process::ExitCod
             failure.code.into()
         }
     }
-}
-
-/// One line on standard error. When nobody reads it, there is nobody to tell.
-pub fn say(message: &dyn fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "aquifer: {message}");
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! itself is in the preload library, inside the child.
 
 mod args;
+mod crawl;
 mod elf;
 mod farewell;
 mod launch;
@@ -32,7 +33,7 @@ use nix::unistd::Pid;
 pub use args::{HowArgs, RunArgs, on_or_off, words};
 pub use unmanaged::exceeds_budget;
 
-use crate::exit::{ExitCode, Failure};
+use crate::exit::{ExitCode, Failure, say};
 
 /// Runs the program, and ends as it did: with its exit status, or 128 + the signal that ended it.
 pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
@@ -61,9 +62,16 @@ fn watched(
     let name = settings.program.name.to_string_lossy();
     let watched = unmanaged::Watched { name: &name, child, counters, ledger, strict: settings.strict };
     let state = unmanaged::State::default();
+    let (started, mut crawl) = (Instant::now(), crawl::Watch::new(counters, name.to_string(), child));
     let end = thread::scope(|scope| {
         let watch = unmanaged::Watch::start(scope, watched, &state);
-        let end = supervise::wait(child, signals);
+        let end = supervise::wait(child, signals, || {
+            if !settings.quiet
+                && let Some(line) = crawl.look(started.elapsed())
+            {
+                say(&line);
+            }
+        });
         watch.end(&state);
         end
     });

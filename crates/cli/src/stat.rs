@@ -3,7 +3,6 @@
 
 //! `aquifer stat`: the numbers of running instances, for people, scripts and Prometheus.
 
-use std::fmt::Write;
 use std::process;
 use std::thread;
 use std::time::Duration;
@@ -16,13 +15,14 @@ use aquifer_stats::{
 use crate::exit::{ExitCode, Failure, say};
 use crate::instances;
 use crate::output::{self, Printed};
-use crate::table::columns;
+use crate::table::{broken, columns, cut, width};
 
 /// Show the numbers of running programs
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  aquifer stat                       every program that runs under aquifer
+  aquifer stat                       a line for every program that runs under aquifer
+  aquifer stat --details             every number of each of them
   aquifer stat 4711                  one of them, by its process id or its launcher's
   aquifer stat 4711 --json --watch 1 one line of JSON each second
   aquifer stat --prometheus          text for a scrape, for a textfile collector")]
@@ -30,6 +30,10 @@ pub struct StatArgs {
     /// Process id of the program or of its launcher [default: all]
     #[arg(value_name = "PID", value_parser = process_id)]
     pid: Option<u32>,
+
+    /// Every number, with its meaning; so it is with a PID, too
+    #[arg(long, conflicts_with_all = ["json", "prometheus"])]
+    details: bool,
 
     /// One JSON object per line and program
     #[arg(long)]
@@ -60,7 +64,12 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
         } else if args.prometheus {
             aquifer_stats::to_prometheus(&snapshots)
         } else {
-            snapshots.iter().map(page).collect::<Vec<_>>().join("\n")
+            let width = width();
+            if args.details || args.pid.is_some() {
+                snapshots.iter().map(|snapshot| page(snapshot, width)).collect::<Vec<_>>().join("\n")
+            } else {
+                summary(&snapshots, width)
+            }
         };
         if snapshots.is_empty() && !args.json && !args.prometheus && first {
             say(&"no program runs under aquifer here; start one with 'aquifer run'");
@@ -100,22 +109,86 @@ fn is_exceeded(snapshot: &Snapshot) -> bool {
     crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))
 }
 
+/// One line for each instance.
+fn summary(snapshots: &[Snapshot], width: usize) -> String {
+    if snapshots.is_empty() {
+        return String::new();
+    }
+    let head = ["PID", "PROGRAM", "RESIDENT", "BUDGET", "STORED", "FAULTS", "FETCHED", "SUGGEST", "ERRORS"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(snapshots.iter().map(|snapshot| {
+        let bytes = |gauge: Gauge| short_bytes(snapshot.gauge(gauge));
+        let suggested = snapshot.gauge(Gauge::SuggestedDramBytes);
+        let is_little = suggested <= snapshot.gauge(Gauge::DramBudgetBytes);
+        vec![
+            snapshot.gauge(Gauge::Pid).to_string(),
+            base_name(snapshot.text(Text::Program)).to_owned(),
+            bytes(Gauge::ResidentBytes),
+            bytes(Gauge::DramBudgetBytes),
+            bytes(Gauge::StoredBytes),
+            short(snapshot.counter(Counter::Faults)),
+            short_bytes(snapshot.counter(Counter::FetchedBytes)),
+            if is_little { "-".to_owned() } else { short_bytes(suggested) },
+            short(snapshot.counter(Counter::Errors)),
+        ]
+    }));
+    shorten(&mut rows, 1, width);
+    columns(&rows, width)
+}
+
+/// Cuts the cells of one column to what the others leave of `width`.
+fn shorten(rows: &mut [Vec<String>], column: usize, width: usize) {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widest = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let others: usize = (0..count).filter(|other| *other != column).map(|other| widest(other).unwrap_or(0) + 2).sum();
+    let room = width.saturating_sub(others).max(8);
+    rows.iter_mut().filter_map(|row| row.get_mut(column)).for_each(|cell| *cell = cut(cell, room));
+}
+
+/// A size in at most seven characters: without a fraction from 100 of its unit on.
+fn short_bytes(bytes: u64) -> String {
+    let text = ByteSize(bytes).to_string();
+    match text.split_once('.') {
+        Some((whole, rest)) if whole.len() >= 3 => {
+            format!("{whole}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+        }
+        _ => text,
+    }
+}
+
+/// The last part of a path.
+pub fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// A count in at most six characters.
+pub fn short(count: u64) -> String {
+    match count {
+        0..=99_999 => count.to_string(),
+        100_000..=9_999_999 => format!("{}k", count / 1000),
+        10_000_000..=9_999_999_999 => format!("{}M", count / 1_000_000),
+        _ => format!("{}G", count / 1_000_000_000),
+    }
+}
+
 /// One instance for a person: settings, memory, faults, traffic, trouble; every name as in the JSON.
-fn page(snapshot: &Snapshot) -> String {
-    let mut text = String::new();
+fn page(snapshot: &Snapshot, width: usize) -> String {
     let state = match (snapshot.is_attached(), snapshot.gauge(Gauge::Active)) {
         (false, _) => "starting",
         (true, _) if is_exceeded(snapshot) => "over its budget, by memory that is not managed",
         (true, 0) => "within its budget, nothing registered",
         (true, _) => "active",
     };
-    let _ = writeln!(text, "{} (pid {}): {state}", snapshot.text(Text::Program), snapshot.gauge(Gauge::Pid));
+    let head = format!("{} (pid {}): {state}", snapshot.text(Text::Program), snapshot.gauge(Gauge::Pid));
     let settings = [Text::Tier, Text::Policy, Text::Block, Text::Delivery, Text::Exchange];
     let settings: Vec<String> = settings.map(|text| format!("{} {}", text.name(), snapshot.text(text))).into();
-    let _ = writeln!(text, "  {}", settings.join(", "));
+    let mut lines = broken(&head, width);
+    lines.extend(broken(&format!("  {}", settings.join(", ")), width));
     if !snapshot.text(Text::LastMessage).is_empty() {
-        let _ = writeln!(text, "  {}: {}", Text::LastMessage.name(), snapshot.text(Text::LastMessage));
+        let message = format!("  {}: {}", Text::LastMessage.name(), snapshot.text(Text::LastMessage));
+        lines.extend(broken(&message, width));
     }
+    let mut text = lines.join("\n") + "\n";
     let mut rows: Vec<Vec<String>> = Vec::new();
     for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_identity() && **gauge != Gauge::Active) {
         rows.push(row(gauge.name(), snapshot.gauge(*gauge), gauge.help()));
@@ -123,29 +196,29 @@ fn page(snapshot: &Snapshot) -> String {
     for counter in Counter::ALL {
         rows.push(row(counter.name(), snapshot.counter(*counter), counter.help()));
     }
-    text.push_str(&columns(&rows));
-    text.push('\n');
-    text.push_str(&columns(&latency_rows(snapshot)));
-    text.push('\n');
-    text.push_str(&columns(&temperature_rows(snapshot)));
+    let mut tables = vec![rows, latency_rows(snapshot), temperature_rows(snapshot)];
     if !snapshot.levels().is_empty() {
-        text.push('\n');
-        text.push_str(&columns(&level_rows(snapshot.levels())));
+        tables.push(level_rows(snapshot.levels()));
     }
+    let tables: Vec<String> = tables.iter().map(|rows| columns(rows, width)).collect();
+    text.push_str(&tables.join("\n"));
     text
 }
 
-/// The levels of a chain of tiers, the fastest first.
+/// The levels of a chain of tiers, the fastest first: a column for each.
 fn level_rows(levels: &[LevelSnapshot]) -> Vec<Vec<String>> {
-    let names = LevelGauge::ALL.iter().map(|gauge| gauge.name());
-    let names = names.chain(LevelCounter::ALL.iter().map(|counter| counter.name()));
-    let head = ["  level", "tier"].into_iter().chain(names).map(str::to_owned).collect();
-    let row = |(index, level): (usize, &LevelSnapshot)| {
-        let gauges = LevelGauge::ALL.iter().map(|gauge| value(gauge.name(), level.gauge(*gauge)));
-        let counters = LevelCounter::ALL.iter().map(|counter| value(counter.name(), level.counter(*counter)));
-        [format!("  {index}"), level.name.clone()].into_iter().chain(gauges).chain(counters).collect()
+    let row = |name: &str, cell: &dyn Fn(usize, &LevelSnapshot) -> String| {
+        let cells = levels.iter().enumerate().map(|(index, level)| format!("{:>10}", cell(index, level)));
+        std::iter::once(format!("  {name}")).chain(cells).collect()
     };
-    std::iter::once(head).chain(levels.iter().enumerate().map(row)).collect()
+    let mut rows = vec![row("level", &|index, _| index.to_string()), row("tier", &|_, level| level.name.clone())];
+    let gauges = LevelGauge::ALL.iter();
+    rows.extend(gauges.map(|gauge| row(gauge.name(), &|_, level| value(gauge.name(), level.gauge(*gauge)))));
+    let counters = LevelCounter::ALL.iter();
+    rows.extend(
+        counters.map(|counter| row(counter.name(), &|_, level| value(counter.name(), level.counter(*counter)))),
+    );
+    rows
 }
 
 /// Hot memory first.
@@ -193,7 +266,7 @@ mod tests {
         let counters = Counters::create().unwrap();
         counters.add(Counter::FetchedBytes, 3 << 20);
         counters.set_heat(Place::Away, [0, 0, 0, 0, 2 << 30, 0, 0, 0, 0]);
-        let page = page(&counters.snapshot());
+        let page = page(&counters.snapshot(), 80);
         for name in Counter::ALL.iter().map(|counter| counter.name()) {
             assert!(page.contains(&format!("\n  {name} ")), "{name}");
         }
@@ -205,9 +278,46 @@ mod tests {
         counters.write_level(1, "flash");
         counters.set_level(1, LevelGauge::UsedBytes, 6 << 20);
         counters.add_level(1, LevelCounter::Reads, 17);
-        let page = super::page(&counters.snapshot());
-        let row = page.lines().find(|line| line.starts_with("  1 ") && line.contains("flash")).expect("a row");
-        assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["1", "flash", "0B", "6MiB", "17", "0B", "0B", "0B"]);
+        let page = super::page(&counters.snapshot(), 80);
+        let cells = |name: &str| {
+            let row = page.lines().rev().find(|line| line.trim_start().starts_with(name)).expect("a row");
+            row.split_whitespace().skip(1).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(cells("tier "), ["dram", "flash"]);
+        assert_eq!(cells("used_bytes "), ["0B", "6MiB"]);
+        assert_eq!(cells("reads "), ["0", "17"]);
+        for width in [60, 80, 200] {
+            let page = super::page(&counters.snapshot(), width);
+            assert!(page.lines().all(|line| line.chars().count() <= width), "{width}:\n{page}");
+        }
+    }
+
+    /// Golden: what a terminal of 80 columns shows.
+    #[test]
+    fn the_table_fits_a_terminal_of_80_columns() {
+        let counters = Counters::create().unwrap();
+        counters.write(Text::Program, "/usr/lib/postgresql/16/bin/postgres-with-a-long-name");
+        counters.set(Gauge::Pid, 4_194_303);
+        counters.set(Gauge::ResidentBytes, (1023 << 20) + (1 << 19));
+        counters.set(Gauge::DramBudgetBytes, (1023 << 20) + (1 << 19));
+        counters.set(Gauge::StoredBytes, 1 << 40);
+        counters.set(Gauge::SuggestedDramBytes, 1536 << 20);
+        counters.add(Counter::Faults, 123_456_789);
+        counters.add(Counter::FetchedBytes, 5 << 30);
+        let table = summary(&[counters.snapshot()], 80);
+        let golden = include_str!("../tests/golden/stat.table");
+        assert!(table == golden, "the table is not the golden one any more; it is now:\n{table}");
+        assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+        assert_eq!(summary(&[], 80), "");
+    }
+
+    #[test]
+    fn counts_are_short() {
+        for (count, text) in
+            [(7, "7"), (99_999, "99999"), (123_456, "123k"), (12_345_678, "12M"), (u64::MAX, "18446744073G")]
+        {
+            assert_eq!(short(count), text);
+        }
     }
 
     #[test]

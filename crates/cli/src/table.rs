@@ -1,25 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Plain text in columns, for `doctor` and `top`.
+//! Plain text in columns, no wider than the terminal.
 
-/// Lines with the cells of each column below each other; the last column is not padded.
-pub fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..count).map(width).collect();
+use std::io::IsTerminal;
+
+/// Where there is no terminal to ask.
+const WIDTH_USUAL: usize = 80;
+/// Narrower than this, lines are broken by the terminal.
+const WIDTH_LEAST: usize = 40;
+/// A column that gives way keeps this much.
+const COLUMN_LEAST: usize = 8;
+const GAP: usize = 2;
+
+/// How wide a line on standard output may be.
+pub fn width() -> usize {
+    let terminal = std::io::stdout().is_terminal().then(|| crossterm::terminal::size().ok()).flatten();
+    terminal.map_or(WIDTH_USUAL, |(columns, _)| usize::from(columns).max(WIDTH_LEAST))
+}
+
+/// Lines with the cells of each column below each other. Where they are wider than `width`, the widest columns give
+/// way, and their cells go on below, broken between words.
+pub fn columns(rows: &[Vec<String>], width: usize) -> String {
+    let widths = widths(rows, width);
     let mut text = String::new();
     for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:<width$}  "));
+        let cells: Vec<Vec<String>> = row.iter().zip(&widths).map(|(cell, width)| broken(cell, *width)).collect();
+        for line in 0..cells.iter().map(Vec::len).max().unwrap_or(1) {
+            let mut whole = String::new();
+            for (cell, width) in cells.iter().zip(&widths) {
+                let part = cell.get(line).map_or("", String::as_str);
+                whole.push_str(&format!("{part:<width$}{:GAP$}", ""));
+            }
+            text.push_str(whole.trim_end());
+            text.push('\n');
         }
-        text.push_str(line.trim_end());
-        text.push('\n');
     }
     text
+}
+
+fn widths(rows: &[Vec<String>], width: usize) -> Vec<usize> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widest = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let mut widths: Vec<usize> = (0..count).map(widest).collect();
+    let total = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * count.saturating_sub(1);
+    while total(&widths) > width {
+        let Some(widest) = widths.iter_mut().max() else { break };
+        if *widest <= COLUMN_LEAST {
+            break;
+        }
+        *widest -= 1;
+    }
+    widths
+}
+
+/// `text` in lines of at most `width` characters, broken between words; a word that is longer is broken, too.
+pub fn broken(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    let indent = text.chars().take_while(|c| *c == ' ').count().min(width - 1);
+    let (mut lines, mut line) = (Vec::new(), " ".repeat(indent));
+    for word in text.split_whitespace() {
+        let mut rest: Vec<char> = word.chars().collect();
+        loop {
+            let begun = line.trim_start().is_empty();
+            let used = line.chars().count();
+            let room = width.saturating_sub(used + usize::from(!begun));
+            if rest.len() <= room {
+                line.push_str(if begun { "" } else { " " });
+                line.extend(rest);
+                break;
+            }
+            if begun {
+                line.extend(rest.drain(..room.max(1)));
+            }
+            lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// At most `width` characters of `text`; what is cut ends with `~`.
+pub fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    format!("{kept}~")
 }
 
 #[cfg(test)]
@@ -29,6 +98,23 @@ mod tests {
     #[test]
     fn cells_stand_below_each_other() {
         let rows = [vec!["a".into(), "b".into()], vec!["long".into(), "c".into()], vec!["x".into()]];
-        assert_eq!(columns(&rows), "a     b\nlong  c\nx\n");
+        assert_eq!(columns(&rows, 80), "a     b\nlong  c\nx\n");
+    }
+
+    #[test]
+    fn wide_columns_give_way_and_go_on_below() {
+        let rows = [vec!["move".into(), "yes".into(), "one two three four five six".into()]];
+        assert_eq!(columns(&rows, 26), "move  yes  one two three\n           four five six\n");
+        for width in 20..60 {
+            assert!(columns(&rows, width).lines().all(|line| line.chars().count() <= width.max(23)), "{width}");
+        }
+    }
+
+    #[test]
+    fn words_are_broken_where_they_must_be() {
+        assert_eq!(broken("abcdefgh ij", 4), ["abcd", "efgh", "ij"]);
+        assert_eq!(broken("  a b", 4), ["  a", "  b"]);
+        assert_eq!(broken("", 4), [""]);
+        assert_eq!((cut("abcdef", 4), cut("abc", 4)), ("abc~".into(), "abc".into()));
     }
 }

@@ -11,12 +11,13 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "",
     "run",
     "vm",
     "stat",
     "top",
+    "metrics",
     "donor",
     "donor reclaim",
     "donor status",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The unit for systemd is one that systemd takes, and starts the donor by flags that it has.
+//! The units for systemd are ones that systemd takes, and start the donor by flags that it has.
 
 mod support;
 
@@ -10,15 +10,17 @@ use std::process::Command;
 
 use support::{aquifer, scratch, stdout};
 
-fn unit() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/aquifer-donor.service");
+const UNITS: [&str; 3] = ["aquifer-donor.service", "aquifer-metrics.service", "aquifer@.service"];
+
+fn unit(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name);
     std::fs::read_to_string(path).expect("the unit is there")
 }
 
 #[test]
 fn every_flag_of_the_unit_is_one_of_the_donors() {
     let help = stdout(&aquifer().args(["donor", "--help"]).output().unwrap());
-    let unit = unit();
+    let unit = unit("aquifer-donor.service");
     let flags = unit.split_whitespace().filter(|word| word.starts_with("--"));
     let known = |flag: &str| help.contains(&format!("{flag} <")) || flag == "--bytes";
     let flags: Vec<&str> = flags.map(|flag| flag.trim_end_matches(['.', ',', ')'])).collect();
@@ -27,19 +29,23 @@ fn every_flag_of_the_unit_is_one_of_the_donors() {
 }
 
 #[test]
-fn systemd_takes_the_unit() {
+fn systemd_takes_the_units() {
+    UNITS.iter().for_each(|name| systemd_takes(name));
+}
+
+fn systemd_takes(name: &str) {
     let directory = scratch("unit");
-    let file = directory.join("aquifer-donor.service");
-    std::fs::write(&file, unit().replace("/usr/local/bin/aquifer", env!("CARGO_BIN_EXE_aquifer"))).unwrap();
+    let file = directory.join(name.replace('@', "@web"));
+    std::fs::write(&file, unit(name).replace("/usr/local/bin/aquifer", env!("CARGO_BIN_EXE_aquifer"))).unwrap();
     let verified = match Command::new("systemd-analyze").arg("verify").arg("--man=no").arg(&file).output() {
         Ok(output) => output,
         Err(error) => return aquifer_test_support::skip(format!("there is no systemd-analyze: {error}")),
     };
     let told = String::from_utf8_lossy(&verified.stderr);
-    if told.contains("Failed to") && !told.contains("aquifer-donor.service:") {
+    if told.contains("Failed to") && !told.contains(&format!("{}:", name.replace('@', "@web"))) {
         return aquifer_test_support::skip(format!("systemd-analyze does not work here: {told}"));
     }
     // What it says of units of this machine is not about ours.
-    let ours: Vec<&str> = told.lines().filter(|line| line.contains("aquifer-donor.service")).collect();
+    let ours: Vec<&str> = told.lines().filter(|line| line.contains(&name.replace('@', "@web"))).collect();
     assert!(ours.is_empty(), "{ours:#?}");
 }

@@ -6,6 +6,7 @@
 //! The exit codes are those of the manual, `ExitCode` in `crates/cli/src/exit.rs`.
 
 use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_sys::{raw, signals};
 
@@ -15,6 +16,9 @@ use crate::recorder;
 const CANNOT_GO_ON: i32 = 113;
 /// The exit code where the library could not start, so that the program never ran: as when the command could not.
 const CANNOT_START: i32 = 125;
+
+/// Whether messages are JSON objects. Set before the program's first instruction.
+static IN_JSON: AtomicBool = AtomicBool::new(false);
 
 /// Writes one line from its parts, and ends the process, a recording first. Allocates nothing.
 pub fn abort(parts: &[&str]) -> ! {
@@ -31,47 +35,80 @@ pub fn refuse_to_start(why: &str) -> ! {
 
 /// Writes one line from its parts to standard error. Allocates nothing.
 pub fn say(parts: &[&str]) {
-    let mut line = Line::new();
-    line.push("aquifer: ");
+    let mut line = Line::begin();
     parts.iter().for_each(|part| line.push(part));
-    line.push("\n");
-    raw::write_stderr(line.bytes());
+    line.end();
+}
+
+/// From now on messages are JSON objects, one per line, as those of `aquifer --log-format json`.
+pub fn say_in_json() {
+    IN_JSON.store(true, Ordering::Relaxed);
 }
 
 /// From now on a panic on any thread inside this library says where it was, and ends the process at once:
 /// unwinding out of a fault would leave threads waiting for ever.
 pub fn on_panic() {
     std::panic::set_hook(Box::new(|info| {
-        let mut line = Line::new();
-        line.push("aquifer: a bug in the pager; please report it: ");
+        let mut line = Line::begin();
+        line.push("a bug in the pager; please report it: ");
         let _ = write!(line, "{info}");
-        line.push("\n");
-        raw::write_stderr(line.bytes());
+        line.end();
         recorder::finish();
         signals::exit_now(CANNOT_GO_ON)
     }));
 }
 
-/// A line of bounded length on the stack.
+/// A line of bounded length on the stack. What is longer is cut.
 struct Line {
     bytes: [u8; 512],
     len: usize,
+    in_json: bool,
 }
 
+/// Room for what ends a line.
+const END_BYTES: usize = 3;
+
 impl Line {
-    fn new() -> Self {
-        Self { bytes: [0; 512], len: 0 }
+    /// With what every message begins with.
+    fn begin() -> Self {
+        let mut line = Self { bytes: [0; 512], len: 0, in_json: IN_JSON.load(Ordering::Relaxed) };
+        if line.in_json {
+            let pid = Number::new(u64::from(std::process::id()));
+            ["{\"source\":\"aquifer\",\"pid\":", pid.text(), ",\"message\":\""]
+                .iter()
+                .for_each(|part| line.append(part));
+        } else {
+            line.append("aquifer: ");
+        }
+        line
     }
 
+    /// One part of the message.
     fn push(&mut self, text: &str) {
-        let room = self.bytes.len() - self.len;
-        let part = &text.as_bytes()[..text.len().min(room)];
-        self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
-        self.len += part.len();
+        let mut buffer = [0; 4];
+        for character in text.chars() {
+            let room = self.bytes.len() - END_BYTES - self.len;
+            let escape = if self.in_json && matches!(character, '"' | '\\') { "\\" } else { "" };
+            let is_odd = self.in_json && character.is_control();
+            let character: &str = if is_odd { " " } else { character.encode_utf8(&mut buffer) };
+            if escape.len() + character.len() > room {
+                return;
+            }
+            self.append(escape);
+            self.append(character);
+        }
     }
 
-    fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+    /// As it is. The caller knows that there is room.
+    fn append(&mut self, text: &str) {
+        self.bytes[self.len..self.len + text.len()].copy_from_slice(text.as_bytes());
+        self.len += text.len();
+    }
+
+    /// Writes it to standard error.
+    fn end(mut self) {
+        self.append(if self.in_json { "\"}\n" } else { "\n" });
+        raw::write_stderr(&self.bytes[..self.len]);
     }
 }
 

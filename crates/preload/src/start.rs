@@ -79,6 +79,10 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Err(error) => refuse_to_start(&error.to_string()),
     };
     aquifer_pager::abort::on_panic();
+    // As `aquifer --log-format` says it.
+    if std::env::var_os("AQUIFER_LOG_FORMAT").is_some_and(|format| format == "json") {
+        aquifer_pager::abort::say_in_json();
+    }
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
     describe(counters, &config);
     let tier = open_tier(&config, counters);

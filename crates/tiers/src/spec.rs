@@ -24,6 +24,7 @@
 
 mod donors;
 mod rules;
+mod similar;
 
 use std::fmt::{self, Write};
 use std::path::PathBuf;
@@ -151,6 +152,25 @@ impl fmt::Display for SpecFailure {
 
 impl std::error::Error for SpecFailure {}
 
+/// Every option of a tier, for slips of the finger.
+const OPTION_NAMES: &[&str] = &[
+    "size",
+    "overwrite",
+    "buffered",
+    "plain-queue",
+    "encrypt",
+    "cert",
+    "key",
+    "ca",
+    "name",
+    "security",
+    "device",
+    "mirror",
+    "parity",
+];
+/// Every kind of tier, likewise.
+const KIND_NAMES: &[&str] = &["flash", "dram", "donor", "emulated"];
+
 const KINDS: &str = "flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE";
 
 impl FromStr for TierSpec {
@@ -173,7 +193,10 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
         "failing" if nesting < NESTING_MAX => failing(rest, nesting),
         "failing" => Err(format!("failing: stands in itself more than {NESTING_MAX} times; once is enough")),
         "pool" | "dax" => Err(format!("the {kind} tier is not in this build yet; use {KINDS}")),
-        _ => Err(format!("'{kind}' is not a kind of tier; write {KINDS}")),
+        _ => Err(match similar::among(kind, KIND_NAMES) {
+            Some(meant) => format!("'{kind}' is not a kind of tier; did you mean {meant}:?"),
+            None => format!("'{kind}' is not a kind of tier; write {KINDS}"),
+        }),
     }
 }
 
@@ -259,6 +282,9 @@ fn set_size(size: &mut Option<ByteSize>, value: &str) -> Result<(), String> {
 }
 
 fn unknown(name: &str, known: &str) -> String {
+    if let Some(meant) = similar::among(name, OPTION_NAMES) {
+        return format!("'{name}' is not an option of this tier, or lacks its value; did you mean {meant}?");
+    }
     format!("'{name}' is not an option of this tier, or lacks its value; write {known} (a path cannot contain a comma)")
 }
 

@@ -14,7 +14,7 @@ use aquifer_tiers::{OpenFailure, Tier, TierFailure, TierSpec, open};
 use serde::Serialize;
 
 use crate::exit::{ExitCode, Failure};
-use crate::table::columns;
+use crate::table::{columns, width};
 
 /// A page, the standard block, the largest block.
 const SIZES: [usize; 3] = [4 << 10, 128 << 10, 2 << 20];
@@ -98,7 +98,7 @@ pub fn page(times: &[TierTime]) -> String {
         row.extend([time.read_us_mean, time.read_us_p50, time.read_us_p99].map(|us| format!("{us:.1}")));
         row
     });
-    columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+    columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), width())
 }
 
 /// One object per line and size.

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::exit::{ExitCode, Failure};
 use crate::output;
-use crate::table::columns;
+use crate::table::{columns, width};
 
 /// How long each step may take: connecting, greeting, the answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -129,7 +129,7 @@ fn page(standing: &Standing) -> String {
         let (word, meaning) = (refusal.word(), refusal.meaning());
         vec![format!("refused {word}"), format!("{} ({meaning})", standing.refused(*refusal))]
     });
-    columns(&figures.chain(refusals).collect::<Vec<_>>())
+    columns(&figures.chain(refusals).collect::<Vec<_>>(), width())
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub struct HowArgs {
     pub delivery: Delivery,
 
     /// How pages change places: without a copy where the kernel can (move), or always by copying
-    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = words(Exchange::ALL, Exchange::word))]
+    #[arg(long, hide_short_help = true, value_name = "HOW", default_value = "auto", value_parser = words(Exchange::ALL, Exchange::word))]
     pub exchange: Exchange,
 
     /// Whether blocks are fetched ahead of their faults
@@ -91,6 +91,10 @@ pub struct HowArgs {
     /// Say more on standard error; twice for even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
+
+    /// Give no advice on standard error, such as which --dram would help; what goes wrong is still said
+    #[arg(short, long, hide_short_help = true, conflicts_with = "verbose")]
+    pub quiet: bool,
 }
 
 /// What `aquifer run --help` ends with.

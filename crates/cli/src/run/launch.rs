@@ -22,6 +22,7 @@ use super::settings::RunSettings;
 use super::supervise::Signals;
 use super::unsafe_edge;
 use crate::exit::{ExitCode, Failure};
+use crate::log::{self, LogFormat};
 
 /// The inherited descriptor gets a number from here on, out of the way of programs that count on 3 being
 /// the first free one, and below the usual limit of 1024.
@@ -90,6 +91,9 @@ pub fn start(
     let mut command = Command::new(&program.path);
     command.arg0(&program.name).args(&program.args);
     command.env(VARIABLE, config.to_json()).env("LD_PRELOAD", &settings.ld_preload);
+    if log::chosen() == LogFormat::Json {
+        command.env(log::VARIABLE, "json");
+    }
     unsafe_edge::tie_to_parent(&mut command, signals.mask_before());
     let child = command.spawn().map_err(|error| {
         let cause = format!("'{}' cannot be started: {error}", program.path.display());

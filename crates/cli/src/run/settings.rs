@@ -39,6 +39,8 @@ pub struct RunSettings {
     pub strict: bool,
     /// Where the statistics go at the end.
     pub stats_json: Option<PathBuf>,
+    /// Whether advice is kept back.
+    pub quiet: bool,
 }
 
 impl RunSettings {
@@ -69,7 +71,15 @@ impl RunSettings {
         let ld_preload = preload::ld_preload(&library, env::var_os("LD_PRELOAD").as_deref());
         // A recording is of one process, with one budget.
         let budget = if how.record.is_some() { Budget::Process } else { how.budget };
-        Ok(RunSettings { config, program, budget, ld_preload, strict: how.strict, stats_json: how.stats_json })
+        Ok(RunSettings {
+            config,
+            program,
+            budget,
+            ld_preload,
+            strict: how.strict,
+            stats_json: how.stats_json,
+            quiet: how.quiet,
+        })
     }
 }
 

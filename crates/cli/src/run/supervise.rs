@@ -11,7 +11,10 @@
 //! terminal stops the program we stop too, so that the shell sees a stopped job. When we are killed outright,
 //! the kernel kills the program (`unsafe_edge::tie_to_parent`).
 
+use std::os::fd::AsFd;
+
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, raise, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -32,6 +35,9 @@ const HANDED_ON: [Signal; 9] = [
     Signal::SIGUSR2,
     Signal::SIGWINCH,
 ];
+
+/// How often the program is looked after.
+const LOOK_EVERY_MS: u16 = 1000;
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +94,18 @@ impl Signals {
         self.mask_before
     }
 
-    fn next(&self) -> Result<siginfo, Errno> {
+    /// Waits for one, and calls `each_second` about once a second meanwhile.
+    fn next(&self, each_second: &mut impl FnMut()) -> Result<siginfo, Errno> {
         loop {
+            let mut descriptors = [PollFd::new(self.descriptor.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut descriptors, PollTimeout::from(LOOK_EVERY_MS)) {
+                Ok(0) => each_second(),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+            if !descriptors[0].any().unwrap_or(false) {
+                continue;
+            }
             match self.descriptor.read_signal() {
                 Ok(Some(signal)) => return Ok(signal),
                 // Empty reads do not happen on a blocking descriptor; asking again is right anyway.
@@ -100,10 +116,10 @@ impl Signals {
     }
 }
 
-/// Hands signals on until the program has ended.
-pub fn wait(child: Pid, signals: &Signals) -> Result<End, Failure> {
+/// Hands signals on until the program has ended. Calls `each_second` about once a second while none comes.
+pub fn wait(child: Pid, signals: &Signals, mut each_second: impl FnMut()) -> Result<End, Failure> {
     loop {
-        let signal = signals.next().map_err(|errno| lost(child, errno))?;
+        let signal = signals.next(&mut each_second).map_err(|errno| lost(child, errno))?;
         let number = i32::try_from(signal.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
         match number {
             Some(Signal::SIGCHLD) => {

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer metrics`: the numbers of every program of this host, for Prometheus.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process;
+use std::sync::Arc;
+use std::thread;
+
+use aquifer_stats::{Gauge, Snapshot, to_prometheus_of_units};
+
+use crate::exit::{Failure, say};
+use crate::{instances, scrape};
+
+/// Serve the numbers of running programs to Prometheus
+///
+/// One exporter serves all programs of a host: as root those of every user, otherwise one's own. The address has
+/// neither TLS nor passwords, so let it be reached by the scraper only.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  aquifer metrics --listen 127.0.0.1:9464
+  curl http://127.0.0.1:9464/metrics
+For a textfile collector: aquifer stat --prometheus")]
+pub struct MetricsArgs {
+    /// Address and port to serve at; the path is /metrics
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+}
+
+/// Serves until a signal ends it.
+pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
+    let address = scrape::serve(args.listen, Arc::new(text))?;
+    say(&format!("metrics of programs at http://{address}/metrics"));
+    loop {
+        thread::park();
+    }
+}
+
+/// What a scrape gets. A program that has just ended is left out.
+fn text() -> String {
+    let instances = instances::all().unwrap_or_default();
+    let snapshots = instances.iter().filter_map(|instance| instance.snapshot().ok());
+    let of_units: Vec<(Snapshot, Option<String>)> = snapshots
+        .map(|snapshot| {
+            let unit = unit_of(snapshot.gauge(Gauge::Pid));
+            (snapshot, unit)
+        })
+        .collect();
+    to_prometheus_of_units(&of_units)
+}
+
+/// The systemd unit of a process. See cgroups(7), and `Delegate=` in systemd.resource-control(5).
+fn unit_of(pid: u64) -> Option<String> {
+    unit_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
+/// The innermost service or scope of the process's path: `0::PATH`, or the line of systemd's hierarchy.
+fn unit_in(cgroup: &str) -> Option<String> {
+    let path = cgroup.lines().find_map(|line| {
+        line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|(_, path)| path))
+    })?;
+    let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
+    path.split('/').rev().find(is_unit).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unit_is_the_innermost_one() {
+        let unit = |text: &str| unit_in(text);
+        assert_eq!(unit("0::/system.slice/aquifer@web.service\n").as_deref(), Some("aquifer@web.service"));
+        assert_eq!(unit("0::/system.slice/a.service/inner\n").as_deref(), Some("a.service"));
+        assert_eq!(unit("4:memory:/x\n1:name=systemd:/user.slice/b.scope\n").as_deref(), Some("b.scope"));
+        assert_eq!(unit("0::/\n"), None);
+        assert_eq!(unit(""), None);
+    }
+}

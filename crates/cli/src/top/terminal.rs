@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The terminal of `aquifer top`: raw mode and the alternate screen, given back at the end, by a panic, and by SIGTERM,
+//! SIGHUP and SIGINT.
+//!
+//! Threads: one. The signals are blocked and read from a descriptor, so no handler runs while something is drawn.
+
+use std::io::{self, Write};
+use std::panic;
+use std::time::{Duration, Instant};
+
+use crossterm::cursor::{Hide, MoveTo, Show};
+use crossterm::event::{self, Event, KeyEvent, KeyEventKind};
+use crossterm::style::Print;
+use crossterm::terminal::{Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
+use crossterm::{execute, queue, terminal};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::exit::{ExitCode, Failure};
+
+/// How long a signal may wait to be heard.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// What has come.
+pub enum Input {
+    /// Time to look again.
+    Nothing,
+    /// The terminal has another size.
+    Resized,
+    /// A key was pressed.
+    Key(KeyEvent),
+    /// A signal ends this process.
+    Ended {
+        /// 128 and the signal's number.
+        status: u8,
+    },
+}
+
+/// The terminal, in our hands until this is dropped.
+pub struct Terminal {
+    signals: SignalFd,
+}
+
+impl Terminal {
+    /// Takes the terminal.
+    pub fn take() -> Result<Terminal, Failure> {
+        let ours: SigSet = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT].into_iter().collect();
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None).map_err(|errno| unusable(errno.into()))?;
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let signals = SignalFd::with_flags(&ours, flags).map_err(|errno| unusable(errno.into()))?;
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            // First, so that the message is on the screen that stays.
+            give_back();
+            before(info);
+        }));
+        terminal::enable_raw_mode().map_err(unusable)?;
+        let terminal = Terminal { signals };
+        execute!(io::stdout(), EnterAlternateScreen, Hide).map_err(unusable)?;
+        Ok(terminal)
+    }
+
+    /// Draws the lines that `lines` makes for the terminal's width and height.
+    pub fn draw(&mut self, lines: impl FnOnce(usize, usize) -> Vec<String>) -> Result<(), Failure> {
+        let (width, height) = terminal::size().map_err(unusable)?;
+        let mut stdout = io::stdout().lock();
+        for (row, line) in (0..height).zip(lines(width.into(), height.into())) {
+            queue!(stdout, MoveTo(0, row), Print(line), Clear(ClearType::UntilNewLine)).map_err(unusable)?;
+        }
+        stdout.flush().map_err(unusable)
+    }
+
+    /// Waits for a key, at most so long.
+    pub fn input(&mut self, patience: Duration) -> Result<Input, Failure> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Ok(Some(signal)) = self.signals.read_signal() {
+                return Ok(Input::Ended { status: 128 + u8::try_from(signal.ssi_signo).unwrap_or(0) });
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if event::poll(left.min(SLICE)).map_err(unusable)? {
+                match event::read().map_err(unusable)? {
+                    Event::Key(key) if key.kind != KeyEventKind::Release => return Ok(Input::Key(key)),
+                    Event::Resize(..) => return Ok(Input::Resized),
+                    _ => {}
+                }
+            } else if left.is_zero() {
+                return Ok(Input::Nothing);
+            }
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+/// Twice does no harm.
+fn give_back() {
+    let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
+    let _ = terminal::disable_raw_mode();
+}
+
+fn unusable(error: io::Error) -> Failure {
+    let cause = format!("the terminal cannot be used: {error}");
+    Failure::new(ExitCode::Failure, cause, "see 'aquifer stat --watch 1' instead")
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! `aquifer metrics` serves what Prometheus takes: judged by promtool, and scraped by a Prometheus, where they are
+//! installed.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
+use support::{aquifer, scratch};
+
+/// Ends its process, and waits for it.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// An exporter at a port of the kernel's choice, and its address.
+fn exporter() -> (Ended, String) {
+    let mut child =
+        aquifer().args(["metrics", "--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().expect("piped")).read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("aquifer: metrics of programs at http://").expect("it says where");
+    let address = address.strip_suffix("/metrics").expect("and the path").to_owned();
+    (Ended(child), address)
+}
+
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A segment as a program has it: this process is found as an instance.
+fn instance() -> Counters {
+    let counters = Counters::create().unwrap();
+    counters.set(Gauge::Pid, u64::from(std::process::id()));
+    counters.write(Text::Program, "a \"program\"");
+    counters.add(Counter::Faults, 3);
+    counters.record(FaultKind::Fetch, 30_000);
+    counters
+}
+
+#[test]
+fn every_program_of_the_host_is_served() {
+    let _counters = instance();
+    let (_exporter, address) = exporter();
+    let answer = get(&address, "/metrics");
+    let (head, text) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
+    let ours = format!("aquifer_faults_total{{pid=\"{}\",program=\"a \\\"program\\\"\"", std::process::id());
+    assert!(text.lines().any(|line| line.starts_with(&ours) && line.ends_with(" 3")), "{text}");
+    assert!(get(&address, "/").starts_with("HTTP/1.1 404"));
+    let Some(complaints) = promtool(text) else { return };
+    assert_eq!(complaints, "", "promtool check metrics");
+}
+
+/// What `promtool check metrics` has to say.
+fn promtool(text: &str) -> Option<String> {
+    let started = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut child) = started else {
+        aquifer_test_support::skip("there is no promtool (Debian's package prometheus)");
+        return None;
+    };
+    child.stdin.take().expect("piped").write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    Some(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+#[test]
+fn a_prometheus_scrapes_it() {
+    let _counters = instance();
+    let (_exporter, address) = exporter();
+    let directory = scratch("prometheus");
+    let configuration = format!(
+        "global:\n  scrape_interval: 1s\nscrape_configs:\n- job_name: aquifer\n  static_configs:\n  - targets: ['{address}']\n"
+    );
+    std::fs::write(directory.join("prometheus.yml"), configuration).unwrap();
+    // A port that was free a moment ago: Prometheus does not say which one it got.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = Command::new("prometheus")
+        .current_dir(&directory)
+        .args(["--config.file=prometheus.yml", "--storage.tsdb.path=data"])
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(server) = server else {
+        return aquifer_test_support::skip("there is no prometheus (Debian's package prometheus)");
+    };
+    let _server = Ended(server);
+    let query = "/api/v1/query?query=aquifer_fault_latency_seconds_count%7Bkind%3D%22fetch%22%7D";
+    let begin = Instant::now();
+    let mut answer = String::new();
+    while !answer.contains("\"__name__\":\"aquifer_fault_latency_seconds_count\"") {
+        assert!(begin.elapsed() < Duration::from_secs(120), "Prometheus has nothing of ours: {answer}");
+        std::thread::sleep(Duration::from_millis(200));
+        answer =
+            TcpStream::connect(("127.0.0.1", port)).map_or(String::new(), |_| get(&format!("127.0.0.1:{port}"), query));
+    }
+}

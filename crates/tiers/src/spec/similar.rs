@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Finds the word that somebody meant: the known one that is a slip of the finger away.
+//!
+//! Pure.
+
+/// The one of `known` that is nearest to `word`, if it is near: one edit in a word of up to four letters, two in a
+/// longer one.
+/// Two neighbours that have changed places are one edit. A word that is known has no need of this.
+pub fn among<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let nearest = known.iter().map(|known| (edits(word, known), *known)).min()?;
+    let most = if nearest.1.len() <= 4 { 1 } else { 2 };
+    (1..=most).contains(&nearest.0).then_some(nearest.1)
+}
+
+/// Letters to insert, to leave out or to change, and neighbours to exchange, from `one` to `other`: the optimal string
+/// alignment distance.
+fn edits(one: &str, other: &str) -> usize {
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().take(32).collect(), other.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
+    for (i, letter) in one.iter().enumerate() {
+        let above = &rows[i];
+        let mut row = vec![i + 1];
+        for (j, known) in other.iter().enumerate() {
+            let mut least = (above[j] + usize::from(letter != known)).min(above[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && one[i - 1] == *known && *letter == other[j - 1] {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_of_the_finger_are_found_and_other_words_are_not() {
+        let kinds = ["flash", "dram", "donor", "emulated"];
+        for (word, meant) in [("flahs", "flash"), ("fash", "flash"), ("dramm", "dram"), ("donar", "donor")] {
+            assert_eq!(among(word, &kinds), Some(meant), "{word}");
+        }
+        for word in ["flash", "nvme", "", "swap", "x", &"a".repeat(1000)] {
+            assert_eq!(among(word, &kinds), None, "{word}");
+        }
+    }
+}
