@@ -28,13 +28,17 @@ impl Room {
 
 /// Share of the file system that a default leaves to others. Picked by feel: what ext4 reserves for root.
 const RESERVE_DIVISOR: u64 = 20;
+/// Share of what is free that a default leaves to others at most: 5 % of a large disk may be more than is free on it,
+/// and half of that is still a tier.
+const AVAILABLE_DIVISOR: u64 = 2;
 /// A default holds at most so many times the memory of the machine: beyond it, a program would do little
 /// but wait for fetches. Whoever wants more says so with `size=`.
 const MEMORY_FACTOR: u64 = 4;
 
 /// The capacity without `size=`: all there is but a reserve, at most four times the memory.
 pub(super) fn default_bytes(room: Room) -> u64 {
-    let unreserved_bytes = room.available_bytes.saturating_sub(room.total_bytes / RESERVE_DIVISOR);
+    let reserve_bytes = (room.total_bytes / RESERVE_DIVISOR).min(room.available_bytes / AVAILABLE_DIVISOR);
+    let unreserved_bytes = room.available_bytes.saturating_sub(reserve_bytes);
     unreserved_bytes.min(room.memory_bytes.saturating_mul(MEMORY_FACTOR)).min(room.file_bytes_max)
 }
 
@@ -55,7 +59,7 @@ mod tests {
     fn a_default_is_bounded_by_memory_then_by_space_then_by_the_file_limit() {
         assert_eq!(default_bytes(ROOM), 96 * GIB);
         assert_eq!(default_bytes(Room { available_bytes: 80 * GIB, ..ROOM }), 30 * GIB);
-        assert_eq!(default_bytes(Room { available_bytes: 40 * GIB, ..ROOM }), 0);
+        assert_eq!(default_bytes(Room { available_bytes: 40 * GIB, ..ROOM }), 20 * GIB);
         assert_eq!(default_bytes(Room { file_bytes_max: GIB, ..ROOM }), GIB);
     }
 
