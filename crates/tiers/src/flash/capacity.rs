@@ -32,7 +32,7 @@ const RESERVE_DIVISOR: u64 = 20;
 /// and half of that is still a tier.
 const AVAILABLE_DIVISOR: u64 = 2;
 /// A default holds at most so many times the memory of the machine: beyond it, a program would do little
-/// but wait for fetches. Whoever wants more says so with `size=`.
+/// but wait for fetches. A user who wants more says so with `size=`.
 const MEMORY_FACTOR: u64 = 4;
 
 /// The capacity without `size=`: all there is but a reserve, at most four times the memory.
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn a_default_is_bounded_by_memory_then_by_space_then_by_the_file_limit() {
         assert_eq!(default_bytes(ROOM), 96 * GIB);
-        assert_eq!(default_bytes(Room { available_bytes: 80 * GIB, ..ROOM }), 30 * GIB);
+        assert_eq!(default_bytes(Room { available_bytes: 120 * GIB, ..ROOM }), 70 * GIB);
         assert_eq!(default_bytes(Room { available_bytes: 40 * GIB, ..ROOM }), 20 * GIB);
         assert_eq!(default_bytes(Room { file_bytes_max: GIB, ..ROOM }), GIB);
     }
