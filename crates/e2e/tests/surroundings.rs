@@ -3,10 +3,9 @@
 
 //! A program runs out of what the system gives, or changes what it may do, while part of its memory is away.
 //!
-//! Each program fills memory, gets into one kind of trouble, and looks at every byte, in both deliveries. It
-//! ends well or
-//! with a line that says why, and never reads anything but its last write. Exit status 1 is a wrong byte; 77 says that
-//! the machine does not let the program into its trouble.
+//! Each program fills memory, gets into one kind of trouble, and looks at every byte, in both deliveries. It ends well
+//! or with a line that says why, and never reads anything but its last write. Exit status 1 is a wrong byte; 77 says
+//! that the machine does not let the program into its trouble.
 
 use std::path::PathBuf;
 
@@ -233,10 +232,21 @@ fn a_sandbox_that_stops_the_pager_is_a_loud_end() {
 fn a_program_that_enters_namespaces_goes_on() {
     ends_well(
         "namespaces",
-        "int main(void) { make(); if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET)) {\
+        "int main(void) { make(); if (unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET)) {\
          dprintf(2, \"namespaces are refused: %s\\n\", strerror(errno)); return 77; } check(\"in namespaces\");\
          pid_t child = fork(); int status; if (child == 0) { check(\"in a child\"); fill(0); \
          check(\"written\"); _exit(0); }\
          if (child < 0 || waitpid(child, &status, 0) != child || status) return 8; check(\"at the end\"); return 0; }",
+    );
+}
+
+/// The kernel lets no process with threads into a user namespace of its own (unshare(2)), and the pager's threads are
+/// the program's.
+#[test]
+fn a_user_namespace_is_refused_as_to_any_program_with_threads() {
+    ends_well(
+        "user-namespace",
+        "int main(void) { make(); if (!unshare(CLONE_NEWUSER)) return 8; if (errno != EINVAL) return 9;\
+         check(\"after the refusal\"); return 0; }",
     );
 }
