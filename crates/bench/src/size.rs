@@ -5,18 +5,27 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, u64); 13] = [
+const UNITS: [(&str, u64); 22] = [
     ("", 1),
     ("B", 1),
     ("K", 1 << 10),
+    ("k", 1 << 10),
+    ("Ki", 1 << 10),
     ("KiB", 1 << 10),
     ("KB", 1_000),
     ("M", 1 << 20),
+    ("m", 1 << 20),
+    ("Mi", 1 << 20),
     ("MiB", 1 << 20),
     ("MB", 1_000_000),
     ("G", 1 << 30),
+    ("g", 1 << 30),
+    ("Gi", 1 << 30),
     ("GiB", 1 << 30),
     ("GB", 1_000_000_000),
+    ("T", 1 << 40),
+    ("t", 1 << 40),
+    ("Ti", 1 << 40),
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
 ];
@@ -104,6 +113,9 @@ mod tests {
         assert_eq!(parse_size("64MiB"), Ok(64 << 20));
         assert_eq!(parse_size("1.5GiB"), Ok(3 << 29));
         assert_eq!(parse_size("1GB"), Ok(1_000_000_000));
+        for text in ["4GiB", "4Gi", "4G", "4g"] {
+            assert_eq!(parse_size(text), Ok(4 << 30), "{text}");
+        }
         for wrong in ["", "x", "-1", "1GiBB", "1..2", "GiB", "99999999TiB"] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }

@@ -10,9 +10,11 @@
 
 mod args;
 mod crawl;
+mod dram;
 mod elf;
 mod farewell;
 mod launch;
+mod memory_limit;
 pub mod preload;
 mod program;
 mod report;
@@ -31,6 +33,8 @@ use aquifer_sys::shared_segment::SharedSegment;
 use nix::unistd::Pid;
 
 pub use args::{HowArgs, RunArgs, on_or_off, words};
+pub use dram::Dram;
+pub use memory_limit::Allowed;
 pub use unmanaged::exceeds_budget;
 
 use crate::exit::{ExitCode, Failure, say};

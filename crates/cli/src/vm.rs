@@ -17,7 +17,7 @@ use aquifer_core::units::ByteSize;
 
 use crate::exit::{self, ExitCode, Failure, say};
 use crate::output;
-use crate::run::{self, HowArgs, RunArgs, on_or_off, words};
+use crate::run::{self, Allowed, Dram, HowArgs, RunArgs, on_or_off, words};
 use accelerator::Choice;
 
 /// Run a virtual machine in QEMU on less DRAM than its guest has memory
@@ -67,10 +67,12 @@ pub fn vm(args: VmArgs) -> Result<process::ExitCode, Failure> {
     if let Some(notice) = notice {
         say(&notice);
     }
-    if let Some(notice) = nothing_to_page(args.how.dram, args.memory) {
+    let mut how = args.how;
+    let dram = how.dram.of(&Allowed::read()?)?;
+    how.dram = Dram::Bytes(dram);
+    if let Some(notice) = nothing_to_page(dram, args.memory) {
         say(&notice);
     }
-    let mut how = args.how;
     if how.delivery == Delivery::Auto {
         how.delivery = accelerator.delivery();
     }

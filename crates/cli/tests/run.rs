@@ -290,3 +290,61 @@ fn a_virtual_machine_ends_as_its_qemu_did() {
     assert_eq!(output.status.code(), Some(33), "{}", stderr(&output));
     assert!(stdout(&output).ends_with("-m 64M -smp 1 -cpu max -nographic\n"), "{}", stdout(&output));
 }
+
+/// A cgroup of version 1 or 2 with a limit, removed when dropped.
+struct LimitedCgroup(std::path::PathBuf);
+
+impl LimitedCgroup {
+    /// `None`, and says why, where this process cannot make one.
+    fn with_limit(bytes: u64) -> Option<LimitedCgroup> {
+        let name = format!("aquifer-test-{}", std::process::id());
+        for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
+            let path = Path::new(root).join(&name);
+            if std::fs::create_dir(&path).is_err() {
+                continue;
+            }
+            let cgroup = LimitedCgroup(path);
+            if cgroup.0.join(file).exists() && std::fs::write(cgroup.0.join(file), bytes.to_string()).is_ok() {
+                return Some(cgroup);
+            }
+        }
+        eprintln!("skipped, because no cgroup with a memory limit can be made here (needs root)");
+        None
+    }
+
+    /// Runs `aquifer run` inside, with `dram`.
+    fn run(&self, preload: &Path, dram: &str, stats: &Path) -> std::process::Output {
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_aquifer"), "run", "--dram", dram, "--tier", "dram:"]);
+        command.env("AQUIFER_PRELOAD", preload).env_remove("LD_PRELOAD").env_remove("AQUIFER_CONFIG");
+        command.arg("--stats-json").arg(stats).args(["--", "true"]).output().unwrap()
+    }
+}
+
+impl Drop for LimitedCgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn the_budget_follows_the_cgroups_limit() {
+    let Some(preload) = stand_in() else { return };
+    let Some(cgroup) = LimitedCgroup::with_limit(512 << 20) else { return };
+    let stats = scratch("cgroup").join("stats.json");
+
+    let refused = cgroup.run(preload, "600M", &stats);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    let line = stderr(&refused);
+    assert!(line.starts_with("aquifer: --dram 600MiB is more than this cgroup may have (512MiB, "), "{line}");
+    assert!(line.contains("; give at most 512MiB, or --dram auto, or raise the cgroup's limit"), "{line}");
+
+    for (dram, bytes) in [("40%", (512u64 << 20) * 4 / 10 / 4096 * 4096), ("auto", (512 << 20) * 8 / 10 / 4096 * 4096)]
+    {
+        let output = cgroup.run(preload, dram, &stats);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let found: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+        assert_eq!(found["dram_budget_bytes"], bytes, "{dram}");
+    }
+}

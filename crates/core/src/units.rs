@@ -68,17 +68,37 @@ impl Order {
     }
 }
 
-/// A number of bytes that people type and read with a unit: `4GiB`, `307MiB`, `512KiB`, `4096`.
+/// A number of bytes that people type and read with a unit: `4GiB`, `4G`, `307MiB`, `512KiB`, `4096`.
+///
+/// Units with `iB`, `i` or a single letter are powers of two; those with `B` alone (`GB`) are powers of ten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ByteSize(pub u64);
 
-const UNITS: [(&str, u64); 15] = [
+const UNITS: [(&str, u64); 33] = [
     ("EiB", 1 << 60),
     ("PiB", 1 << 50),
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
     ("KiB", 1 << 10),
+    ("Ei", 1 << 60),
+    ("E", 1 << 60),
+    ("e", 1 << 60),
+    ("Pi", 1 << 50),
+    ("P", 1 << 50),
+    ("p", 1 << 50),
+    ("Ti", 1 << 40),
+    ("T", 1 << 40),
+    ("t", 1 << 40),
+    ("Gi", 1 << 30),
+    ("G", 1 << 30),
+    ("g", 1 << 30),
+    ("Mi", 1 << 20),
+    ("M", 1 << 20),
+    ("m", 1 << 20),
+    ("Ki", 1 << 10),
+    ("K", 1 << 10),
+    ("k", 1 << 10),
     ("EB", 1_000_000_000_000_000_000),
     ("PB", 1_000_000_000_000_000),
     ("TB", 1_000_000_000_000),
@@ -142,6 +162,15 @@ mod tests {
             ("1GB", 1_000_000_000),
             ("15EiB", 15 << 60),
             ("0.5PiB", 1 << 49),
+            ("4G", 4 << 30),
+            ("4Gi", 4 << 30),
+            ("4g", 4 << 30),
+            ("300M", 300 << 20),
+            ("300m", 300 << 20),
+            ("512k", 512 << 10),
+            ("1.5T", 3 << 39),
+            ("4GB", 4_000_000_000),
+            ("1kB", 1000),
         ] {
             assert_eq!(text.parse::<ByteSize>(), Ok(ByteSize(bytes)), "{text}");
         }
@@ -149,7 +178,7 @@ mod tests {
 
     #[test]
     fn bad_sizes_say_what_to_write() {
-        for text in ["", "x", "4Gi", "-1MiB", "1e3", "1.2.3MiB", "."] {
+        for text in ["", "x", "4GI", "4gib", "4gb", "4G4", "-1MiB", "1e3", "1.2.3MiB", "."] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }

@@ -11,6 +11,7 @@ use aquifer_config::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownW
 use aquifer_core::units::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use super::dram::Dram;
 use crate::exit;
 
 /// Run a program on less DRAM than it needs
@@ -33,9 +34,12 @@ pub struct RunArgs {
 // clap would show it as the help of both.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HowArgs {
-    /// Local DRAM that the program's managed memory may take, for example 4GiB
+    /// Local DRAM that the program's managed memory may take: 4GiB, 40% or auto
+    ///
+    /// A percentage is of the memory that the cgroup allows, or else the machine has; auto is 80%. More than that
+    /// is refused. 4GiB, 4Gi and 4G are the same (powers of two); 4GB is 4,000,000,000 bytes.
     #[arg(long, value_name = "SIZE")]
-    pub dram: ByteSize,
+    pub dram: Dram,
 
     /// Whether --dram is of the program and all that it starts together (tree), or of each process; with --record
     /// always of each process
@@ -100,6 +104,9 @@ pub struct HowArgs {
 /// What `aquifer run --help` ends with.
 fn after_help() -> String {
     const FLASH_AND_DRAM: &str = "\
+Sizes:
+  K, M, G, T and Ki, Mi, Gi, Ti and KiB, MiB, GiB, TiB are powers of two; kB, MB, GB, TB of ten.
+
 Tiers:
   flash:PATH[,OPTION]...  a directory, a file or a block device; where nothing is, a file that
                           loses its name at once, but not in / or /dev

@@ -7,22 +7,18 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use aquifer_config::{Budget, Config};
-use aquifer_core::units::ByteSize;
 use aquifer_tiers::{ArraySpec, DonorSecurity, OpenFailure, SpecFailure, TierSpec};
 use nix::unistd::geteuid;
 
 use super::args::RunArgs;
+use super::memory_limit::Allowed;
 use super::program::Program;
 use super::{preload, state_dir};
 use crate::exit::{ExitCode, Failure};
-
-/// The pager's minimum: frames in flight, the standby list and blocks of 2 MiB need some room to turn.
-pub const DRAM_MIN: ByteSize = ByteSize(16 << 20);
 
 /// What `aquifer run` will do.
 #[derive(Clone, Debug)]
@@ -47,14 +43,14 @@ impl RunSettings {
     /// Checks everything, cheapest and most likely first.
     pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
         let RunArgs { how, command } = args;
-        check_budget(how.dram, memory_total()?)?;
+        let dram = how.dram.of(&Allowed::read()?)?;
         check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
         let tiers = check_tiers(&how.tier)?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
         let library = preload::find(env::var_os(preload::VARIABLE), &own_path()?)?;
         let state_dir = check_state_dir(how.state_dir.as_deref(), !tiers.is_empty())?;
         let config = Config {
-            dram_bytes: how.dram.0,
+            dram_bytes: dram.0,
             tiers,
             policy: how.policy,
             block: how.block,
@@ -83,19 +79,6 @@ impl RunSettings {
     }
 }
 
-fn check_budget(dram: ByteSize, total: ByteSize) -> Result<(), Failure> {
-    if dram < DRAM_MIN {
-        return Err(usage(format!("--dram {dram} is below the pager's minimum"), format!("give at least {DRAM_MIN}")));
-    }
-    if dram > total {
-        return Err(usage(
-            format!("--dram {dram} is more than this machine's memory ({total})"),
-            format!("give at most {total}, or run the program without aquifer"),
-        ));
-    }
-    Ok(())
-}
-
 /// The files that are written: none of them stdout, which is the program's, and each another one.
 fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(), Failure> {
     for (flag, path) in [("--record", record), ("--stats-json", stats_json)] {
@@ -110,19 +93,6 @@ fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(),
         return Err(usage("--record and --stats-json name the same file".into(), "give each a file of its own"));
     }
     Ok(())
-}
-
-/// The machine's memory, from /proc/meminfo; see proc_meminfo(5).
-fn memory_total() -> Result<ByteSize, Failure> {
-    let text = fs::read_to_string("/proc/meminfo").map_err(|error| {
-        Failure::new(ExitCode::CannotStart, format!("/proc/meminfo cannot be read: {error}"), "mount /proc")
-    })?;
-    let kibibytes =
-        text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    let kibibytes = kibibytes.ok_or_else(|| {
-        Failure::new(ExitCode::CannotStart, "/proc/meminfo does not say MemTotal", "mount a Linux /proc")
-    })?;
-    Ok(ByteSize(kibibytes << 10))
 }
 
 /// The tiers, with absolute paths.
@@ -270,16 +240,6 @@ fn usage(cause: String, remedy: impl Into<String>) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn budgets_outside_the_machine_are_refused() {
-        let total = ByteSize(1 << 30);
-        assert!(check_budget(DRAM_MIN, total).is_ok());
-        assert!(check_budget(total, total).is_ok());
-        for dram in [ByteSize(0), ByteSize(DRAM_MIN.0 - 1), ByteSize(total.0 + 1)] {
-            assert_eq!(check_budget(dram, total).unwrap_err().code, ExitCode::Usage);
-        }
-    }
 
     #[test]
     fn outputs_are_files_of_their_own() {
