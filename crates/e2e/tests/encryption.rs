@@ -140,6 +140,8 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
         let path = scratch(&format!("{name}-tier")).join("blocks");
         // A file that is there keeps its name.
         std::fs::write(&path, vec![1; 1 << 20]).expect("the scratch directory can be written");
+        // One that others can read is refused.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");
         let donor = Donor::start(&["--size", "128MiB"]);
         let program = compile_text(&name, PROGRAM);
         let Some(program) = program else { return };

@@ -13,7 +13,7 @@
 //!
 //! The format is `aquifer_core::record`'s.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use aquifer_core::record::{BATCH_HEADER_BYTES, End, Header, Summary, Told, batch
 use aquifer_sys::futex;
 use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::raw::now_ns;
+use aquifer_sys::safe_open::{self, Purpose};
 use aquifer_sys::thread_slot;
 use aquifer_sys::wakeup::Wakeup;
 
@@ -232,13 +233,13 @@ struct Output {
 impl Output {
     /// Opens `path` if no other process records to it, and otherwise a new file with the process id behind.
     fn claim(path: &str, pid: u32) -> io::Result<Self> {
-        let file = open(Path::new(path))?;
+        let file = open(Path::new(path), libc::O_CREAT)?;
         let kind = file.metadata()?;
         // A pipe has no length and knows no locks; whoever made it knows who writes to it.
         let taken = kind.file_type().is_file() && (file.try_lock().is_err() || file.metadata()?.len() > 0);
         let (path, file) = if taken {
             let path = PathBuf::from(format!("{path}.{pid}"));
-            let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
+            let file = open(&path, libc::O_CREAT | libc::O_EXCL)?;
             (path, file)
         } else {
             (path.into(), file)
@@ -249,7 +250,7 @@ impl Output {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if identity(&self.file).ok() != Some(self.identity) {
-            let again = open(&self.path)?;
+            let again = open(&self.path, libc::O_CREAT)?;
             if identity(&again)? != self.identity {
                 return Err(io::Error::from_raw_os_error(libc::ESTALE));
             }
@@ -259,8 +260,10 @@ impl Output {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).open(path)
+/// What a recording says of a program's memory is for its user and root alone.
+fn open(path: &Path, flags: i32) -> io::Result<File> {
+    let flags = libc::O_WRONLY | libc::O_APPEND | flags;
+    Ok(safe_open::open(path, Purpose::Memory, flags, 0o600)?)
 }
 
 /// Which file it is, whatever its name.

@@ -19,7 +19,17 @@ const PAGES_MOST: u64 = 1 << 31;
 
 /// Reads the file, or says in one line why not.
 pub fn load(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("{} cannot be read: {error}; give a recording", path.display()))
+    use std::io::Read;
+
+    use aquifer_sys::safe_open::{OpenFailure, Purpose, open};
+
+    let unreadable = |error| format!("{} cannot be read: {error}; give a recording", path.display());
+    let mut file = open(path, Purpose::Input, 0, 0).map_err(|failure| match failure {
+        OpenFailure::Io(error) => unreadable(error),
+        OpenFailure::Objected(objected) => objected.to_string(),
+    })?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map(|_| bytes).map_err(unreadable)
 }
 
 /// How a replay ended.

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::direct_io;
 use crate::memory::{advise, map_anonymous};
 use crate::raw::{Errno, syscall};
+use crate::safe_open::{self, Purpose};
 
 /// What its pages are taken from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -300,7 +301,8 @@ impl Drop for LentMemory {
 /// A device that is memory, and how long it is. See the kernel's `Documentation/ABI/testing/sysfs-bus-dax`.
 fn open_dax(path: &Path) -> io::Result<(File, u64)> {
     let no_device = || io::Error::from_raw_os_error(libc::ENODEV);
-    let device = File::options().read(true).write(true).open(path)?;
+    // Its group may be any; a character device is no file that others could have put there.
+    let device = safe_open::open(path, Purpose::Memory, libc::O_RDWR, 0)?;
     let metadata = device.metadata()?;
     if !metadata.file_type().is_char_device() {
         return Err(no_device());

@@ -27,6 +27,7 @@ pub mod raw;
 pub mod readiness;
 pub mod rights;
 pub mod rings;
+pub mod safe_open;
 pub mod shared_segment;
 pub mod shown_calls;
 pub mod signal_actions;

@@ -74,7 +74,10 @@ impl SharedSegment {
 
     /// Maps the segment behind an inherited descriptor, which stays open for whoever owns it. A number that
     /// is closed, or belongs to something else by now, is an error.
+    ///
+    /// A segment that another user made is an error, too: its words decide what this process does.
     pub fn attach_inherited(number: i32) -> io::Result<SharedSegment> {
+        check_maker(number)?;
         let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE)?;
         mapping.lock_if_allowed();
         Ok(SharedSegment { mapping, descriptor: None })
@@ -220,6 +223,17 @@ impl Drop for Mapping {
         // SAFETY: the range is exactly what `of` mapped, and `words` borrows cannot outlive `self`.
         let _ = unsafe { libc::syscall(libc::SYS_munmap, self.start.as_ptr(), self.words * WORD_BYTES) };
     }
+}
+
+/// Whether this process's user made the file, the real or the effective one, or root.
+fn check_maker(number: i32) -> io::Result<()> {
+    // SAFETY: `stat` is plain data for which all zeros is a value.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is a writable `struct stat`.
+    check(i64::from(unsafe { libc::fstat(number, &raw mut status) }))?;
+    // SAFETY: both only return a number.
+    let ours = unsafe { [0, libc::getuid(), libc::geteuid()] };
+    if ours.contains(&status.st_uid) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
 fn seal(descriptor: &OwnedFd, seals: i32) -> io::Result<()> {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::{fmt, io};
 
 use aquifer_core::units::ByteSize;
+use aquifer_sys::safe_open::Objected;
 use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, Distrust};
 use aquifer_wire::Refusal;
@@ -141,6 +142,11 @@ pub enum OpenFailure {
     NotStorage {
         /// What.
         path: PathBuf,
+    },
+    /// Other users own it, can read or change it, or could have put it there.
+    Objected {
+        /// Which, and why.
+        objected: Objected,
     },
     /// A path that the kernel refused to open for writing.
     Path {
@@ -305,6 +311,7 @@ impl fmt::Display for OpenFailure {
                 "{} is neither a directory, nor a file, nor a block device; give one of these",
                 path.display()
             ),
+            OpenFailure::Objected { objected } => write!(f, "{objected}"),
             OpenFailure::Path { path, source } => {
                 write!(f, "{} cannot be opened for writing: {source}; {}", path.display(), remedy(source))
             }

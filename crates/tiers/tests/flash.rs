@@ -69,11 +69,15 @@ fn a_file_system_in_memory_is_used_and_named() {
 }
 
 #[test]
-fn a_file_made_by_the_operator_stays_private_and_is_taken_again() {
+fn a_file_made_by_the_operator_must_be_private_and_is_taken_again() {
     let scratch = Scratch::new();
     let path = scratch.path().join("blocks");
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+    // Who has opened it for reading already would read the program's memory.
+    let refused = refusal(&spec(&path)).to_string();
+    assert!(refused.contains("other users can read") && refused.contains("chmod go="), "{refused}");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     {
         let tier = tier(&spec(&path));
         let frame = frames::frame(1, 7);
@@ -97,6 +101,7 @@ fn data_of_others_is_kept_unless_overwriting_is_asked_for() {
     let scratch = Scratch::new();
     let path = scratch.path().join("thesis");
     std::fs::write(&path, "all of my work").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     assert!(matches!(refusal(&spec(&path)), OpenFailure::NotOurs { .. }));
     assert_eq!(std::fs::read(&path).unwrap(), b"all of my work");
     tier(&FlashSpec { overwrite: true, ..spec(&path) }).flush().unwrap();
@@ -107,6 +112,7 @@ fn two_instances_cannot_have_one_file_but_share_a_directory() {
     let scratch = Scratch::new();
     let path = scratch.path().join("blocks");
     std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     let first = tier(&spec(&path));
     assert!(matches!(refusal(&spec(&path)), OpenFailure::Held { .. }));
     drop(first);
@@ -140,4 +146,41 @@ proptest! {
         let spec = FlashSpec { buffered, plain_queue, ..spec(scratch.path()) };
         model::replay(&*tier(&spec), depth, &steps);
     }
+}
+
+/// What others own, can change or could have put there: `nobody` could read root's memory in a file of its own, and
+/// could store pages with forged checksums in it.
+#[test]
+fn what_other_users_own_or_can_reach_is_refused() {
+    let scratch = Scratch::new();
+    let refused = |path: &Path| match refusal(&spec(path)) {
+        OpenFailure::Objected { objected } => objected.to_string(),
+        other => panic!("{other}"),
+    };
+    let loose = scratch.path().join("loose");
+    std::fs::create_dir(&loose).unwrap();
+    std::fs::set_permissions(&loose, PermissionsExt::from_mode(0o777)).unwrap();
+    assert!(refused(&loose).contains("other users can write to"));
+
+    std::fs::set_permissions(&loose, PermissionsExt::from_mode(0o1777)).unwrap();
+    tier(&spec(&loose)).flush().unwrap();
+    let (own, link) = (scratch.path().join("own"), loose.join("link"));
+    std::fs::write(&own, "").unwrap();
+    std::fs::set_permissions(&own, PermissionsExt::from_mode(0o600)).unwrap();
+    std::os::unix::fs::symlink(&own, &link).unwrap();
+    assert!(refused(&link).contains("is a symbolic link in a directory where others can write"));
+
+    let nobody = Some(65534);
+    let foreign = scratch.path().join("foreign");
+    std::fs::write(&foreign, "").unwrap();
+    std::fs::set_permissions(&foreign, PermissionsExt::from_mode(0o600)).unwrap();
+    if std::os::unix::fs::chown(&foreign, nobody, nobody).is_err() {
+        println!("skipped the rest, because only root can give files away");
+        return;
+    }
+    assert!(refused(&foreign).contains("belongs to another user (uid 65534)"));
+    let directory = scratch.path().join("directory");
+    std::fs::create_dir(&directory).unwrap();
+    std::os::unix::fs::chown(&directory, nobody, nobody).unwrap();
+    assert!(refused(&directory).contains("belongs to another user (uid 65534)"));
 }

@@ -16,6 +16,8 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 
+use aquifer_sys::safe_open::{self, Objected, OpenFailure};
+
 use crate::PROTOCOL;
 use crate::donor_side::DonorSide;
 
@@ -47,6 +49,17 @@ pub enum Purpose {
     Revocations,
 }
 
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Purpose::Authority => "the authority's certificate",
+            Purpose::Certificate => "the certificate",
+            Purpose::Key => "the private key",
+            Purpose::Revocations => "the revocation list",
+        })
+    }
+}
+
 /// One file, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
@@ -58,13 +71,7 @@ pub struct File {
 
 impl fmt::Display for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self.purpose {
-            Purpose::Authority => "the authority's certificate",
-            Purpose::Certificate => "the certificate",
-            Purpose::Key => "the private key",
-            Purpose::Revocations => "the revocation list",
-        };
-        write!(f, "{what} {}", self.path.display().to_string().escape_debug())
+        write!(f, "{} {}", self.purpose, self.path.display().to_string().escape_debug())
     }
 }
 
@@ -81,6 +88,8 @@ pub enum CredentialFailure {
         /// The certificate.
         cert: PathBuf,
     },
+    /// Other users own it, can read a key, or can change it.
+    Objected(File, Objected),
     /// It cannot be read.
     Unreadable(File, io::Error),
     /// It can be read, and is of a kind that is not supported.
@@ -102,6 +111,7 @@ impl fmt::Display for CredentialFailure {
                 let cert = cert.display().to_string();
                 write!(f, "{key} is not the key of {}; give the key that it was made for", cert.escape_debug())
             }
+            CredentialFailure::Objected(file, objected) => write!(f, "{}: {objected}", file.purpose),
             CredentialFailure::Unreadable(file, error) => {
                 let remedy = match error.kind() {
                     io::ErrorKind::NotFound => "check the path",
@@ -151,13 +161,19 @@ impl Files {
 }
 
 fn read(file: &File) -> Result<Vec<u8>, CredentialFailure> {
-    let read = || {
-        use std::io::Read;
-        let mut bytes = Vec::new();
-        std::fs::File::open(&file.path)?.take(FILE_BYTES_MOST).read_to_end(&mut bytes)?;
-        Ok(bytes)
+    use std::io::Read;
+
+    let purpose = match file.purpose {
+        Purpose::Authority | Purpose::Certificate | Purpose::Revocations => safe_open::Purpose::Input,
+        Purpose::Key => safe_open::Purpose::PrivateKey,
     };
-    read().map_err(|error| CredentialFailure::Unreadable(file.clone(), error))
+    let opened = safe_open::open(&file.path, purpose, 0, 0).map_err(|failure| match failure {
+        OpenFailure::Io(error) => CredentialFailure::Unreadable(file.clone(), error),
+        OpenFailure::Objected(objected) => CredentialFailure::Objected(file.clone(), objected),
+    })?;
+    let mut bytes = Vec::new();
+    let read = opened.take(FILE_BYTES_MOST).read_to_end(&mut bytes);
+    read.map(|_| bytes).map_err(|error| CredentialFailure::Unreadable(file.clone(), error))
 }
 
 fn certificates(file: &File) -> Result<Vec<CertificateDer<'static>>, CredentialFailure> {

@@ -29,7 +29,7 @@ const RINGS: &[Ring] = &[
             ("stats", &["sys"]),
             ("sys", &["test-support"]),
             ("tiers", &["core", "sys", "test-support", "tls", "wire"]),
-            ("tls", &[]),
+            ("tls", &["sys"]),
         ],
     },
     Ring {
@@ -55,7 +55,7 @@ const RINGS: &[Ring] = &[
             ("e2e", &["test-support"]),
             // Every decoder of foreign bytes, wherever it is.
             ("fuzz", &["bench", "config", "core", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"]),
-            ("sim", &["core"]),
+            ("sim", &["core", "sys"]),
             ("xtask", &[]),
         ],
     },

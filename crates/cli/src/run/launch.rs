@@ -7,15 +7,18 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{BlockSize, Budget, LEDGER_WORDS, VARIABLE};
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counters, Gauge, Text};
+use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
 use aquifer_sys::shared_segment::SharedSegment;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
 use nix::unistd::Pid;
 
 use super::settings::RunSettings;
@@ -63,9 +66,14 @@ pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
     else {
         return Ok(());
     };
-    fs::File::create(path)
-        .map(drop)
-        .map_err(|error| cannot_start(format!("--record {path} cannot be written: {error}"), REMEDY_RECORD))
+    let failure =
+        |error: std::io::Error| cannot_start(format!("--record {path} cannot be written: {error}"), REMEDY_RECORD);
+    let opened = safe_open::open(Path::new(path), Purpose::Memory, libc::O_WRONLY | libc::O_CREAT, 0o600);
+    let file = opened.map_err(|refused| match refused {
+        OpenFailure::Io(error) => failure(error),
+        OpenFailure::Objected(objected) => cannot_start(format!("--record: {objected}"), ""),
+    })?;
+    file.set_len(0).map_err(failure)
 }
 
 /// Starts the program. Its standard streams, directory, process group and terminal are ours.

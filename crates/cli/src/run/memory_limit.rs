@@ -3,9 +3,9 @@
 
 //! How much memory this process may use: the machine's, or the least that its cgroup or one above it allows.
 //!
-//! Both hierarchies are read, cgroups(7): version 2 (`memory.max`, and `memory.high`, above which the kernel throttles)
-//! and version 1 (`memory.limit_in_bytes`), each from the process's own cgroup up to the root that is mounted here. What
-//! cannot be read limits nothing: a container may hide it.
+//! Both hierarchies are read, see cgroups(7): version 2 (`memory.max`, and `memory.high`, above which the kernel
+//! throttles) and version 1 (`memory.limit_in_bytes`), each from the process's own cgroup up to the root that is
+//! mounted here. What cannot be read limits nothing: a container may hide it.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -101,8 +101,8 @@ fn unescaped(path: &str) -> PathBuf {
     blanks.replace("\\134", "\\").into()
 }
 
-/// The directories of the cgroup `path` and of those above it. A cgroup outside of what is mounted here is not seen; the
-/// mounted root then stands for it.
+/// The directories of the cgroup `path` and of those above it. A cgroup outside of what is mounted here is not seen;
+/// the mounted root then stands for it.
 fn ways_up(path: &str, root: &Path, point: &Path) -> Vec<PathBuf> {
     let inside = Path::new(path).strip_prefix(root).ok();
     let inside = inside.filter(|path| path.components().all(|part| matches!(part, Component::Normal(_))));

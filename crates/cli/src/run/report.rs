@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counter, Gauge, Snapshot};
+use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
+use nix::libc;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::signal::Signal;
 use nix::sys::time::TimeVal;
@@ -51,13 +53,23 @@ impl Report {
     /// Opens the file, empty.
     pub fn open(path: Option<&Path>) -> Result<Report, Failure> {
         let Some(path) = path else { return Ok(Report { file: None }) };
-        let file = File::create(path).map_err(|error| {
+        let failure = |error: std::io::Error| {
             Failure::new(
                 ExitCode::CannotStart,
                 format!("--stats-json {} cannot be written: {error}", path.display()),
                 "name a file in a directory that exists",
             )
+        };
+        let opened = safe_open::open(path, Purpose::Output, libc::O_WRONLY | libc::O_CREAT, 0o644);
+        let file = opened.map_err(|refused| match refused {
+            OpenFailure::Io(error) => failure(error),
+            OpenFailure::Objected(objected) => {
+                Failure::new(ExitCode::CannotStart, format!("--stats-json: {objected}"), "")
+            }
         })?;
+        if file.metadata().is_ok_and(|found| found.is_file()) {
+            file.set_len(0).map_err(failure)?;
+        }
         Ok(Report { file: Some((path.to_owned(), file)) })
     }
 

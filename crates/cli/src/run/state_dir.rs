@@ -9,6 +9,8 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
+use nix::libc;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::unistd::{AccessFlags, access};
 
@@ -39,8 +41,15 @@ pub fn create(path: &Path) -> Result<(), Failure> {
 /// Checks that files can be made in the directory. Says so when it is memory, since that saves none.
 pub fn check(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
-    let metadata = std::fs::metadata(path).map_err(|error| {
-        cannot_start(format!("the state directory {shown} cannot be used: {error}"), format!("try: mkdir -p {shown}"))
+    let opened = safe_open::open(path, Purpose::Memory, libc::O_PATH, 0).map_err(|failure| match failure {
+        OpenFailure::Io(error) => cannot_start(
+            format!("the state directory {shown} cannot be used: {error}"),
+            format!("try: mkdir -p {shown}"),
+        ),
+        OpenFailure::Objected(objected) => cannot_start(format!("the state directory: {objected}"), ""),
+    })?;
+    let metadata = opened.metadata().map_err(|error| {
+        cannot_start(format!("the state directory {shown} cannot be used: {error}"), "name another with --state-dir")
     })?;
     if !metadata.is_dir() {
         return Err(cannot_start(

@@ -139,5 +139,7 @@ pub fn write(name: &str, text: &str) -> PathBuf {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = directory.join(format!("{}-{number}-{name}", std::process::id()));
     std::fs::write(&path, text).unwrap();
+    // A key that others can read is refused.
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     path
 }

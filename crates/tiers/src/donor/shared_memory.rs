@@ -25,6 +25,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use aquifer_sys::own_descriptors::keep_file;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::safe_open;
 use aquifer_sys::shared_segment::SharedView;
 use aquifer_wire::{BorrowerId, Message, Refusal, SLAB_BYTES};
 use rustix::net::SocketAddrUnix;
@@ -82,9 +83,13 @@ impl SharedMemory {
         let Some([data, board]) = gift.take() else {
             return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });
         };
+        let [data, board] = [data, board].map(File::from);
+        for file in [&data, &board] {
+            let other = |_| OpenFailure::DonorUser { address: address() };
+            safe_open::check_owner(file, &spec.address).map_err(other)?;
+        }
         let board =
             SharedView::open(std::os::fd::AsFd::as_fd(&board)).map_err(|source| system("mapping a board", source))?;
-        let data = File::from(data);
         let about = data.metadata().map_err(|source| system("looking at a file in memory", source))?;
         if about.len() < board.len() as u64 * SLAB_BYTES {
             return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });

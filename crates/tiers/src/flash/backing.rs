@@ -7,18 +7,21 @@
 //! |--------------------------|---------------------------------------------------------------------|-------------|
 //! | a directory              | a sparse file in it that never has a name (O_TMPFILE)               | nothing     |
 //! | not there                | a sparse file, mode 0600, locked, and unlinked at once; refused where names stand for disks (`new_file.rs`) | nothing |
-//! | an empty file, or a file | locked, mode 0600, marked as ours, used in place                    | the file, empty |
+//! | an empty file, or a file marked as ours | locked, used in place                     | the file, empty |
 //! | a file with other data   | refused, unless `overwrite`                                         | the file    |
 //! | a block device           | used whole and exclusively; refused when mounted, held, or when its ends hold data, unless `overwrite` | old bytes, where the device cannot discard |
 //!
+//! What other users own, can read or could have put there is refused (`sys/src/safe_open.rs`).
 //! "Marked" is the extended attribute `user.aquifer.tier`: a file left by a killed instance is taken again.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use aquifer_sys::direct_io;
+use aquifer_sys::safe_open::{self, Purpose};
 use rustix::fs::{FlockOperation, XattrFlags};
 
 use super::capacity::{self, Room};
@@ -61,7 +64,7 @@ pub(super) fn open(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
     let file = match path.metadata() {
         Ok(metadata) if metadata.is_dir() => nameless_file(path)?,
         Ok(metadata) if metadata.file_type().is_block_device() => return device(spec),
-        Ok(metadata) if metadata.is_file() => kept_file(path, spec.overwrite, &mut notices)?,
+        Ok(metadata) if metadata.is_file() => kept_file(path, spec.overwrite)?,
         Ok(_) => return Err(OpenFailure::NotStorage { path: path.into() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             new_file::directory_for(path)?;
@@ -103,20 +106,26 @@ fn capacity_bytes(spec: &FlashSpec, room: Room) -> Result<u64, OpenFailure> {
     Ok(bytes - bytes % PAGE as u64)
 }
 
-fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).mode(0o600);
-    options
+/// Opens what only we and root have, and nobody else can change.
+fn open_own(path: &Path, flags: i32) -> Result<File, OpenFailure> {
+    safe_open::open(path, Purpose::Memory, flags, 0o600).map_err(|failure| match failure {
+        safe_open::OpenFailure::Io(source) => OpenFailure::Path { path: path.into(), source },
+        safe_open::OpenFailure::Objected(objected) => OpenFailure::Objected { objected },
+    })
 }
 
 /// A file in `directory` that never has a name, or loses it at once where the file system knows only names.
 fn nameless_file(directory: &Path) -> Result<File, OpenFailure> {
-    match options().custom_flags(libc::O_TMPFILE).open(directory) {
+    let opened = open_own(directory, libc::O_RDONLY | libc::O_DIRECTORY)?;
+    // The one that was looked at, even if the name leads elsewhere by now.
+    let itself = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    match open_own(Path::new(&itself), libc::O_RDWR | libc::O_TMPFILE) {
         Ok(file) => return Ok(file),
-        Err(error) => match error.raw_os_error() {
+        Err(OpenFailure::Path { source, .. }) => match source.raw_os_error() {
             Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOENT) => {}
-            _ => return Err(OpenFailure::Path { path: directory.into(), source: error }),
+            _ => return Err(OpenFailure::Path { path: directory.into(), source }),
         },
+        Err(failure) => return Err(failure),
     }
     let mut attempt = 0;
     loop {
@@ -135,26 +144,23 @@ fn nameless_file(directory: &Path) -> Result<File, OpenFailure> {
 /// A new file that is locked, and unlinked before anything is stored in it.
 fn unlinked_file(path: &Path) -> Result<File, OpenFailure> {
     let failure = |source| OpenFailure::Path { path: path.into(), source };
-    let file = options().create_new(true).open(path).map_err(failure)?;
+    let file = open_own(path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
     lock(&file, path)?;
     std::fs::remove_file(path).map_err(failure)?;
     Ok(file)
 }
 
 /// A file that somebody made for us, or that a killed instance left.
-fn kept_file(path: &Path, overwrite: bool, notices: &mut Vec<String>) -> Result<File, OpenFailure> {
+fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
     let failure = |source| OpenFailure::Path { path: path.into(), source };
-    let file = options().open(path).map_err(failure)?;
+    let file = open_own(path, libc::O_RDWR)?;
     lock(&file, path)?;
     let metadata = file.metadata().map_err(failure)?;
+    if !metadata.is_file() {
+        return Err(OpenFailure::NotStorage { path: path.into() });
+    }
     if metadata.len() > 0 && !overwrite && !is_marked(&file) {
         return Err(OpenFailure::NotOurs { path: path.into() });
-    }
-    // The program's memory will be in there: nobody else may read it.
-    if metadata.permissions().mode() & 0o077 != 0
-        && let Err(error) = file.set_permissions(Permissions::from_mode(0o600))
-    {
-        notices.push(format!("{} can be read by other users ({error}); chmod it to 0600", path.display()));
     }
     // Without the mark, the next instance asks for `overwrite`: a nuisance, no harm.
     let _ = rustix::fs::fsetxattr(&file, MARK, b"1", XattrFlags::empty());
@@ -167,11 +173,11 @@ fn kept_file(path: &Path, overwrite: bool, notices: &mut Vec<String>) -> Result<
 pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
     let kind = path.metadata().ok()?.file_type();
     if kind.is_block_device() {
-        let mut file = options().custom_flags(libc::O_EXCL).open(path).ok()?;
+        let mut file = open_own(path, libc::O_RDWR | libc::O_EXCL).ok()?;
         let bytes = file.seek(SeekFrom::End(0)).ok()?;
         return Some((file, Kind::Device, bytes));
     }
-    let file = kind.is_file().then(|| options().open(path).ok())??;
+    let file = kind.is_file().then(|| open_own(path, libc::O_RDWR).ok())??;
     let bytes = file.metadata().ok()?.len();
     (lock(&file, path).is_ok() && is_marked(&file)).then_some((file, Kind::File, bytes))
 }
@@ -179,10 +185,13 @@ pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
 fn device(spec: &FlashSpec) -> Result<Backing, OpenFailure> {
     let path = &*spec.path;
     let failure = |source| OpenFailure::Path { path: path.into(), source };
-    let mut file = options().custom_flags(libc::O_EXCL).open(path).map_err(|error| match error.raw_os_error() {
+    let mut file = open_own(path, libc::O_RDWR | libc::O_EXCL).map_err(|refused| match refused.errno() {
         Some(libc::EBUSY) => OpenFailure::DeviceInUse { path: path.into() },
-        _ => failure(error),
+        _ => refused,
     })?;
+    if !file.metadata().map_err(failure)?.file_type().is_block_device() {
+        return Err(OpenFailure::NotStorage { path: path.into() });
+    }
     let device_bytes = file.seek(SeekFrom::End(0)).map_err(failure)?;
     let sector_bytes = direct_io::device_sector_bytes(&file).map_err(failure)?;
     if sector_bytes as usize > PAGE {

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Opens files that a user named, and refuses those that other users could have put there, read or change.
+//!
+//! [`objection`] decides, and is pure; everything else here collects what it is asked about from the open descriptor,
+//! so that nobody can exchange the file between the look and the use. Of owners, the process's own user and root count.
+//! See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
+//!
+//! | what                                | owner         | mode                                                       |
+//! |-------------------------------------|---------------|------------------------------------------------------------|
+//! | memory, recordings (`Memory`)       | we or root    | nothing for group and others                               |
+//! | private keys (`PrivateKey`)         | we or root    | the same, but root's may be readable for the group         |
+//! | what is read (`Input`), statistics (`Output`) | we or root | nobody else writes                                  |
+//! | directories                         | we or root    | nobody else writes, unless it is sticky                    |
+//! | block devices                       | we or root    | nothing for others; nothing for a group other than `disk`  |
+//! | character devices, own descriptors (/dev/fd) | anybody | any                                                       |
+//!
+//! In a directory where others can write, a symbolic link is not followed, and a file must have one name.
+//! Allocates; not for the fault path.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+mod open;
+
+pub use open::{check_owner, open};
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It is read, and decides what happens: a certificate, a recording for replay.
+    Input,
+    /// It holds a program's memory, or says much about it: a tier, a recording.
+    Memory,
+    /// It is written and may be read by anybody: statistics.
+    Output,
+    /// It holds a private key.
+    PrivateKey,
+}
+
+/// What fstat(2) says of the file, and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Type and rights, as `st_mode`.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// How many names it has.
+    pub links: u64,
+    /// Others can write to the directory that it was opened in.
+    pub in_shared_directory: bool,
+}
+
+/// On whose behalf a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The effective user.
+    pub uid: u32,
+    /// The group that this system lets use disks, if it has one.
+    pub disk_group: Option<u32>,
+}
+
+/// Why a file is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objection {
+    /// It has other names, and others could have given it this one.
+    HardLink,
+    /// Others can read it, or read and write it. Its type and rights.
+    OthersRead(u32),
+    /// Others can write to it.
+    OthersWrite,
+    /// It is this user's.
+    Owner(u32),
+    /// A symbolic link that others could have made.
+    SymbolicLink,
+}
+
+/// Whether a file may be used for `purpose`. The table is above.
+pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objection> {
+    let kind = facts.mode & libc::S_IFMT;
+    if kind == libc::S_IFCHR {
+        return None;
+    }
+    if facts.uid != user.uid && facts.uid != 0 {
+        return Some(Objection::Owner(facts.uid));
+    }
+    if kind == libc::S_IFDIR {
+        return (others_write(facts.mode) && facts.mode & libc::S_ISVTX == 0).then_some(Objection::OthersWrite);
+    }
+    let forbidden = match purpose {
+        Purpose::Memory if kind == libc::S_IFBLK && user.disk_group == Some(facts.gid) => 0o007,
+        Purpose::PrivateKey if facts.uid == 0 => 0o037,
+        Purpose::Memory | Purpose::PrivateKey => 0o077,
+        Purpose::Input | Purpose::Output => 0o022,
+    };
+    let given = facts.mode & forbidden;
+    if given & 0o044 != 0 {
+        return Some(Objection::OthersRead(facts.mode));
+    }
+    if given != 0 {
+        return Some(Objection::OthersWrite);
+    }
+    (facts.in_shared_directory && facts.links > 1).then_some(Objection::HardLink)
+}
+
+/// Whether group or others can write.
+fn others_write(mode: u32) -> bool {
+    mode & 0o022 != 0
+}
+
+/// A file that is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Objected {
+    /// Which.
+    pub path: PathBuf,
+    /// Why not.
+    pub objection: Objection,
+    /// On whose behalf.
+    pub uid: u32,
+}
+
+impl fmt::Display for Objected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display().to_string();
+        let path = path.escape_debug();
+        match self.objection {
+            Objection::HardLink => write!(
+                f,
+                "{path} has another name (a hard link), and lies where others can write; name a file with one name"
+            ),
+            Objection::OthersRead(mode) if mode & libc::S_IFMT == libc::S_IFBLK => {
+                let fix = if mode & 0o007 != 0 { "chmod o=" } else { "chgrp disk" };
+                write!(f, "other users can read or write {path}; try: {fix} {path}")
+            }
+            Objection::OthersRead(_) => write!(f, "other users can read {path}; try: chmod go= {path}"),
+            Objection::OthersWrite => write!(f, "other users can write to {path}; try: chmod go-w {path}"),
+            Objection::Owner(owner) => write!(
+                f,
+                "{path} belongs to another user (uid {owner}); name one of your own, or try: chown {} {path}",
+                self.uid
+            ),
+            Objection::SymbolicLink => {
+                write!(f, "{path} is a symbolic link in a directory where others can write; name what it leads to")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Objected {}
+
+/// Why a file could not be opened.
+#[derive(Debug)]
+pub enum OpenFailure {
+    /// The kernel's answer.
+    Io(io::Error),
+    /// It is there, and not to be trusted.
+    Objected(Objected),
+}
+
+impl From<io::Error> for OpenFailure {
+    fn from(error: io::Error) -> Self {
+        OpenFailure::Io(error)
+    }
+}
+
+impl From<OpenFailure> for io::Error {
+    fn from(failure: OpenFailure) -> Self {
+        match failure {
+            OpenFailure::Io(error) => error,
+            OpenFailure::Objected(objected) => io::Error::new(io::ErrorKind::PermissionDenied, objected),
+        }
+    }
+}
+
+impl fmt::Display for OpenFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenFailure::Io(error) => write!(f, "{error}"),
+            OpenFailure::Objected(objected) => write!(f, "{objected}"),
+        }
+    }
+}
+
+/// The facts about an open file.
+fn facts(file: &File, in_shared_directory: bool) -> io::Result<Facts> {
+    let found = file.metadata()?;
+    let (mode, uid, gid, links) = (found.mode(), found.uid(), found.gid(), found.nlink());
+    Ok(Facts { mode, uid, gid, links, in_shared_directory })
+}
+
+/// Judges an open file.
+fn check(path: &Path, purpose: Purpose, file: &File, in_shared_directory: bool) -> Result<(), OpenFailure> {
+    let user = open::user();
+    let refused = objection(purpose, &facts(file, in_shared_directory)?, &user);
+    refused.map_or(Ok(()), |objection| {
+        Err(OpenFailure::Objected(Objected { path: path.into(), objection, uid: user.uid }))
+    })
+}
+
+/// Whether `path` names a descriptor that this process was given already.
+fn is_own_descriptor(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    let names: [&[u8]; 3] = [b"/dev/stdin", b"/dev/stdout", b"/dev/stderr"];
+    bytes.starts_with(b"/dev/fd/") || bytes.starts_with(b"/proc/self/fd/") || names.contains(&bytes)
+}
+
+/// The descriptor's number, for the kernel.
+fn number(file: &File) -> i32 {
+    file.as_raw_fd()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Opens the directory, then the file in it, then looks at both; `safe_open.rs` says what is refused.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
+
+use super::{Objected, Objection, OpenFailure, Purpose, User, check, is_own_descriptor, number, others_write};
+
+/// Opens `path` with the flags of open(2), and refuses what is not to be trusted. Nothing is cut off before that: a
+/// caller that wants an empty file calls `set_len` on what this returns, and leaves O_TRUNC out.
+///
+/// A new file gets the rights `mode`, less what umask(2) takes.
+pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File, OpenFailure> {
+    debug_assert!(flags & libc::O_TRUNC == 0, "a file is judged before it is changed");
+    if is_own_descriptor(path) {
+        return Ok(open_in(libc::AT_FDCWD, path.as_os_str(), flags, mode)?);
+    }
+    let Some(Component::Normal(name)) = path.components().next_back() else {
+        // `/`, `.` or `..`: a directory, whatever its name.
+        let file = open_in(libc::AT_FDCWD, path.as_os_str(), flags, mode)?;
+        return check(path, purpose, &file, false).map(|()| file);
+    };
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let directory = open_in(libc::AT_FDCWD, directory.as_os_str(), libc::O_PATH | libc::O_DIRECTORY, 0)?;
+    let shared = others_write(super::facts(&directory, false)?.mode);
+    let follow = if shared { libc::O_NOFOLLOW } else { 0 };
+    let file = open_in(number(&directory), name, flags | follow, mode).map_err(|error| {
+        let is_link = shared && error.raw_os_error() == Some(libc::ELOOP);
+        if is_link { objected(path, Objection::SymbolicLink) } else { OpenFailure::Io(error) }
+    })?;
+    check(path, purpose, &file, shared).map(|()| file)
+}
+
+/// Refuses an open file that another user made: for descriptors that came from elsewhere and have no path.
+pub fn check_owner(file: &File, name: &str) -> Result<(), OpenFailure> {
+    let (facts, user) = (super::facts(file, false)?, user());
+    if facts.uid == user.uid || facts.uid == 0 {
+        return Ok(());
+    }
+    Err(objected(Path::new(name), Objection::Owner(facts.uid)))
+}
+
+fn objected(path: &Path, objection: Objection) -> OpenFailure {
+    OpenFailure::Objected(Objected { path: path.into(), objection, uid: user().uid })
+}
+
+fn open_in(directory: i32, name: &OsStr, flags: i32, mode: u32) -> io::Result<File> {
+    let name = CString::new(name.as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    loop {
+        // SAFETY: the name ends in NUL, and the result is a new descriptor.
+        let number = unsafe { libc::openat(directory, name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
+        if number >= 0 {
+            // SAFETY: the descriptor is new, and nobody else's.
+            return Ok(File::from(unsafe { OwnedFd::from_raw_fd(number) }));
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// On whose behalf this process opens files.
+pub(super) fn user() -> User {
+    // SAFETY: takes and changes nothing.
+    let uid = unsafe { libc::geteuid() };
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    User { uid, disk_group: disk_group(&groups) }
+}
+
+/// The group `disk` in a group(5) file.
+pub(super) fn disk_group(groups: &str) -> Option<u32> {
+    groups.lines().find_map(|line| line.strip_prefix("disk:")?.split(':').nth(1)?.parse().ok())
+}
