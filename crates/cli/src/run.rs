@@ -11,7 +11,6 @@
 mod args;
 mod crawl;
 mod dram;
-mod elf;
 mod farewell;
 mod launch;
 mod memory_limit;

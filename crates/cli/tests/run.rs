@@ -308,7 +308,7 @@ impl LimitedCgroup {
                 return Some(cgroup);
             }
         }
-        eprintln!("skipped, because no cgroup with a memory limit can be made here (needs root)");
+        aquifer_test_support::skip("no cgroup with a memory limit can be made here (needs root)");
         None
     }
 

@@ -13,7 +13,7 @@ use crate::choice::{BlockSize, Delivery, Exchange, PolicyName};
 pub const VARIABLE: &str = "AQUIFER_CONFIG";
 
 /// The version of the object. A change of any field's name or meaning is a new version.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Words of eight bytes in the account of a tree's budget. `aquifer-pager` says what is in them.
 pub const LEDGER_WORDS: usize = 4096;
@@ -57,6 +57,8 @@ pub struct Config {
     pub tree: Option<u64>,
     /// An existing, writable directory on disk for the default tier.
     pub state_dir: String,
+    /// What would escape the budget is refused, not only told.
+    pub strict: bool,
     /// How much to say on standard error: 0 is only what the user must know.
     pub verbose: u8,
 }
@@ -78,6 +80,7 @@ impl Default for Config {
             record: None,
             tree: None,
             state_dir: String::new(),
+            strict: false,
             verbose: 0,
         }
     }
@@ -172,6 +175,7 @@ mod tests {
             record: Some("/tmp/record".into()),
             tree: Some(0x1122_3344_5566_7788),
             state_dir: "/var/lib/aquifer".into(),
+            strict: true,
             verbose: 2,
         }
     }
@@ -186,7 +190,7 @@ mod tests {
     /// Golden: a change there is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
-        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v3.json").trim_end());
+        assert_eq!(full().to_json(), include_str!("../tests/golden/config_v4.json").trim_end());
     }
 
     #[test]
@@ -198,8 +202,8 @@ mod tests {
         let broken_line = text.replacen('{', "{\"a\\r\\nb\":1,", 1);
         assert!(Config::from_json(&broken_line).unwrap_err().to_string().contains("`a??b`"));
 
-        let later = text.replacen("\"version\":3", "\"version\":4,\"colour\":0", 1);
-        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 4 }));
+        let later = text.replacen("\"version\":4", "\"version\":5,\"colour\":0", 1);
+        assert_eq!(Config::from_json(&later), Err(ConfigError::Version { found: 5 }));
 
         let missing = text.replacen("\"verbose\":2", "\"prefetch\":true", 1);
         assert!(Config::from_json(&missing).is_err());

@@ -352,6 +352,10 @@ fn a_wrong_path_is_refused_before_the_program_starts() {
     fs::write(&file, b"old").expect("the scratch directory can be written");
     let mut command = aquifer();
     command.args(["run", "--dram", "24MiB", "--tier", "dram:", "--record"]).arg(&file).args(["--", "true"]);
+    assert!(run(command, LIMIT).expect(125).stderr.contains("other users can read"), "a recording is private");
+    fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");
+    let mut command = aquifer();
+    command.args(["run", "--dram", "24MiB", "--tier", "dram:", "--record"]).arg(&file).args(["--", "true"]);
     run(command, LIMIT).expect(0);
     assert_eq!(fs::read(&file).expect("it is there"), b"");
 }

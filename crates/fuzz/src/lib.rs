@@ -29,7 +29,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "config", body: targets::config, seeds: seeds::config },
-    Target { name: "elf", body: targets::elf, seeds: seeds::elf },
+    Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },
     Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
     Target { name: "profile", body: targets::profile, seeds: seeds::profile },
     Target { name: "recording", body: targets::recording, seeds: seeds::recording },

@@ -29,7 +29,7 @@ pub fn bench_result() -> Vec<Vec<u8>> {
 /// What `aquifer run` hands to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
     // Every field with another value than its default's.
-    let full = include_str!("../../config/tests/golden/config_v3.json");
+    let full = include_str!("../../config/tests/golden/config_v4.json");
     texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
 }
 

@@ -13,15 +13,11 @@ use aquifer_core::record::{HEADER_BYTES, Recording, Told, batch_header, count_ev
 use aquifer_core::units::{ByteSize, REGION_PAGES};
 use aquifer_fmapi::{Dialect, Message, Opcode, Request, Response, Writer};
 use aquifer_stats::FaultKind;
+use aquifer_sys::elf;
 use aquifer_sys::shared_segment::SharedSegment;
 use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
 use aquifer_wire::{BODY_BYTES_MOST, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
-
-/// The product's file; the command is a program, so it cannot be used as a library.
-#[path = "../../cli/src/run/elf.rs"]
-#[allow(dead_code, unreachable_pub, missing_docs, reason = "the product's file")]
-mod elf_file;
 
 /// Words of the largest segment that is made; the product's own is smaller.
 const SEGMENT_WORDS_MAX: usize = 8192;
@@ -67,9 +63,9 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The headers of a program that is to be run.
-pub fn elf(bytes: &[u8]) {
-    match elf_file::read(&mut Cursor::new(bytes)) {
-        Ok(elf_file::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),
+pub fn elf_file(bytes: &[u8]) {
+    match elf::read(&mut Cursor::new(bytes)) {
+        Ok(elf::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}"),
     }

@@ -33,7 +33,9 @@ pub const GIVEN: usize = 0;
 const EVENTS: usize = 1;
 /// When somebody last found nothing to take, as the monotonic clock's nanoseconds.
 const SHORT_AT: usize = 2;
-const STATES_AT: usize = 3;
+/// Somebody has said that a program is not managed.
+const TOLD_OF_UNMANAGED: usize = 3;
+const STATES_AT: usize = 4;
 const RECORDS_AT: usize = STATES_AT + PROCESSES_MOST / 2;
 
 /// Of a process's record: what it was given, what it needs, and when it joined, in nanoseconds. The lowest bit of
@@ -231,6 +233,11 @@ impl Ledger {
     pub fn is_short(&self) -> bool {
         let at = self.words[SHORT_AT].load(Ordering::Acquire);
         at != 0 && now_ns().saturating_sub(at) < SHORT_LASTS.as_nanos() as u64
+    }
+
+    /// Whether this is the first in the tree to say that a program is not managed.
+    pub fn is_first_to_tell_of_unmanaged(&self) -> bool {
+        self.words[TOLD_OF_UNMANAGED].swap(1, Ordering::Relaxed) == 0
     }
 
     fn events(&self) -> &AtomicU32 {

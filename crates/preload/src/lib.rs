@@ -9,14 +9,16 @@
 //! System calls on memory that only a signal can bring come in through `transfers.rs` and `stdio.rs` by name, and
 //! through `trap.rs` otherwise; `calls.rs` does them with what `pointers.rs` says they touch, `bounce.rs` what is
 //! too large for that. `masks.rs`, `process.rs` and `threads.rs` keep the two signals that all this needs, `locks.rs`
-//! is mlock, `programs.rs` execve and posix_spawn, `descriptors.rs` close, `locale.rs` setlocale, `unmovable.rs` what
-//! the kernel would go on using. `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
+//! is mlock, `programs.rs` execve and posix_spawn, `descendants.rs` what they leave out, `descriptors.rs` close,
+//! `locale.rs` setlocale, `unmovable.rs` what the kernel would go on using. `own_allocator.rs` and
+//! `kernel.rs` keep the library's own memory and calls apart.
 
 mod bounce;
 mod calls;
 mod choice;
 mod debugging;
 mod deep_binding;
+mod descendants;
 mod descriptors;
 mod forks;
 mod guests;
@@ -32,6 +34,7 @@ mod next;
 mod own_allocator;
 mod pointers;
 mod process;
+mod program_lists;
 mod program_memory;
 mod programs;
 mod reach;

@@ -9,6 +9,7 @@
 use std::ffi::{c_char, c_int};
 
 use crate::calls::{Caller, in_libcs_manner};
+use crate::descendants;
 use crate::next;
 
 unsafe extern "C" {
@@ -19,7 +20,7 @@ type Words = *const *const c_char;
 
 /// Declares one of the posix_spawn(3) family.
 macro_rules! spawn {
-    ($name:ident) => {
+    ($name:ident, $may:path) => {
         #[doc = concat!(stringify!($name), "(3).")]
         ///
         /// # Safety
@@ -35,18 +36,28 @@ macro_rules! spawn {
         ) -> c_int {
             // SAFETY: the symbol is libc's.
             let Some(spawn) = (unsafe { next::$name() }) else { return libc::ENOSYS };
-            // SAFETY: the caller's promise.
-            unsafe {
-                Caller::with_strings(path as usize, words as usize, environment as usize, || {
-                    spawn(pid, path, actions, attributes, words, environment)
-                })
+            if !$may(path) {
+                return libc::EACCES;
             }
+            descendants::with_environment(environment.expose_provenance(), |environment| {
+                let strings: *const *mut c_char = std::ptr::with_exposed_provenance(environment);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    Caller::with_strings(path as usize, words as usize, environment, || {
+                        spawn(pid, path, actions, attributes, words, strings)
+                    })
+                }
+            })
         }
     };
 }
 
-spawn!(posix_spawn);
-spawn!(posix_spawnp);
+spawn!(posix_spawn, may_spawn);
+spawn!(posix_spawnp, descendants::may_execute_found);
+
+fn may_spawn(path: *const c_char) -> bool {
+    descendants::may_execute(path.expose_provenance())
+}
 
 /// vfork(2), from our own text. A call that traps and returns twice must be repeated where it was made, and
 /// nothing would
@@ -86,7 +97,56 @@ extern "C" fn vfork_failed(result: isize) -> libc::pid_t {
 pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: Words) -> c_int {
     let args = [path as usize, words as usize, environment as usize, 0, 0, 0];
     // SAFETY: the caller's promise.
-    in_libcs_manner(unsafe { Caller::trapped(false).call(libc::SYS_execve, args) }) as c_int
+    in_libcs_manner(unsafe { execute(libc::SYS_execve, args) }) as c_int
+}
+
+/// execve(2) or execveat(2), with what the new program needs in its environment. Errors are negative.
+///
+/// # Safety
+/// As for the call.
+pub unsafe fn execute(number: i64, mut args: [usize; 6]) -> isize {
+    let (may, at) = match number {
+        libc::SYS_execveat => (descendants::may_execute_at(args[0], args[1]), 3),
+        _ => (descendants::may_execute(args[0]), 2),
+    };
+    if !may {
+        return -(libc::EACCES as isize);
+    }
+    descendants::with_environment(args[at], |environment| {
+        args[at] = environment;
+        // SAFETY: the caller's promise.
+        unsafe { Caller::trapped(false).call(number, args) }
+    })
+}
+
+/// execveat(2).
+///
+/// # Safety
+/// As execveat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    directory: c_int,
+    path: *const c_char,
+    words: Words,
+    environment: Words,
+    flags: c_int,
+) -> c_int {
+    let args = [directory as usize, path as usize, words as usize, environment as usize, flags as usize, 0];
+    // SAFETY: the caller's promise.
+    in_libcs_manner(unsafe { execute(libc::SYS_execveat, args) }) as c_int
+}
+
+/// fexecve(3).
+///
+/// # Safety
+/// As fexecve(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(program: c_int, words: Words, environment: Words) -> c_int {
+    if program < 0 || words.is_null() || environment.is_null() {
+        return in_libcs_manner(-(libc::EINVAL as isize)) as c_int;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { execveat(program, c"".as_ptr(), words, environment, libc::AT_EMPTY_PATH) }
 }
 
 /// execv(3).
@@ -105,12 +165,18 @@ pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
 /// As execvpe(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, words: Words, environment: Words) -> c_int {
-    // SAFETY: the caller's promise; the symbol is libc's.
-    unsafe {
-        Caller::with_strings(file as usize, words as usize, environment as usize, || {
-            next::execvpe().map_or(-1, |execvpe| execvpe(file, words, environment))
-        })
+    if !descendants::may_execute_found(file) {
+        return in_libcs_manner(-(libc::EACCES as isize)) as c_int;
     }
+    descendants::with_environment(environment.expose_provenance(), |environment| {
+        let strings: Words = std::ptr::with_exposed_provenance(environment);
+        // SAFETY: the caller's promise; the symbol is libc's.
+        unsafe {
+            Caller::with_strings(file as usize, words as usize, environment, || {
+                next::execvpe().map_or(-1, |execvpe| execvpe(file, words, strings))
+            })
+        }
+    })
 }
 
 /// execvp(3).
@@ -129,8 +195,10 @@ pub unsafe extern "C" fn execvp(file: *const c_char, words: Words) -> c_int {
 /// `command` is null or ends in NUL.
 unsafe fn with_command<T>(command: *const c_char, call: impl FnOnce() -> T) -> T {
     let words = [command, std::ptr::null()];
-    // SAFETY: the caller's promise; the environment is the C library's.
-    unsafe { Caller::with_strings(0, words.as_ptr() as usize, environ as usize, call) }
+    descendants::with_own_environment(|| {
+        // SAFETY: the caller's promise; the environment is the C library's.
+        unsafe { Caller::with_strings(0, words.as_ptr() as usize, environ as usize, call) }
+    })
 }
 
 /// system(3).

@@ -105,6 +105,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let record = config.record.clone();
     let family = family(&*tier);
     let ledger = ledger(&config);
+    crate::descendants::prepare(&text, config.strict, ledger);
     let settings =
         Settings { dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };
     let adopter = Adopter::new(settings, counters, crate::reach::of);

@@ -23,7 +23,7 @@ use aquifer_sys::{signal_stack, signals};
 
 use crate::calls::Caller;
 use crate::start::instance;
-use crate::{descriptors, forks, guests, locks, mappings, masks, remap, threads, unmovable};
+use crate::{descriptors, forks, guests, locks, mappings, masks, programs, remap, threads, unmovable};
 
 /// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
@@ -104,6 +104,11 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
             return signals::set_errno(errno);
         }
         _ => {}
+    }
+    if matches!(number, libc::SYS_execve | libc::SYS_execveat) {
+        // SAFETY: the program's own call.
+        let result = unsafe { programs::execute(number, args) };
+        return trapped.set_result(result);
     }
     let errno = signals::errno();
     if let Some(result) = answer(number, args) {

@@ -75,7 +75,8 @@ pub struct HowArgs {
 
     /// Refuse instead of warning when something would escape the budget
     ///
-    /// The program is ended, or not started, and the exit status says so.
+    /// The program is ended, or not started, and the exit status says so. A program that it executes and that cannot
+    /// be managed is not executed (EACCES).
     #[arg(long)]
     pub strict: bool,
 

@@ -8,7 +8,8 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::elf::{self, Elf};
+use aquifer_sys::elf::{self, Elf};
+
 use crate::exit::{ExitCode, Failure};
 
 /// The library's file name.

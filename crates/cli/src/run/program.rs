@@ -13,16 +13,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use aquifer_sys::elf::{self, Elf};
+use aquifer_sys::program_file::{SCRIPT_DEPTH_MOST, START_BYTES, has_capabilities, script_interpreter};
 use nix::unistd::{AccessFlags, access, getegid, geteuid, getuid};
 
-use super::elf::{self, Elf};
-use super::unsafe_edge;
 use crate::exit::{ExitCode, Failure};
-
-/// The kernel follows this many `#!` lines (`BINPRM` in exec, "at most 5 interpreters").
-const SCRIPT_DEPTH_MOST: usize = 5;
-/// The kernel reads this much of a file to see what it is (`BINPRM_BUF_SIZE`).
-const START_BYTES: usize = 256;
 
 /// A program that can be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +133,7 @@ fn check_rights(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
         ("as another user", "run aquifer as that user".to_owned())
     } else if mode & 0o2010 == 0o2010 && metadata.gid() != getegid().as_raw() {
         ("with the rights of another group", "run aquifer with that group, by sg(1)".to_owned())
-    } else if !getuid().is_root() && unsafe_edge::has_capabilities(path) {
+    } else if !getuid().is_root() && has_capabilities(path) {
         let remedy = "run aquifer as root, or give it a copy of the program without them (setcap -r)";
         ("with capabilities of its own", remedy.to_owned())
     } else {
@@ -185,17 +180,6 @@ fn check_loader(path: &Path, loader: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The interpreter of a `#!` line, or the shell for a text without one, as execvp(3) does.
-fn script_interpreter(start: &[u8]) -> Option<PathBuf> {
-    let Some(line) = start.strip_prefix(b"#!") else {
-        let text = !start.is_empty() && !start.contains(&0);
-        return text.then(|| PathBuf::from("/bin/sh"));
-    };
-    let line = line.split(|byte| *byte == b'\n').next()?;
-    let word = line.split(|byte| matches!(byte, b' ' | b'\t' | b'\r')).find(|word| !word.is_empty())?;
-    Some(PathBuf::from(OsStr::from_bytes(word)))
-}
-
 fn not_found(cause: String, remedy: impl Into<String>) -> Failure {
     Failure::new(ExitCode::NotFound, cause, remedy)
 }
@@ -207,21 +191,6 @@ fn cannot_run(cause: String, remedy: impl Into<String>) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn interpreters_are_read_as_the_kernel_reads_them() {
-        for (start, interpreter) in [
-            (&b"#!/usr/bin/python3 -u\nimport"[..], Some("/usr/bin/python3")),
-            (b"#! /bin/sh\n", Some("/bin/sh")),
-            (b"#!/bin/sh", Some("/bin/sh")),
-            (b"echo hello\n", Some("/bin/sh")),
-            (b"#!\n", None),
-            (b"", None),
-            (b"MZ\0\0", None),
-        ] {
-            assert_eq!(script_interpreter(start), interpreter.map(PathBuf::from), "{start:?}");
-        }
-    }
 
     #[test]
     fn a_program_is_found_on_the_path_and_keeps_its_name() {

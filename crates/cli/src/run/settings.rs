@@ -61,6 +61,7 @@ impl RunSettings {
             // Where there is none, what is borrowed comes back when its leases expire.
             tree: aquifer_sys::raw::random().ok().filter(|tree| *tree != 0),
             state_dir,
+            strict: how.strict,
             verbose: how.verbose,
             ..Config::default()
         };

@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What Rust has only unsafe functions for: code between fork and exec, a signal's default action, and a file's
-//! extended attributes. Everything else in this crate is safe code.
+//! What Rust has only unsafe functions for: code between fork and exec, and a signal's default action. Everything else
+//! in this crate is safe code.
 
-#![expect(
-    unsafe_code,
-    reason = "pre_exec, signal(2) and getxattr(2) have no safe form; each site says why it is sound"
-)]
+#![expect(unsafe_code, reason = "pre_exec and signal(2) have no safe form; each site says why it is sound")]
 
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 
 use nix::errno::Errno;
-use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, sigprocmask};
@@ -52,11 +45,4 @@ fn before_exec(parent: Pid, stack: Option<(u64, u64)>, mask: SigSet) -> Result<(
 pub fn keep_exit_statuses() -> Result<(), Errno> {
     // SAFETY: SIG_DFL installs no function of ours, so there is nothing that could run in a signal's context.
     unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }.map(drop)
-}
-
-/// Whether the file at `path` has capabilities of its own: see capabilities(7), "File capabilities".
-pub fn has_capabilities(path: &Path) -> bool {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: two strings that end in NUL; with a length of 0 nothing is written.
-    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Programs that this one executes are managed, too: what they need in their environment is put back where it was left
+//! out, and a program that cannot be managed is told of once in the tree, or refused (`--strict`: EACCES).
+//!
+//! A program may be executed with an empty environment, or with another `LD_PRELOAD`; ours comes first then, and theirs
+//! after it. A configuration that is there stays, as that of another `aquifer run`.
+//!
+//! Runs on the program's threads, between vfork(2) and execve(2), too: nothing is allocated from the program's heap.
+//! The new environment is on the stack, or in a mapping of its own where it is long.
+
+#![allow(unsafe_code, reason = "the program's arrays of strings")]
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_void};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use aquifer_pager::abort::say;
+use aquifer_pager::ledger::Ledger;
+use aquifer_sys::program_file::unmanageable;
+use aquifer_sys::raw::syscall;
+use aquifer_sys::thread_slot::{self, Inside};
+
+use crate::program_memory::{load, string_len};
+
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const CONFIGURATION: &[u8] = b"AQUIFER_CONFIG=";
+/// The kernel takes no more than 2 MiB of strings and pointers from most callers; see execve(2).
+const ENTRIES_MOST: usize = 256 << 10;
+/// Words of the environments that are built on the stack: what env(1) and servers leave, and what a login has.
+const SMALL_WORDS: usize = 256;
+const LARGE_WORDS: usize = 2048;
+
+unsafe extern "C" {
+    static environ: AtomicPtr<c_void>;
+}
+
+/// What descendants need.
+struct Needs {
+    /// `AQUIFER_CONFIG=…`.
+    configuration: CString,
+    /// Our path.
+    library: Vec<u8>,
+    /// What cannot be managed is refused.
+    strict: bool,
+    /// Of the whole tree, if there is one.
+    ledger: Option<&'static Ledger>,
+}
+
+static NEEDS: OnceLock<Needs> = OnceLock::new();
+
+/// Keeps what descendants need: the configuration as text, and where this library is.
+pub fn prepare(configuration: &str, strict: bool, ledger: Option<&'static Ledger>) {
+    let Some(library) = own_path() else { return };
+    let entry = [CONFIGURATION, configuration.as_bytes()].concat();
+    let Ok(configuration) = CString::new(entry) else { return };
+    let _ = NEEDS.set(Needs { configuration, library, strict, ledger });
+}
+
+/// The path that this library was loaded by.
+fn own_path() -> Option<Vec<u8>> {
+    // SAFETY: `Dl_info` is plain data for which all zeros is a value.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: an address in this library, and a writable structure; the name stays for as long as the library does.
+    let name = unsafe {
+        if libc::dladdr(prepare as *const () as *const c_void, &raw mut found) == 0 || found.dli_fname.is_null() {
+            return None;
+        }
+        CStr::from_ptr(found.dli_fname)
+    };
+    Some(name.to_bytes().to_owned())
+}
+
+/// For calls of the program; the pager executes nothing.
+fn needs() -> Option<&'static Needs> {
+    if thread_slot::inside() { None } else { NEEDS.get() }
+}
+
+/// What an environment has of what is needed.
+#[derive(Default)]
+struct Found {
+    entries: usize,
+    has_configuration: bool,
+    /// Address and length of what follows `LD_PRELOAD=`.
+    preload: Option<(usize, usize)>,
+    has_library: bool,
+}
+
+/// `None` where the kernel could not read it either.
+fn look(needs: &Needs, environment: usize) -> Option<Found> {
+    let mut found = Found::default();
+    while environment != 0 {
+        let at = environment.checked_add(found.entries * size_of::<usize>())?;
+        let entry: usize = load(at)?;
+        if entry == 0 {
+            break;
+        }
+        let text = text_at(entry)?;
+        found.has_configuration |= text.starts_with(CONFIGURATION);
+        if let Some(value) = text.strip_prefix(PRELOAD) {
+            found.preload = Some((value.as_ptr().addr(), value.len()));
+            let mut words = value.split(|byte| matches!(byte, b':' | b' '));
+            found.has_library = words.any(|word| is_library(word, &needs.library));
+        }
+        found.entries += 1;
+        if found.entries > ENTRIES_MOST {
+            return None;
+        }
+    }
+    Some(found)
+}
+
+/// Ours, or that of another release, which another `aquifer run` has named.
+fn is_library(word: &[u8], ours: &[u8]) -> bool {
+    let name = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
+    word == ours || name(word) == name(ours)
+}
+
+/// A string of the program's.
+fn text_at<'a>(start: usize) -> Option<&'a [u8]> {
+    let len = string_len(start)?;
+    // SAFETY: it was just read to its end, and stays until the caller's system call.
+    Some(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), len) })
+}
+
+/// Calls with an environment that has what descendants need: `environment` itself, where it does.
+pub fn with_environment<T>(environment: usize, call: impl FnOnce(usize) -> T) -> T {
+    let Some(needs) = needs() else { return call(environment) };
+    let Some(found) = look(needs, environment) else { return call(environment) };
+    if found.has_configuration && found.has_library {
+        return call(environment);
+    }
+    let theirs = found.preload.map_or(0, |(_, len)| len + 1);
+    let text = PRELOAD.len() + needs.library.len() + theirs + 1;
+    let words = found.entries + 3 + text.div_ceil(size_of::<usize>());
+    match words {
+        ..=SMALL_WORDS => on_stack::<SMALL_WORDS, T>(needs, environment, &found, call),
+        ..=LARGE_WORDS => on_stack::<LARGE_WORDS, T>(needs, environment, &found, call),
+        _ => mapped(words, needs, environment, &found, call),
+    }
+}
+
+#[inline(never)]
+fn on_stack<const WORDS: usize, T>(
+    needs: &Needs,
+    environment: usize,
+    found: &Found,
+    call: impl FnOnce(usize) -> T,
+) -> T {
+    let mut words = [0usize; WORDS];
+    fill(&mut words, needs, environment, found);
+    call(words.as_ptr().expose_provenance())
+}
+
+/// In memory that is not the program's. A child of vfork(2) that executes leaves it to its parent.
+fn mapped<T>(count: usize, needs: &Needs, environment: usize, found: &Found, call: impl FnOnce(usize) -> T) -> T {
+    let bytes = count * size_of::<usize>();
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: new memory, wherever there is room.
+    let start = unsafe { syscall(libc::SYS_mmap, [0, bytes, rights as usize, flags as usize, usize::MAX, 0]) };
+    // The kernel says ENOMEM to the call itself, most likely.
+    let Ok(start) = start else { return call(environment) };
+    // SAFETY: just mapped, zeros, and nobody else's.
+    let words = unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), count) };
+    fill(words, needs, environment, found);
+    let result = call(start);
+    // SAFETY: mapped above; the call did not keep it.
+    let _ = unsafe { syscall(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0]) };
+    result
+}
+
+/// Pointers, a null one, and the text of the first. `words` are zeros, and enough.
+fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
+    let (pointers, text) = words.split_at_mut(found.entries + 3);
+    pointers[0] = text.as_ptr().expose_provenance();
+    let mut next = 1;
+    if !found.has_configuration {
+        pointers[next] = needs.configuration.as_ptr().expose_provenance();
+        next += 1;
+    }
+    for index in 0..found.entries {
+        let entry: usize = load(environment + index * size_of::<usize>()).unwrap_or(0);
+        let is_preload = entry != 0 && text_at(entry).is_some_and(|text| text.starts_with(PRELOAD));
+        if entry != 0 && !is_preload && next + 1 < pointers.len() {
+            pointers[next] = entry;
+            next += 1;
+        }
+    }
+    // SAFETY: the same memory as bytes; any bytes are words.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(text.as_mut_ptr().cast::<u8>(), size_of_val(text)) };
+    let mut at = 0;
+    let mut add = |part: &[u8]| {
+        // Room for the NUL stays; another thread may have changed what was measured.
+        let len = part.len().min(bytes.len() - 1 - at);
+        bytes[at..at + len].copy_from_slice(&part[..len]);
+        at += len;
+    };
+    add(PRELOAD);
+    if !found.has_library {
+        add(&needs.library);
+    }
+    if let Some((start, len)) = found.preload {
+        if !found.has_library && len > 0 {
+            add(b":");
+        }
+        // SAFETY: it was read when it was looked at.
+        add(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), len) });
+    }
+}
+
+/// For system(3) and popen(3), which take the C library's environment: it is exchanged for as long as they need it.
+pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: the C library's variable, a pointer, which exists for as long as the process.
+    let variable = unsafe { &environ };
+    let before = variable.load(Ordering::Acquire);
+    with_environment(before.expose_provenance(), |environment| {
+        let ours = std::ptr::with_exposed_provenance_mut(environment);
+        variable.store(ours, Ordering::Release);
+        let result = call();
+        // setenv(3) of another thread may have made another one in the meantime.
+        let _ = variable.compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
+        result
+    })
+}
+
+/// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. What cannot be
+/// managed is told of, once.
+pub fn may_execute(path: usize) -> bool {
+    let Some(needs) = needs() else { return true };
+    let Some(path) = text_at(path).filter(|path| !path.is_empty()) else { return true };
+    let _inside = Inside::enter();
+    judge(needs, Path::new(OsStr::from_bytes(path)))
+}
+
+/// As [`may_execute`], for execveat(2).
+pub fn may_execute_at(directory: usize, path: usize) -> bool {
+    let Some(needs) = needs() else { return true };
+    let Some(path) = text_at(path) else { return true };
+    let _inside = Inside::enter();
+    let path = Path::new(OsStr::from_bytes(path));
+    let directory = directory as i32;
+    if path.is_absolute() || directory == libc::AT_FDCWD {
+        return judge(needs, path);
+    }
+    let itself = PathBuf::from(format!("/proc/self/fd/{directory}"));
+    judge(needs, &if path.as_os_str().is_empty() { itself } else { itself.join(path) })
+}
+
+/// As [`may_execute`], for a name that is looked up as execvp(3) does.
+pub fn may_execute_found(name: *const c_char) -> bool {
+    let Some(needs) = needs() else { return true };
+    let Some(name) = text_at(name.expose_provenance()).filter(|name| !name.is_empty()) else { return true };
+    let _inside = Inside::enter();
+    let name = Path::new(OsStr::from_bytes(name));
+    if name.as_os_str().as_bytes().contains(&b'/') {
+        return judge(needs, name);
+    }
+    let search = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let found = std::env::split_paths(&search).map(|directory| directory.join(name)).find(|path| {
+        let Ok(path) = CString::new(path.clone().into_os_string().into_vec()) else { return false };
+        // SAFETY: a string that ends in NUL.
+        unsafe { libc::access(path.as_ptr(), libc::X_OK) == 0 }
+    });
+    found.is_none_or(|path| judge(needs, &path))
+}
+
+fn judge(needs: &Needs, path: &Path) -> bool {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let Some(why) = unmanageable(path) else { return true };
+    let shown = path.to_string_lossy();
+    if needs.strict {
+        say(&["'", &shown, "' ", why.words(), ", so it would escape the budget: refused (EACCES), as --strict asks"]);
+        return false;
+    }
+    let is_first = !SAID.swap(true, Ordering::Relaxed);
+    if is_first && needs.ledger.is_none_or(Ledger::is_first_to_tell_of_unmanaged) {
+        say(&[
+            "'",
+            &shown,
+            "' ",
+            why.words(),
+            ", so its memory is outside of the budget; --strict refuses such programs",
+        ]);
+    }
+    true
+}
