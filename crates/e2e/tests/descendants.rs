@@ -90,7 +90,8 @@ int main(int count, char **words) {
         memset(memory, 1, 64 << 20);
         syscall(SYS_execve, path, own, none);
     }
-    if (!strcmp(how, "bad")) return execve(path, own, (char **)8) == -1 && errno == EFAULT ? 0 : 97;
+    char **volatile bad = (char **)8;
+    if (!strcmp(how, "bad")) return execve(path, own, bad) == -1 && errno == EFAULT ? 0 : 97;
     return errno;
 }
 "#;

@@ -302,7 +302,7 @@ fn a_file_that_cannot_be_written_ends_the_recording_and_not_the_program() {
 
 fn fifo(directory: &Path) -> PathBuf {
     let pipe = directory.join("pipe");
-    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    let made = std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status();
     assert!(made.is_ok_and(|status| status.success()), "no pipe could be made");
     pipe
 }

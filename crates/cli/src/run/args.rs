@@ -34,7 +34,7 @@ pub struct RunArgs {
 // clap would show it as the help of both.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HowArgs {
-    /// Local DRAM that the program's managed memory may take: 4GiB, 40% or auto
+    /// Local DRAM that managed memory may take: 4GiB, 40% or auto
     ///
     /// A percentage is of the memory that the cgroup allows, or else the machine has; auto is 80%. More than that
     /// is refused. 4GiB, 4Gi and 4G are the same (powers of two); 4GB is 4,000,000,000 bytes.

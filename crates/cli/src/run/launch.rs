@@ -61,19 +61,18 @@ pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
 /// Makes the file for `--record`, or empties it, so that a wrong path is noticed before the program starts. The
 /// first process that outgrows its budget writes to it.
 pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
-    // What is there and no file, a pipe for instance, is left alone: opening it would wait for a reader.
-    let Some(path) = path.filter(|path| fs::metadata(path).map_or(true, |found| found.is_file() || found.is_dir()))
-    else {
-        return Ok(());
-    };
+    let Some(path) = path else { return Ok(()) };
+    // What is there and no file, a pipe for instance, is only looked at: opening it would wait for a reader.
+    let is_other = fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    let flags = if is_other { libc::O_PATH } else { libc::O_WRONLY | libc::O_CREAT };
     let failure =
         |error: std::io::Error| cannot_start(format!("--record {path} cannot be written: {error}"), REMEDY_RECORD);
-    let opened = safe_open::open(Path::new(path), Purpose::Memory, libc::O_WRONLY | libc::O_CREAT, 0o600);
+    let opened = safe_open::open(Path::new(path), Purpose::Memory, flags, 0o600);
     let file = opened.map_err(|refused| match refused {
         OpenFailure::Io(error) => failure(error),
         OpenFailure::Objected(objected) => cannot_start(format!("--record: {objected}"), ""),
     })?;
-    file.set_len(0).map_err(failure)
+    if is_other { Ok(()) } else { file.set_len(0).map_err(failure) }
 }
 
 /// Starts the program. Its standard streams, directory, process group and terminal are ours.
