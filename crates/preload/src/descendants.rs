@@ -66,7 +66,7 @@ fn own_path() -> Option<Vec<u8>> {
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: an address in this library, and a writable structure; the name stays for as long as the library does.
     let name = unsafe {
-        if libc::dladdr(prepare as *const () as *const c_void, &raw mut found) == 0 || found.dli_fname.is_null() {
+        if libc::dladdr((prepare as *const ()).cast(), &raw mut found) == 0 || found.dli_fname.is_null() {
             return None;
         }
         CStr::from_ptr(found.dli_fname)
@@ -92,7 +92,10 @@ struct Found {
 /// `None` where the kernel could not read it either.
 fn look(needs: &Needs, environment: usize) -> Option<Found> {
     let mut found = Found::default();
-    while environment != 0 {
+    if environment == 0 {
+        return Some(found);
+    }
+    loop {
         let at = environment.checked_add(found.entries * size_of::<usize>())?;
         let entry: usize = load(at)?;
         if entry == 0 {
@@ -136,10 +139,12 @@ pub fn with_environment<T>(environment: usize, call: impl FnOnce(usize) -> T) ->
     let theirs = found.preload.map_or(0, |(_, len)| len + 1);
     let text = PRELOAD.len() + needs.library.len() + theirs + 1;
     let words = found.entries + 3 + text.div_ceil(size_of::<usize>());
-    match words {
-        ..=SMALL_WORDS => on_stack::<SMALL_WORDS, T>(needs, environment, &found, call),
-        ..=LARGE_WORDS => on_stack::<LARGE_WORDS, T>(needs, environment, &found, call),
-        _ => mapped(words, needs, environment, &found, call),
+    if words <= SMALL_WORDS {
+        on_stack::<SMALL_WORDS, T>(needs, environment, &found, call)
+    } else if words <= LARGE_WORDS {
+        on_stack::<LARGE_WORDS, T>(needs, environment, &found, call)
+    } else {
+        mapped(words, needs, environment, &found, call)
     }
 }
 
