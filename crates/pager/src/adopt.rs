@@ -17,12 +17,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use aquifer_core::map::Delivery;
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::{Counters, Gauge};
-use aquifer_sys::memory::advise;
+use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MOST, advise, resident_pages};
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Trapping};
-use aquifer_sys::uffd::mode;
+use aquifer_sys::uffd::{Partial, Uffd, mode};
 use aquifer_sys::{descriptors, own_stack, rings};
+use aquifer_tiers::Tier;
 
 use crate::abort::{Number, abort, say};
 use crate::advice::Said;
@@ -71,6 +72,8 @@ pub struct Adopter {
     has_postponed: AtomicBool,
     /// Where nothing is reserved: `reserved.rs`.
     pub(crate) opened: Opened,
+    /// 0 in a child that was made past us.
+    pub(crate) is_seen: OwnWord,
 }
 
 pub(crate) struct State {
@@ -93,11 +96,20 @@ pub(crate) struct State {
     pub(crate) reserved: LeftAlone,
 }
 
+impl State {
+    /// The tier, until the pager has it.
+    pub(crate) fn tier(&self) -> Option<&dyn Tier> {
+        self.settings.as_ref().map(|settings| &*settings.tier)
+    }
+}
+
 impl Adopter {
     /// Will start a pager with `settings` when the budget comes near.
-    pub fn new(settings: Settings, counters: &'static Counters, reach: Reach) -> Self {
+    pub fn new(settings: Settings, counters: &'static Counters, reach: Reach) -> Result<Self, Errno> {
         let (budget_bytes, ledger) = (settings.dram_bytes, settings.ledger);
-        Self {
+        let is_seen = OwnWord::new()?;
+        is_seen.word().store(1, Ordering::Relaxed);
+        Ok(Self {
             state: Mutex::new(State {
                 waiting: Vec::new(),
                 managed_bytes: 0,
@@ -123,7 +135,8 @@ impl Adopter {
             started: AtomicBool::new(false),
             has_postponed: AtomicBool::new(false),
             opened: Opened::new(),
-        }
+            is_seen,
+        })
     }
 
     /// The pager, once there is one.
@@ -135,6 +148,10 @@ impl Adopter {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
     }
 
     /// Takes a private anonymous range into our care. Rounds inwards to whole pages.
@@ -368,13 +385,13 @@ impl Adopter {
             // A child that is made past us must not read zeros (`fork.rs`), and who looks at a core dump neither.
             let _ = advise(start, len, libc::MADV_DONTFORK);
             let _ = advise(start, len, libc::MADV_DONTDUMP);
-            let present = match populated(start, len) {
+            let present = match populated(pager.uffd(delivery), start, len) {
                 Ok(present) => present,
                 Err(error) => abort(&[
                     "cannot read /proc/self/pagemap (",
                     &error.to_string(),
-                    "), which says what of new memory is there; let the program keep its user, or what it may \
-                     dump (prctl PR_SET_DUMPABLE), or give it enough DRAM (--dram)",
+                    "), or ask mincore(2), which say what of new memory is there; allow either, or give it \
+                     enough DRAM (--dram)",
                 ]),
             };
             let (first, last) = (start as u64 / PAGE_BYTES, range.end as u64 / PAGE_BYTES);
@@ -544,10 +561,44 @@ fn registered(delivery: Delivery) -> Gauge {
     }
 }
 
-pub(crate) fn populated(start: usize, len: usize) -> io::Result<Vec<bool>> {
+/// Which pages of a range that was registered with `uffd` have contents.
+fn populated(uffd: &Uffd, start: usize, len: usize) -> io::Result<Vec<bool>> {
+    match by_pagemap(start, len) {
+        // A program that has changed its user may not open its own one.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let mut present = vec![false; len / PAGE_BYTES as usize];
+            resident(uffd, start, &mut present).map(|()| present)
+        }
+        outcome => outcome,
+    }
+}
+
+/// Which pages of a range have contents, where the program may see its own page map.
+pub(crate) fn by_pagemap(start: usize, len: usize) -> io::Result<Vec<bool>> {
     let mut present = vec![false; len / PAGE_BYTES as usize];
     pagemap::populated(start, present.len(), &mut |page| present[page] = true)?;
     Ok(present)
+}
+
+/// As [`populated`], by what needs no right. Where a page can be in swap, mincore(2) does not tell it from none: such a
+/// page becomes one of zeros, if it is none, which it would read as anyway.
+fn resident(uffd: &Uffd, start: usize, present: &mut [bool]) -> io::Result<()> {
+    let address = |page: usize| start + page * PAGE_BYTES as usize;
+    for first in (0..present.len()).step_by(RESIDENT_PAGES_MOST) {
+        let count = RESIDENT_PAGES_MOST.min(present.len() - first);
+        let bits = resident_pages(address(first), count).map_err(|Errno(errno)| io::Error::from_raw_os_error(errno))?;
+        (0..count).for_each(|page| present[first + page] = bits >> page & 1 != 0);
+    }
+    if pagemap::may_be_swapped() {
+        for (page, present) in present.iter_mut().enumerate().filter(|(_, present)| !**present) {
+            match uffd.zeropage(address(page), PAGE_BYTES as usize) {
+                Ok(()) | Err(Partial { errno: Errno(libc::EEXIST), .. }) => *present = true,
+                // No such mapping any more, or one that the kernel refuses: nothing is there.
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Cuts `start..end` out of `ranges`; returns how many bytes that were.

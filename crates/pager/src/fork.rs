@@ -21,6 +21,7 @@ use aquifer_core::engine::{DiscardStep, Engine, ForkObstacle};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::advise;
+use aquifer_sys::own_descriptors::own_table;
 use aquifer_sys::own_stack;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
@@ -106,7 +107,7 @@ impl Adopter {
         }
         let Some(cradle) = pager.family.prepare() else { return -(libc::EAGAIN as isize) };
         let cuts = Cuts::new(&state.said);
-        if let Err(errno) = pager.come_to_rest(&cuts) {
+        if let Err(errno) = pager.come_to_rest(&cuts).and_then(|()| pager.tier.before_fork()) {
             pager.go_on();
             pager.family.was_not_born(cradle);
             return -(errno.0 as isize);
@@ -137,9 +138,13 @@ impl Adopter {
             let by_library = state.forks > 0;
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.said.become_child();
+            self.is_seen.word().store(1, Ordering::Relaxed);
             self.register(pager, &postponed.ranges);
             self.become_child(pager);
             return 0;
+        }
+        if result > 0 {
+            pager.tier.after_fork(true);
         }
         drop((engine, quarry, trims, actions));
         if result > 0 {
@@ -176,9 +181,51 @@ impl Adopter {
 
 impl Adopter {
     /// In a child that was forked below the budget: it is to claim its part of the tree's once it has lived for a
-    /// while, since all that it changes is its own from then on.
-    pub fn was_forked(&self) {
+    /// while, since all that it changes is its own from then on. It has nothing of its parent's in the tier, and gives
+    /// up what leads there.
+    pub fn was_forked(&'static self) {
         self.look_at_ns.store(now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64, Ordering::Relaxed);
+        if self.is_seen.word().swap(1, Ordering::Relaxed) == 0 {
+            own_stack::call(move || {
+                if let Some(tier) = self.state().tier() {
+                    // Where it fails, it is tried again when the pager starts, which says so.
+                    let _ = tier.renew(false);
+                }
+            });
+        }
+    }
+
+    /// In the parent of such a child: nothing that it stores later is to be of use to the child.
+    pub fn has_forked(&'static self) {
+        if !self.is_active() {
+            own_stack::call(move || self.state().tier().into_iter().for_each(|tier| tier.after_fork(false)));
+        }
+    }
+
+    /// Whether this process is a child that was made past us, and that nothing has seen to yet.
+    pub fn is_unseen_child(&self) -> bool {
+        self.is_seen.word().load(Ordering::Relaxed) == 0
+    }
+
+    /// In such a child: gives up what is its parent's. What was managed is not there.
+    #[cold]
+    pub fn give_up_parents(&'static self) {
+        own_stack::call(move || {
+            // The table may be the parent's, too, whose descriptors must stay as they are.
+            if !own_table() || self.is_seen.word().swap(1, Ordering::Relaxed) != 0 {
+                return;
+            }
+            let failed = match self.pager() {
+                Some(pager) => pager.renew_uffd().and_then(|()| pager.tier.renew(false)).is_err(),
+                // Who had the lock in the parent is not here.
+                None => {
+                    self.try_state().is_some_and(|state| state.tier().is_some_and(|tier| tier.renew(false).is_err()))
+                }
+            };
+            if failed {
+                abort(&["a forked process cannot give up what is its parent's; raise its limits (ulimit -a)"]);
+            }
+        });
     }
 
     /// Below the budget: such a child's claim; and where others have too little, a look at whether this process has
@@ -283,7 +330,7 @@ impl Pager {
     /// Descriptors, the tier's connections, frames, registrations.
     fn renew(&self) -> Result<(), Errno> {
         self.renew_uffd()?;
-        self.tier.renew()?;
+        self.tier.renew(true)?;
         self.disown_levels();
         self.worker_bell.renew()?;
         self.lifeline.renew()?;

@@ -27,7 +27,7 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, Blocked};
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::threads;
-use aquifer_sys::uffd::{Uffd, feature, probe_features};
+use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
 
@@ -151,10 +151,7 @@ impl fmt::Display for StartFailure {
             Self::Frames(Errno(libc::EMFILE | libc::ENFILE)) | Self::Uffd(Errno(libc::EMFILE | libc::ENFILE)) => {
                 write!(f, "the pager needs some descriptors of its own; raise the limit of open files (ulimit -n)")
             }
-            Self::Uffd(errno) => write!(
-                f,
-                "userfaultfd is refused ({errno}); allow it with 'sysctl vm.unprivileged_userfaultfd=1', or grant access to /dev/userfaultfd"
-            ),
+            Self::Uffd(errno) => write!(f, "{}", Refused::of(*errno)),
             Self::Feature(name) => {
                 write!(f, "this kernel's userfaultfd has no {name}; use a newer kernel, or leave the choice to 'auto'")
             }
@@ -286,7 +283,7 @@ impl Pager {
         let recorder = settings.record.and_then(|path| Recorder::start(&path, &header));
         settings.family.join().map_err(StartFailure::Family)?;
         // This process may have been forked since the tier was opened.
-        settings.tier.renew().map_err(StartFailure::Tier)?;
+        settings.tier.renew(false).map_err(StartFailure::Tier)?;
         let slabs = Box::new(FamilySlabs::new(settings.family));
         let engine = Engine::with_slabs(engine_settings, settings.policy, slabs);
         let holds = Holds::new(Arc::clone(engine.map().changes()));
@@ -431,9 +428,10 @@ impl Pager {
         })
     }
 
-    /// After fork(2): a userfaultfd of this process's own.
+    /// After fork(2): a userfaultfd of this process's own. With its parent's, it could write to its parent's memory.
     pub(crate) fn renew_uffd(&self) -> Result<(), Errno> {
-        self.signal.renew(self.features | feature::SIGBUS, false)
+        self.signal.renew(self.features | feature::SIGBUS, false)?;
+        self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
     /// After fork(2): a quarry of this process's own.

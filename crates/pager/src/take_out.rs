@@ -20,7 +20,7 @@ use aquifer_sys::own_stack;
 use aquifer_sys::raw::{Errno, now_ns};
 
 use crate::abort::abort;
-use crate::adopt::{Adopter, State, cut, populated};
+use crate::adopt::{Adopter, State, by_pagemap, cut};
 use crate::doors::EngineGuard;
 use crate::resolve::Outcome;
 
@@ -252,7 +252,7 @@ fn forget_emptied(engine: &mut EngineGuard<'_>, first: u64, last: u64, freed: &m
             continue;
         }
         let (start, len) = (pages.start * PAGE_BYTES, u64::from(pages.count) * PAGE_BYTES);
-        match populated(start as usize, len as usize) {
+        match by_pagemap(start as usize, len as usize) {
             Ok(present) if !present.contains(&true) => {
                 // Done, as the block is resident. Were it not, it would stay, and read as zeros all the same.
                 let _ = engine.discard(pages.start, end, false, freed);

@@ -90,7 +90,7 @@ impl Pager {
                     self.tier.blame(offset, buffer.len(), way);
                     // Over the damaged copy. Nobody else writes here: the block is ours, and what relatives have from
                     // here are the same bytes. Where it fails, the next fetch does all this again.
-                    let _ = self.tier.write(offset, buffer);
+                    let _ = self.tier.mend(offset, buffer);
                     self.counters.add(Counter::MendedBlocks, 1);
                     return Ok(Found::Right);
                 }

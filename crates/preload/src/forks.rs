@@ -15,9 +15,9 @@
 #![allow(unsafe_code, reason = "the C ABI of the C library, and clone(2)")]
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use aquifer_pager::abort::abort;
+use aquifer_pager::abort::{abort, say};
 use aquifer_pager::signal;
 use aquifer_sys::dispatch::{self, Trapped};
 use aquifer_sys::{raw, signals};
@@ -58,9 +58,7 @@ fn with_trap<T>(call: impl FnOnce() -> T) -> T {
         dispatch::disarm_after_fork();
     }
     let in_child = std::process::id() != parent;
-    if in_child {
-        instance.inspect(|instance| instance.adopter.was_forked());
-    }
+    instance.inspect(|instance| if in_child { instance.adopter.was_forked() } else { instance.adopter.has_forked() });
     forking.inspect(|instance| instance.adopter.fork_ended(in_child));
     signals::set_errno(errno);
     result
@@ -108,16 +106,17 @@ pub unsafe extern "C" fn clone(
     words: *mut c_void,
     child: *mut c_void,
 ) -> c_int {
-    let with = |run, argument| {
+    let with = |run, flags, argument| {
         // SAFETY: the caller's promise.
         unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) }
     };
     if flags & libc::CLONE_VM != 0 {
-        return with(run, argument);
+        return with(run, flags, argument);
     }
+    let flags = without_shared_table(flags as usize) as c_int;
     // The child's copy of this frame stays as it is: it has another stack.
     let begins = Begins { run, argument };
-    with_trap(|| with(child_begins as *const c_void, (&raw const begins).cast_mut().cast()))
+    with_trap(|| with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
 }
 
 /// What a child of clone(2) was to do.
@@ -144,6 +143,16 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
     let status = unsafe { run(argument) };
     threads::ends(Some(status));
     status
+}
+
+/// Whose memory is a copy cannot use the table of descriptors that its parent uses, in which are the parent's ways to
+/// its own memory: it gets a copy of that, too.
+fn without_shared_table(flags: usize) -> usize {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if flags & libc::CLONE_FILES as usize != 0 && !SAID.swap(true, Ordering::Relaxed) {
+        say(&["a process with memory of its own gets a copy of the table of descriptors (clone with CLONE_FILES)"]);
+    }
+    flags & !(libc::CLONE_FILES as usize)
 }
 
 /// Whether a call makes a process with a copy of this memory.
@@ -183,6 +192,12 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
         _ => {}
     }
     let flags = if number == libc::SYS_clone3 { structure[FLAGS] as usize } else { args[0] };
+    let flags = if number == libc::SYS_fork { 0 } else { without_shared_table(flags) };
+    match number {
+        libc::SYS_clone => args[0] = flags,
+        libc::SYS_clone3 => structure[FLAGS] = flags as u64,
+        _ => {}
+    }
     if number != libc::SYS_fork && flags & libc::CLONE_SETTLS as usize != 0 {
         // The child would come to itself in our handler with another thread's words.
         return trapped.set_result(-(libc::EINVAL as isize));

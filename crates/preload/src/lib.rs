@@ -10,8 +10,8 @@
 //! through `trap.rs` otherwise; `calls.rs` does them with what `pointers.rs` says they touch, `bounce.rs` what is
 //! too large for that. `masks.rs`, `process.rs` and `threads.rs` keep the two signals that all this needs, `locks.rs`
 //! is mlock, `programs.rs` execve and posix_spawn, `descendants.rs` what they leave out, `descriptors.rs` close,
-//! `locale.rs` setlocale, `unmovable.rs` what the kernel would go on using. `own_allocator.rs` and
-//! `kernel.rs` keep the library's own memory and calls apart.
+//! `dropped_rights.rs` setuid, `locale.rs` setlocale, `unmovable.rs` what the kernel would go on using.
+//! `own_allocator.rs` and `kernel.rs` keep the library's own memory and calls apart.
 
 mod bounce;
 mod calls;
@@ -20,6 +20,7 @@ mod debugging;
 mod deep_binding;
 mod descendants;
 mod descriptors;
+mod dropped_rights;
 mod forks;
 mod guests;
 mod heap;

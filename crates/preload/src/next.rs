@@ -66,6 +66,8 @@ pub type Dlmopen = unsafe extern "C" fn(libc::c_long, *const c_char, c_int) -> *
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
+/// `setuid(2)` and its like: identities, flags, sizes and addresses, each in a register of its own.
+pub type SetRights = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 /// `setsockopt(2)`.
 pub type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
 /// `vmsplice(2)`.
@@ -153,6 +155,34 @@ next! {
     forkpty: Forkpty = c"forkpty";
     /// The C library's `clone`.
     clone: Clone = c"clone";
+    /// The C library's `setuid`.
+    setuid: SetRights = c"setuid";
+    /// The C library's `setgid`.
+    setgid: SetRights = c"setgid";
+    /// The C library's `seteuid`.
+    seteuid: SetRights = c"seteuid";
+    /// The C library's `setegid`.
+    setegid: SetRights = c"setegid";
+    /// The C library's `setreuid`.
+    setreuid: SetRights = c"setreuid";
+    /// The C library's `setregid`.
+    setregid: SetRights = c"setregid";
+    /// The C library's `setresuid`.
+    setresuid: SetRights = c"setresuid";
+    /// The C library's `setresgid`.
+    setresgid: SetRights = c"setresgid";
+    /// The C library's `setgroups`.
+    setgroups: SetRights = c"setgroups";
+    /// The C library's `initgroups`.
+    initgroups: SetRights = c"initgroups";
+    /// The C library's `capset`.
+    capset: SetRights = c"capset";
+    /// The C library's `chroot`.
+    chroot: SetRights = c"chroot";
+    /// The C library's `unshare`.
+    unshare: SetRights = c"unshare";
+    /// The C library's `prctl`.
+    prctl: SetRights = c"prctl";
     /// The C library's `sigaction`.
     sigaction: Sigaction = c"sigaction";
     /// The C library's `posix_spawn`.

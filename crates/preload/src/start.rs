@@ -20,7 +20,9 @@ use aquifer_pager::ledger::{self, Ledger};
 use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
 use aquifer_sys::own_descriptors::protect;
+use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::uffd;
 use aquifer_tiers::TierSpec;
 
 use crate::choice::{self, Origin};
@@ -47,6 +49,9 @@ pub fn instance() -> Option<&'static Instance> {
     aquifer_sys::dispatch::arm_if_due();
     let instance = INSTANCE.get();
     if let Some(instance) = instance {
+        if instance.adopter.is_unseen_child() {
+            instance.adopter.give_up_parents();
+        }
         instance.adopter.tend();
     }
     instance
@@ -84,6 +89,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         aquifer_pager::abort::say_in_json();
     }
     let counters: &'static Counters = Box::leak(Box::new(counters(&config)));
+    check_userfaultfd(counters);
     describe(counters, &config);
     let tier = open_tier(&config, counters);
     let order = match config.block {
@@ -108,7 +114,12 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     crate::descendants::prepare(&text, config.strict, ledger);
     let settings =
         Settings { dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };
-    let adopter = Adopter::new(settings, counters, crate::reach::of);
+    let adopter = match Adopter::new(settings, counters, crate::reach::of) {
+        Ok(adopter) => adopter,
+        Err(errno) => {
+            refuse_to_start(&format!("no address space ({errno}); raise the limit on address space (ulimit -v)"))
+        }
+    };
     if INSTANCE.set(Instance { adopter, delivery: config.delivery }).is_err() {
         refuse_to_start("the library was started twice");
     }
@@ -134,6 +145,22 @@ fn counters(config: &Config) -> Counters {
             "no shared memory for statistics: {error}; check the limits on memory, open files and file size (ulimit -a)"
         )),
     }
+}
+
+/// Refuses to start where this process cannot have a userfaultfd: it would end later, when the budget comes near. A
+/// program that the tree has started itself goes on, as it does well below the budget.
+fn check_userfaultfd(counters: &Counters) {
+    let Err(refused) = uffd::probe() else { return };
+    // That can be different when the pager starts.
+    if matches!(refused.errno, Errno(libc::EMFILE | libc::ENFILE)) {
+        return;
+    }
+    let is_first = counters.snapshot().gauge(Gauge::Pid) == 0;
+    let why = refused.to_string();
+    if is_first {
+        refuse_to_start(&why);
+    }
+    say(&["this program ends if it needs more than the budget: ", &why]);
 }
 
 fn describe(counters: &Counters, config: &Config) {

@@ -126,6 +126,15 @@ impl SharedWords {
     }
 }
 
+/// Words of zeros, of which a forked child gets a copy: what either writes later, the other does not see. Mapped as
+/// long as the process lives; pages come on touch.
+pub fn copied_words(words: usize) -> Result<&'static [AtomicU64], Errno> {
+    let start = map_anonymous((words * size_of::<u64>()).max(1))?;
+    let start = NonNull::new(start as *mut AtomicU64).expect("mmap does not return null");
+    // SAFETY: the mapping has so many words, all zeros, is aligned to a page and is never unmapped.
+    Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), words) })
+}
+
 /// A word that is 0 in every child, however it was made: MADV_WIPEONFORK. Mapped as long as the process lives.
 #[derive(Debug)]
 pub struct OwnWord(NonNull<AtomicU32>);

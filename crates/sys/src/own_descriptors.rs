@@ -35,6 +35,9 @@ const NONE: i32 = -1;
 /// The last descriptor that a pager's thread keeps of the program's: messages go there.
 const STANDARD_ERROR: i32 = 2;
 
+/// The CLOSE_RANGE_UNSHARE of close_range(2).
+const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
+
 /// A bit for each number below [`NUMBERS_MOST`]: 1 for ours.
 static OURS: [AtomicU64; NUMBERS_MOST / 64] = [const { AtomicU64::new(0) }; NUMBERS_MOST / 64];
 static HIGH: [AtomicI32; HIGH_MOST] = [const { AtomicI32::new(NONE) }; HIGH_MOST];
@@ -130,17 +133,25 @@ pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> R
     Ok(())
 }
 
+/// Sees to it that no other process uses the calling thread's table of descriptors: it gets a copy where one does.
+/// False where the kernel refuses.
+pub fn own_table() -> bool {
+    // The last numbers that there can be, of which nobody has a descriptor: only for the copy.
+    let args = [u32::MAX as usize - 1, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
+    // SAFETY: close_range(2) takes numbers; what is open stays open.
+    unsafe { syscall(libc::SYS_close_range, args) }.is_ok()
+}
+
 /// Gives the calling thread a table of descriptors of its own, with ours in it and standard error. Where the kernel
 /// refuses (before Linux 5.9, or in a sandbox), the table stays the program's.
 pub fn leave_the_programs() {
-    const UNSHARE: usize = 1 << 1;
     let closes = |first: u32, last: u32, flags: usize| {
         // SAFETY: close_range(2) takes numbers. The table is this thread's own from the first call on, and nobody
         // on this thread has any of these descriptors.
         unsafe { syscall(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(|_| ())
     };
     // The last number that there can be, of which nobody has a descriptor: only for its own table.
-    let own: Result<(), Errno> = closes(u32::MAX - 1, u32::MAX, UNSHARE);
+    let own: Result<(), Errno> = closes(u32::MAX - 1, u32::MAX, CLOSE_RANGE_UNSHARE);
     if own.is_ok() {
         let _ = closes(0, STANDARD_ERROR as u32 - 1, 0);
         let _ = around_ours(STANDARD_ERROR as u32 + 1, u32::MAX, |first, last| closes(first, last, 0));

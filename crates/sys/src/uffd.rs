@@ -10,6 +10,8 @@
 //!
 //! Ranges are multiples of 4 KiB.
 
+use std::fmt;
+
 use crate::raw::{Errno, syscall};
 
 /// Feature bits of `UFFDIO_API`.
@@ -136,33 +138,82 @@ pub struct Uffd {
     descriptor: i32,
 }
 
+/// By the device where it can be opened: it serves all faults, and no filter of system calls knows of it. Where it
+/// cannot, by userfaultfd(2), whose error is the one that is told.
 fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+    if let Ok(descriptor) = open_device(flags) {
+        return Ok(descriptor);
+    }
     // SAFETY: userfaultfd(2) takes flags only.
-    let first = unsafe { syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) };
-    if let Ok(descriptor) = first {
-        return Ok(descriptor as i32);
+    let open = |flags| unsafe { syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) };
+    let opened = match open(flags) {
+        // USER_MODE_ONLY needs no privilege (Linux 5.11).
+        Err(_) if !kernel_faults => open(flags | USER_MODE_ONLY),
+        opened => opened,
+    };
+    opened.map(|descriptor| descriptor as i32)
+}
+
+fn open_device(flags: usize) -> Result<i32, Errno> {
+    const USERFAULTFD_IOC_NEW: usize = 0xaa00;
+    let path = c"/dev/userfaultfd";
+    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
+    // SAFETY: openat(2) with a path that ends in NUL.
+    let device = unsafe { syscall(libc::SYS_openat, args) }?;
+    // SAFETY: the ioctl takes flags and returns a new descriptor.
+    let made = unsafe { syscall(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags, 0, 0, 0]) };
+    // SAFETY: closes the descriptor that was opened above and is not used again.
+    let _ = unsafe { syscall(libc::SYS_close, [device, 0, 0, 0, 0, 0]) };
+    made.map(|descriptor| descriptor as i32)
+}
+
+/// Whether this process can have a userfaultfd for its own accesses.
+pub fn probe() -> Result<(), Refused> {
+    probe_features(false).map(|_| ()).map_err(Refused::of)
+}
+
+/// userfaultfd(2) was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What the kernel said.
+    pub errno: Errno,
+    /// A filter of system calls is there, which is the likely cause.
+    pub by_filter: bool,
+}
+
+impl Refused {
+    /// With what can be known about the cause.
+    pub fn of(errno: Errno) -> Self {
+        let may_be = matches!(errno, Errno(libc::EPERM | libc::EACCES | libc::ENOSYS));
+        Self { errno, by_filter: may_be && is_filtered() }
     }
-    if kernel_faults {
-        let path = c"/dev/userfaultfd";
-        let open =
-            [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
-        // SAFETY: openat(2) with a path that ends in NUL.
-        if let Ok(device) = unsafe { syscall(libc::SYS_openat, open) } {
-            const USERFAULTFD_IOC_NEW: usize = 0xaa00;
-            // SAFETY: the ioctl takes flags and returns a new descriptor.
-            let made = unsafe { syscall(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags, 0, 0, 0]) };
-            // SAFETY: closes the descriptor that was opened above and is not used again.
-            let _ = unsafe { syscall(libc::SYS_close, [device, 0, 0, 0, 0, 0]) };
-            if let Ok(descriptor) = made {
-                return Ok(descriptor as i32);
-            }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.errno.name();
+        if self.by_filter {
+            return write!(
+                f,
+                "userfaultfd is refused ({name}), most likely by the seccomp filter of a container; pass in \
+                 /dev/userfaultfd, or allow userfaultfd in the profile: docs/containers.md"
+            );
         }
-        return first.map(|descriptor| descriptor as i32);
+        write!(
+            f,
+            "userfaultfd is refused ({name}); use a kernel with CONFIG_USERFAULTFD, 'sysctl \
+             vm.unprivileged_userfaultfd=1', or grant access to /dev/userfaultfd"
+        )
     }
-    // SAFETY: as the first call; USER_MODE_ONLY needs no privilege (Linux 5.11).
-    unsafe { syscall(libc::SYS_userfaultfd, [flags | USER_MODE_ONLY, 0, 0, 0, 0, 0]) }
-        .map(|descriptor| descriptor as i32)
+}
+
+/// Whether a seccomp filter decides about this thread's system calls.
+fn is_filtered() -> bool {
+    const FILTER: usize = 2;
+    // SAFETY: prctl(2) takes a number.
+    let mode = unsafe { syscall(libc::SYS_prctl, [libc::PR_GET_SECCOMP as usize, 0, 0, 0, 0, 0]) };
+    mode == Ok(FILTER)
 }
 
 /// Which feature bits this kernel has. `kernel_faults` asks for a descriptor that also serves the
@@ -190,6 +241,13 @@ impl Uffd {
     pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
         let new = Self::open(features, kernel_faults)?;
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
+    }
+
+    /// After fork(2): this descriptor, which is the parent's, becomes a second one of `own`.
+    pub fn give_up_for(&self, own: &Uffd) -> Result<(), Errno> {
+        let args = [own.descriptor as usize, self.descriptor as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
+        // SAFETY: dup3(2) takes numbers; what this one stood for is the parent's, where it stays open.
+        unsafe { syscall(libc::SYS_dup3, args) }.map(|_| ())
     }
 
     /// Makes the descriptor one that the program cannot close.

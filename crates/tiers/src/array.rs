@@ -222,7 +222,7 @@ impl Tier for Array {
         Ok(Box::new(ArrayQueue::open(Arc::clone(&self.parts), depth)?))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
+    fn renew(&self, _: bool) -> Result<(), Errno> {
         self.parts.renew()
     }
 

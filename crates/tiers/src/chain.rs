@@ -165,8 +165,12 @@ impl Tier for Chain {
         Ok(Box::new(ChainQueue::new(Arc::clone(&self.levels), depth)?))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
-        self.tiers().try_for_each(|tier| tier.renew())
+    fn is_shared_by_relatives(&self) -> bool {
+        self.tiers().any(|tier| tier.is_shared_by_relatives())
+    }
+
+    fn renew(&self, inherits: bool) -> Result<(), Errno> {
+        self.tiers().try_for_each(|tier| tier.renew(inherits))
     }
 
     fn needs_tending(&self) -> bool {

@@ -264,7 +264,7 @@ impl Tier for Donor {
         self.remote.open_queue(depth).map_err(|Errno(errno)| failure(Activity::Queue, 0, Cause::Errno(errno)))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
+    fn renew(&self, _: bool) -> Result<(), Errno> {
         self.remote.renew()
     }
 

@@ -11,23 +11,29 @@
 //! What cannot be opened reads as zeros, which no guard of the pager's fits: so it asks for the bytes by another way,
 //! and mends what was damaged, or poisons the block, as it does without encryption.
 //!
+//! The same machinery seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`): with keys that
+//! none of its relatives has. Why so: `docs/decisions/0030-what-a-fork-does-not-share.md`.
+//!
 //! Threads: any, also in a signal handler. What is sealed is a copy, in a frame that is claimed for as long as it is
 //! written; allocates nothing and locks nothing.
 
 mod queue;
 mod seals;
+mod secrets;
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use aquifer_sys::FrameBuffer;
+use aquifer_sys::memory::copied_words;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::spare_frames::SpareFrames;
 
 use self::queue::EncryptedQueue;
-use self::seals::{RECORD_WORDS, Seals};
+use self::seals::Seals;
+use self::secrets::Secrets;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::TierFigures;
 use crate::keep_alive::KeepAlive;
@@ -47,35 +53,142 @@ const OTHER_FRAMES: Range<u32> = 16..24;
 const FRAME_PATIENCE: Duration = Duration::from_secs(30);
 const FRAME_PAUSE: Duration = Duration::from_micros(200);
 
-/// See the module.
-pub struct Encrypted {
-    parts: Arc<Parts>,
+/// Seals pages and opens them, and keeps a record of each.
+pub trait Sealing: Send + Sync + Sized + 'static {
+    /// Words of one record.
+    const RECORD_WORDS: usize;
+
+    /// Whether what is written now is sealed.
+    fn is_on(&self) -> bool {
+        true
+    }
+
+    /// Seals the pages `plain`, for the page with this number and those behind it, into `sealed`, and writes down what
+    /// has to be recorded when they are stored.
+    fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32>;
+
+    /// What [`seal`](Self::seal) has written down is stored now.
+    fn stored(&self, first: usize, pages: usize, kept: &[AtomicU64]);
+
+    /// These pages are about to be stored as they are.
+    fn not_sealed(&self, first: usize, pages: usize) {
+        let _ = (first, pages);
+    }
+
+    /// Opens what was read of the page with this number and those behind it; what does not fit becomes zeros.
+    fn open(&self, first: usize, bytes: &mut [u8]);
+
+    /// Opens one page. False where something sealed is stored there, and it is not this.
+    fn open_one(&self, page: usize, bytes: &mut [u8]) -> bool;
+
+    /// Nothing is stored there any more.
+    fn forget(&self, first: usize, pages: usize);
+
+    /// What is written there next may be what is stored there.
+    fn may_be_mended(&self, first: usize, pages: usize) {
+        let _ = (first, pages);
+    }
+
+    /// What stores these bytes of one page once more, as they are stored there already: as they are, sealed into
+    /// `sealed`, or not at all.
+    fn same_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Again {
+        let _ = (page, plain, sealed);
+        Again::AsAnyWrite
+    }
+
+    /// As [`Tier::before_fork`].
+    fn before_fork(parts: &Parts<Self>) -> Result<(), Errno> {
+        let _ = parts;
+        Ok(())
+    }
+
+    /// As [`Tier::after_fork`].
+    fn after_fork(parts: &Parts<Self>, inherits: bool) {
+        let _ = (parts, inherits);
+    }
+
+    /// As [`Tier::renew`].
+    fn renew(parts: &Parts<Self>) -> Result<(), Errno> {
+        let _ = parts;
+        Ok(())
+    }
 }
 
+/// How bytes that are stored already are stored once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// As any write is.
+    AsAnyWrite,
+    /// As they are.
+    Plain,
+    /// As they were sealed.
+    Sealed,
+    /// They are other bytes.
+    Not,
+}
+
+/// A tier that holds what a `Sealing` makes of its pages.
+pub struct SealedTier<S> {
+    parts: Arc<Parts<S>>,
+}
+
+/// See the module.
+pub type Encrypted = SealedTier<Seals>;
+
+/// Any tier, in which what this process stores after a fork(2) is for nobody else.
+pub type Private = SealedTier<Secrets>;
+
 /// What the tier and its queues share.
-struct Parts {
+pub struct Parts<S> {
     inner: Box<dyn Tier>,
-    seals: Seals,
+    seals: S,
+    room: OnceLock<Room>,
+}
+
+/// Where pages are sealed.
+struct Room {
     frames: SpareFrames,
     /// For each frame, what has to be recorded when it has been written.
-    kept: Box<[AtomicU64]>,
+    kept: &'static [AtomicU64],
 }
 
 impl Encrypted {
     /// `inner`, with keys of its own.
     pub fn new(inner: Box<dyn Tier>) -> Result<Encrypted, OpenFailure> {
-        let failure = |what| {
-            let tier = inner.name();
-            move |Errno(errno)| OpenFailure::System { tier, what, source: std::io::Error::from_raw_os_error(errno) }
-        };
-        let seals = Seals::new(inner.capacity_bytes()).map_err(failure("making keys and room for nonces"))?;
-        let frames = SpareFrames::new(OTHER_FRAMES.end, FRAME_BYTES).map_err(failure("mapping frames"))?;
-        let kept = (0..OTHER_FRAMES.end as usize * FRAME_PAGES * RECORD_WORDS).map(|_| AtomicU64::new(0)).collect();
-        Ok(Encrypted { parts: Arc::new(Parts { inner, seals, frames, kept }) })
+        let seals = Seals::new(inner.capacity_bytes());
+        let seals = seals.map_err(failure(inner.name(), "making keys and room for nonces"))?;
+        let parts = Parts { inner, seals, room: OnceLock::new() };
+        parts.make_room().map_err(failure(parts.inner.name(), "mapping frames"))?;
+        Ok(SealedTier { parts: Arc::new(parts) })
     }
 }
 
-impl Parts {
+impl Private {
+    /// `inner`, in which nothing is sealed yet.
+    pub fn new(inner: Box<dyn Tier>) -> Result<Private, OpenFailure> {
+        let secrets = Secrets::new(inner.capacity_bytes()).map_err(failure(inner.name(), "mapping a page"))?;
+        Ok(SealedTier { parts: Arc::new(Parts { inner, seals: secrets, room: OnceLock::new() }) })
+    }
+}
+
+fn failure(tier: &'static str, what: &'static str) -> impl Fn(Errno) -> OpenFailure {
+    move |Errno(errno)| OpenFailure::System { tier, what, source: std::io::Error::from_raw_os_error(errno) }
+}
+
+impl<S: Sealing> Parts<S> {
+    fn make_room(&self) -> Result<(), Errno> {
+        if self.room.get().is_none() {
+            let frames = SpareFrames::new(OTHER_FRAMES.end, FRAME_BYTES)?;
+            let kept = copied_words(OTHER_FRAMES.end as usize * FRAME_PAGES * S::RECORD_WORDS)?;
+            let _ = self.room.set(Room { frames, kept });
+        }
+        Ok(())
+    }
+
+    fn frames(&self) -> &SpareFrames {
+        &self.room.get().expect("there is room where anything is sealed").frames
+    }
+
     fn failure(&self, activity: Activity, offset: u64, errno: i32) -> TierFailure {
         TierFailure { tier: self.inner.name(), activity, offset, cause: Cause::Errno(errno) }
     }
@@ -86,6 +199,10 @@ impl Parts {
 
     /// For who has checked it.
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        if !self.seals.is_on() {
+            self.not_sealed(offset, buffer);
+            return self.inner.write(offset, buffer);
+        }
         for start in (0..buffer.len()).step_by(FRAME_BYTES) {
             let len = (buffer.len() - start).min(FRAME_BYTES);
             self.write_part(offset + start as u64, &buffer.bytes()[start..start + len])?;
@@ -94,12 +211,45 @@ impl Parts {
     }
 
     fn write_part(&self, offset: u64, plain: &[u8]) -> Result<(), TierFailure> {
-        let busy = || self.failure(Activity::Write, offset, libc::EAGAIN);
-        let mut frame = self.frames.wait(OTHER_FRAMES, plain.len(), FRAME_PATIENCE).ok_or_else(busy)?;
+        let mut frame = self.wait_for_frame(offset, plain.len())?;
         let sealed = self.seal(offset, plain, &mut frame);
         let outcome = sealed.and_then(|()| self.inner.write(offset, &frame)).map(|()| self.stored(offset, &frame));
-        self.frames.give_back(frame);
+        self.frames().give_back(frame);
         outcome
+    }
+
+    fn wait_for_frame(&self, offset: u64, len: usize) -> Result<FrameBuffer, TierFailure> {
+        let busy = || self.failure(Activity::Write, offset, libc::EAGAIN);
+        self.frames().wait(OTHER_FRAMES, len, FRAME_PATIENCE).ok_or_else(busy)
+    }
+
+    /// Stores the same bytes once more, page by page: it happens rarely.
+    fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        if self.room.get().is_none() {
+            return self.inner.write(offset, buffer);
+        }
+        for (index, plain) in buffer.bytes().chunks_exact(PAGE).enumerate() {
+            let offset = offset + (index * PAGE) as u64;
+            let mut frame = self.wait_for_frame(offset, PAGE)?;
+            let again = self.seals.same_again(page(offset), plain, frame.bytes_mut());
+            if again == Again::Plain {
+                frame.bytes_mut().copy_from_slice(plain);
+            }
+            let outcome = match again {
+                Again::AsAnyWrite | Again::Not => Ok(()),
+                Again::Plain | Again::Sealed => self.inner.write(offset, &frame),
+            };
+            self.frames().give_back(frame);
+            match again {
+                Again::AsAnyWrite => self.write_part(offset, plain)?,
+                _ => outcome?,
+            }
+        }
+        Ok(())
+    }
+
+    fn not_sealed(&self, offset: u64, buffer: &FrameBuffer) {
+        self.seals.not_sealed(page(offset), buffer.len() / PAGE);
     }
 
     /// Fills a frame with what `plain` becomes at `offset`.
@@ -115,9 +265,10 @@ impl Parts {
         self.seals.stored(page(offset), frame.len() / PAGE, self.kept(frame));
     }
 
-    fn kept(&self, frame: &FrameBuffer) -> &[AtomicU64] {
-        let words = FRAME_PAGES * RECORD_WORDS;
-        &self.kept[self.frames.index(frame) as usize * words..][..words]
+    fn kept(&self, frame: &FrameBuffer) -> &'static [AtomicU64] {
+        let room = self.room.get().expect("there is a frame");
+        let words = FRAME_PAGES * S::RECORD_WORDS;
+        &room.kept[room.frames.index(frame) as usize * words..][..words]
     }
 
     /// A page that is not what was stored, as it was read: by the first other way that finds it. Returns which.
@@ -145,7 +296,7 @@ fn page(offset: u64) -> usize {
     usize::try_from(offset / PAGE as u64).expect("within the tier")
 }
 
-impl Tier for Encrypted {
+impl<S: Sealing> Tier for SealedTier<S> {
     fn name(&self) -> &'static str {
         self.parts.inner.name()
     }
@@ -220,6 +371,11 @@ impl Tier for Encrypted {
         self.parts.write(offset, buffer)
     }
 
+    fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.parts.check_write(offset, buffer)?;
+        self.parts.mend(offset, buffer)
+    }
+
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         let end = offset.saturating_add(len).min(self.capacity_bytes());
         // Before they are gone: nobody shall miss them.
@@ -235,8 +391,23 @@ impl Tier for Encrypted {
         Ok(Box::new(EncryptedQueue::open(Arc::clone(&self.parts), depth)?))
     }
 
-    fn renew(&self) -> Result<(), Errno> {
-        self.parts.inner.renew()
+    fn before_fork(&self) -> Result<(), Errno> {
+        self.parts.inner.before_fork()?;
+        S::before_fork(&self.parts)
+    }
+
+    fn after_fork(&self, inherits: bool) {
+        self.parts.inner.after_fork(inherits);
+        S::after_fork(&self.parts, inherits);
+    }
+
+    fn is_shared_by_relatives(&self) -> bool {
+        self.parts.inner.is_shared_by_relatives()
+    }
+
+    fn renew(&self, inherits: bool) -> Result<(), Errno> {
+        self.parts.inner.renew(inherits)?;
+        S::renew(&self.parts)
     }
 
     fn needs_tending(&self) -> bool {

@@ -109,8 +109,12 @@ impl Tier for Failing {
         self.inner.request_bytes_most()
     }
 
-    fn renew(&self) -> Result<(), Errno> {
-        self.inner.renew()
+    fn is_shared_by_relatives(&self) -> bool {
+        self.inner.is_shared_by_relatives()
+    }
+
+    fn renew(&self, inherits: bool) -> Result<(), Errno> {
+        self.inner.renew(inherits)
     }
 
     fn needs_tending(&self) -> bool {

@@ -10,7 +10,7 @@ use crate::chain::Chain;
 use crate::donor::Donor;
 use crate::dram::Dram;
 use crate::emulated::Emulated;
-use crate::encrypted::Encrypted;
+use crate::encrypted::{Encrypted, Private};
 use crate::failing::Failing;
 use crate::flash::Flash;
 use crate::open_failure::OpenFailure;
@@ -73,8 +73,13 @@ pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
     Ok(())
 }
 
-/// Opens tiers as one, the fastest first: a chain where there are several. At least one description.
+/// Opens tiers as one, the fastest first: a chain where there are several. At least one description. What a process
+/// stores there once it has forked is for nobody else.
 pub fn open_levels(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
+    Ok(Box::new(Private::new(open_together(specs)?)?))
+}
+
+fn open_together(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
     if let [spec] = specs {
         return open(spec);
     }

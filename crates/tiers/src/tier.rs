@@ -103,6 +103,12 @@ pub trait Tier: Send + Sync {
     /// Stores `buffer` at `offset`. Runs on the faulting thread when no frame could be had otherwise.
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure>;
 
+    /// Stores once more what was stored at `offset`, byte for byte, over a copy that was damaged. Relatives may be
+    /// reading there. Runs on the faulting thread.
+    fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
+        self.write(offset, buffer)
+    }
+
     /// Gives the space back. The bytes are gone afterwards.
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure>;
 
@@ -113,9 +119,29 @@ pub trait Tier: Send + Sync {
     /// open by itself; dropping it with requests in flight waits for them and drops their buffers.
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 
-    /// In a process that was forked: gets what it cannot share with its parent, connections for instance. Called before
-    /// the tier is used and before the pager has threads there; nothing is in flight. Does nothing elsewhere.
-    fn renew(&self) -> Result<(), Errno> {
+    /// Before fork(2), in a process that has something stored: gets what is needed afterwards, while it can still fail.
+    /// Nothing is in flight. May allocate.
+    fn before_fork(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// After fork(2), in the parent: nothing that is written from now on may be of use to the child, which has a copy
+    /// of all that this process knew, and may give up its rights. `inherits`: the child has what is stored now.
+    fn after_fork(&self, inherits: bool) {
+        let _ = inherits;
+    }
+
+    /// Whether who was forked can still read what this process writes later, where it has kept nothing but what it
+    /// knows.
+    fn is_shared_by_relatives(&self) -> bool {
+        true
+    }
+
+    /// In a process that was forked: gets what it cannot share with its parent, connections for instance, and gives up
+    /// what is the parent's alone. `inherits`: it reads what its parent has stored. Called before the program runs, the
+    /// tier is used, and the pager has threads there; nothing is in flight. Does nothing elsewhere.
+    fn renew(&self, inherits: bool) -> Result<(), Errno> {
+        let _ = inherits;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::fs;
 use crate::memory::map_anonymous;
 use crate::pagemap_scan::PageScan;
 use crate::raw::{Errno, syscall};
-use crate::uffd::{Partial, Uffd, feature, mode};
+use crate::uffd::{Partial, Refused, Uffd, feature, mode};
 
 use super::Ability;
 
@@ -37,7 +37,7 @@ pub fn all() -> Vec<Ability> {
             "userfaultfd",
             opened(Uffd::open(0, false)).map(|()| "works for this program's own accesses".into()),
             "nothing works: faults cannot be resolved in user space",
-            "use a kernel with CONFIG_USERFAULTFD, and a container profile that allows userfaultfd(2)",
+            "use a kernel with CONFIG_USERFAULTFD; in a container, pass in /dev/userfaultfd: docs/containers.md",
         ),
         kernel(),
         Ability::tried(
@@ -203,7 +203,8 @@ fn opened(outcome: Result<Uffd, Errno>) -> Result<(), String> {
 }
 
 fn refused(errno: Errno) -> String {
-    format!("refused: {errno}")
+    let cause = if Refused::of(errno).by_filter { ", most likely by a seccomp filter" } else { "" };
+    format!("refused: {errno}{cause}")
 }
 
 /// Runs one trial on a userfaultfd with `features`.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::{FrameBuffer, signals};
 
-use super::{FRAME_BYTES, FRAME_PATIENCE, FRAME_PAUSE, Parts, QUEUE_FRAMES};
+use super::{FRAME_BYTES, FRAME_PATIENCE, FRAME_PAUSE, Parts, QUEUE_FRAMES, Sealing};
 use crate::done::Done;
 use crate::failure::{Activity, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
@@ -25,11 +25,13 @@ struct Flight {
     tag: u64,
     /// The caller's frame, while ours is written instead of it.
     plain: Option<FrameBuffer>,
+    /// The frame is the caller's, and its bytes go as they are.
+    is_write: bool,
 }
 
 /// See the module.
-pub(super) struct EncryptedQueue {
-    parts: Arc<Parts>,
+pub(super) struct EncryptedQueue<S> {
+    parts: Arc<Parts<S>>,
     inner: Box<dyn TierQueue>,
     submitted: VecDeque<Request>,
     /// Something was to be started, and waits for a frame.
@@ -43,8 +45,8 @@ pub(super) struct EncryptedQueue {
     depth: usize,
 }
 
-impl EncryptedQueue {
-    pub(super) fn open(parts: Arc<Parts>, depth: u32) -> Result<EncryptedQueue, TierFailure> {
+impl<S: Sealing> EncryptedQueue<S> {
+    pub(super) fn open(parts: Arc<Parts<S>>, depth: u32) -> Result<EncryptedQueue<S>, TierFailure> {
         let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
         let inner = parts.inner.open_queue(depth)?;
         let depth = depth as usize;
@@ -68,7 +70,7 @@ impl EncryptedQueue {
             let started = match request.operation {
                 Operation::Read => {
                     let Request { operation, offset, buffer, tag } = request;
-                    self.send(operation, Flight { offset, tag, plain: None }, buffer);
+                    self.send(operation, Flight { offset, tag, plain: None, is_write: false }, buffer);
                     Ok(())
                 }
                 Operation::Write => self.start_write(request),
@@ -85,18 +87,23 @@ impl EncryptedQueue {
     fn start_write(&mut self, request: Request) -> Result<(), Request> {
         let Request { operation, offset, buffer, tag } = request;
         let mut outcome = self.parts.check_write(offset, &buffer);
+        if outcome.is_ok() && !self.parts.seals.is_on() {
+            self.parts.not_sealed(offset, &buffer);
+            self.send(operation, Flight { offset, tag, plain: None, is_write: true }, buffer);
+            return Ok(());
+        }
         if outcome.is_ok() && buffer.len() > FRAME_BYTES {
             outcome = self.parts.write(offset, &buffer);
         } else if outcome.is_ok() {
-            let Some(mut frame) = self.parts.frames.claim(QUEUE_FRAMES, buffer.len()) else {
+            let Some(mut frame) = self.parts.frames().claim(QUEUE_FRAMES, buffer.len()) else {
                 return Err(Request { operation, offset, buffer, tag });
             };
             outcome = self.parts.seal(offset, buffer.bytes(), &mut frame);
             if outcome.is_ok() {
-                self.send(operation, Flight { offset, tag, plain: Some(buffer) }, frame);
+                self.send(operation, Flight { offset, tag, plain: Some(buffer), is_write: true }, frame);
                 return Ok(());
             }
-            self.parts.frames.give_back(frame);
+            self.parts.frames().give_back(frame);
         }
         self.finished.add(tag, buffer, outcome);
         Ok(())
@@ -127,17 +134,17 @@ impl EncryptedQueue {
     fn land(&mut self, Completion { tag: index, mut buffer, outcome }: Completion) {
         let flight = self.flights[index as usize].take().expect("what lands has flown");
         self.free.push(index as usize);
-        let Flight { offset, tag, plain } = flight;
+        let Flight { offset, tag, plain, is_write } = flight;
         let buffer = match plain {
             Some(plain) => {
                 if outcome.is_ok() {
                     self.parts.stored(offset, &buffer);
                 }
-                self.parts.frames.give_back(buffer);
+                self.parts.frames().give_back(buffer);
                 plain
             }
             None => {
-                if outcome.is_ok() {
+                if outcome.is_ok() && !is_write {
                     self.parts.open(offset, &mut buffer);
                 }
                 buffer
@@ -172,7 +179,7 @@ impl EncryptedQueue {
     }
 }
 
-impl TierQueue for EncryptedQueue {
+impl<S: Sealing> TierQueue for EncryptedQueue<S> {
     fn submit(&mut self, request: Request) -> Result<(), Request> {
         if self.in_flight() == self.depth {
             return Err(request);
@@ -211,12 +218,19 @@ impl TierQueue for EncryptedQueue {
     }
 }
 
-impl Drop for EncryptedQueue {
+impl<S> Drop for EncryptedQueue<S> {
     fn drop(&mut self) {
-        // What has not been started never will be; what is under way has frames of ours.
+        // What has not been started never will be; what is under way has frames of ours, until the queue underneath has
+        // waited for it.
         self.submitted.clear();
-        while self.flying() > 0 {
-            self.reap(Wait::ForOne);
+        while self.inner.in_flight() > 0 {
+            let frames = self.parts.room.get().map(|room| &room.frames);
+            let flights = &self.flights;
+            self.inner.complete(Wait::ForOne, usize::MAX, &mut |completion| {
+                if flights[completion.tag as usize].as_ref().is_some_and(|flight| flight.plain.is_some()) {
+                    frames.expect("a frame is under way").give_back(completion.buffer);
+                }
+            });
         }
     }
 }

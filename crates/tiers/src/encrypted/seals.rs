@@ -24,10 +24,11 @@ use aquifer_wire::SLAB_BYTES;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::Sealing;
 use crate::tier::PAGE;
 
 /// Words of one record.
-pub(super) const RECORD_WORDS: usize = 3;
+const RECORD_WORDS: usize = 3;
 
 /// Pages that one key seals: 1 PiB. After 2^46 blocks of AES, what is sealed can be told from chance with an advantage
 /// of 2^-37 (the birthday bound, 2^92 / 2^129).
@@ -41,7 +42,7 @@ const PAGES_OF_SLAB: usize = SLAB_BYTES as usize / PAGE;
 type Record = [u64; RECORD_WORDS];
 
 /// See the module.
-pub(super) struct Seals {
+pub struct Seals {
     keys: Box<[LessSafeKey]>,
     /// The last nonce that was drawn.
     drawn: &'static AtomicU64,
@@ -69,23 +70,6 @@ impl Seals {
         })
     }
 
-    /// Seals the pages `plain`, for the page with this number and those behind it, into `sealed`, and writes down what
-    /// has to be recorded when they are stored.
-    pub(super) fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32> {
-        let pages = plain.len() / PAGE;
-        // Relaxed: that each number is drawn once is all that counts. It is drawn even if it is not used.
-        let nonce = self.drawn.fetch_add(pages as u64, Ordering::Relaxed) + 1;
-        let parts = plain.chunks_exact(PAGE).zip(sealed.chunks_exact_mut(PAGE)).zip(kept.chunks_exact(RECORD_WORDS));
-        for (index, ((plain, sealed), kept)) in parts.enumerate() {
-            let record = match self.seal_again(first + index, plain, sealed) {
-                Some(record) => record,
-                None => self.seal_page(nonce + index as u64, plain, sealed).ok_or(libc::ENOKEY)?,
-            };
-            put(kept, record);
-        }
-        Ok(())
-    }
-
     fn seal_page(&self, nonce: u64, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         let key = self.key(nonce)?;
         sealed.copy_from_slice(plain);
@@ -107,34 +91,6 @@ impl Seals {
         (record[0] != 0).then(|| self.seal_page(record[0], plain, sealed)).flatten().filter(|again| *again == record)
     }
 
-    /// What [`seal`](Self::seal) has written down is stored now.
-    pub(super) fn stored(&self, first: usize, pages: usize, kept: &[AtomicU64]) {
-        for (page, kept) in (first..first + pages).zip(kept.chunks_exact(RECORD_WORDS)) {
-            put(self.record(page), get(kept));
-        }
-    }
-
-    /// Opens what was read of the page with this number and those behind it. What does not fit its record becomes
-    /// zeros, and so does a page where nothing is stored: no page of zeros is ever stored, so the pager's guards see
-    /// it.
-    pub(super) fn open(&self, first: usize, bytes: &mut [u8]) {
-        for (index, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
-            if !self.open_page(get(self.record(first + index)), page) {
-                page.fill(0);
-            }
-        }
-    }
-
-    /// Opens one page. False where something is stored there, and it is not this. Zeros where nothing is.
-    pub(super) fn open_one(&self, page: usize, bytes: &mut [u8]) -> bool {
-        let record = get(self.record(page));
-        if record[0] == 0 {
-            bytes.fill(0);
-            return true;
-        }
-        self.open_page(record, bytes)
-    }
-
     fn open_page(&self, [nonce, low, high]: Record, page: &mut [u8]) -> bool {
         let mut tag = [0; 16];
         tag[..8].copy_from_slice(&low.to_le_bytes());
@@ -143,8 +99,61 @@ impl Seals {
         key.open_in_place_separate_tag(number(nonce), Aad::empty(), tag.into(), page, 0..).is_ok()
     }
 
-    /// Nothing is stored there any more.
-    pub(super) fn forget(&self, first: usize, pages: usize) {
+    /// The key that goes with a nonce; `None` behind the last one.
+    fn key(&self, nonce: u64) -> Option<&LessSafeKey> {
+        self.keys.get(usize::try_from(nonce >> PAGES_OF_KEY_BITS).ok()?)
+    }
+
+    fn record(&self, page: usize) -> &[AtomicU64] {
+        &self.records[page * RECORD_WORDS..][..RECORD_WORDS]
+    }
+}
+
+impl Sealing for Seals {
+    const RECORD_WORDS: usize = RECORD_WORDS;
+
+    fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32> {
+        let pages = plain.len() / PAGE;
+        // Relaxed: that each number is drawn once is all that counts. It is drawn even if it is not used.
+        let nonce = self.drawn.fetch_add(pages as u64, Ordering::Relaxed) + 1;
+        let parts = plain.chunks_exact(PAGE).zip(sealed.chunks_exact_mut(PAGE)).zip(kept.chunks_exact(RECORD_WORDS));
+        for (index, ((plain, sealed), kept)) in parts.enumerate() {
+            let record = match self.seal_again(first + index, plain, sealed) {
+                Some(record) => record,
+                None => self.seal_page(nonce + index as u64, plain, sealed).ok_or(libc::ENOKEY)?,
+            };
+            put(kept, record);
+        }
+        Ok(())
+    }
+
+    fn stored(&self, first: usize, pages: usize, kept: &[AtomicU64]) {
+        for (page, kept) in (first..first + pages).zip(kept.chunks_exact(RECORD_WORDS)) {
+            put(self.record(page), get(kept));
+        }
+    }
+
+    /// Opens what was read of the page with this number and those behind it. What does not fit its record becomes
+    /// zeros, and so does a page where nothing is stored: no page of zeros is ever stored, so the pager's guards see
+    /// it.
+    fn open(&self, first: usize, bytes: &mut [u8]) {
+        for (index, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
+            if !self.open_page(get(self.record(first + index)), page) {
+                page.fill(0);
+            }
+        }
+    }
+
+    fn open_one(&self, page: usize, bytes: &mut [u8]) -> bool {
+        let record = get(self.record(page));
+        if record[0] == 0 {
+            bytes.fill(0);
+            return true;
+        }
+        self.open_page(record, bytes)
+    }
+
+    fn forget(&self, first: usize, pages: usize) {
         for page in first..first + pages {
             let nonce = &self.record(page)[0];
             // Without a store where nobody has touched the memory.
@@ -157,20 +166,10 @@ impl Seals {
         }
     }
 
-    /// What is written there next may be what is stored there.
-    pub(super) fn may_be_mended(&self, first: usize, pages: usize) {
+    fn may_be_mended(&self, first: usize, pages: usize) {
         for slab in first / PAGES_OF_SLAB..(first + pages).div_ceil(PAGES_OF_SLAB) {
             self.mended[slab].store(1, Ordering::Relaxed);
         }
-    }
-
-    /// The key that goes with a nonce; `None` behind the last one.
-    fn key(&self, nonce: u64) -> Option<&LessSafeKey> {
-        self.keys.get(usize::try_from(nonce >> PAGES_OF_KEY_BITS).ok()?)
-    }
-
-    fn record(&self, page: usize) -> &[AtomicU64] {
-        &self.records[page * RECORD_WORDS..][..RECORD_WORDS]
     }
 }
 

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program gives up rights: before it does, a process that was made past us gives up what is its parent's.
+//!
+//! A child that fork(2) or clone(2) made where we see it has done so long before. One that was made by the bare
+//! instruction, in a process whose calls do not trap, does it here at the latest: what it can do afterwards is no more
+//! than what it may do. `pager/src/fork.rs`, SECURITY.md.
+
+#![allow(unsafe_code, reason = "the C ABI of the C library")]
+
+use std::ffi::c_int;
+
+use crate::next;
+use crate::start::instance;
+
+/// Defines the C library's functions that change what a process may do. All take integers and addresses alone, five at
+/// most; those that a function does not take are whatever the registers had, and stay that.
+macro_rules! changing_rights {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the C library's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
+                let _ = instance();
+                // SAFETY: the caller's promise.
+                unsafe { next::$name().map_or(-1, |function| function(a, b, c, d, e)) }
+            }
+        )*
+    };
+}
+
+changing_rights! {
+    /// setuid(2).
+    setuid;
+    /// setgid(2).
+    setgid;
+    /// seteuid(2).
+    seteuid;
+    /// setegid(2).
+    setegid;
+    /// setreuid(2).
+    setreuid;
+    /// setregid(2).
+    setregid;
+    /// setresuid(2).
+    setresuid;
+    /// setresgid(2).
+    setresgid;
+    /// setgroups(2).
+    setgroups;
+    /// initgroups(3).
+    initgroups;
+    /// capset(2).
+    capset;
+    /// chroot(2).
+    chroot;
+    /// unshare(2).
+    unshare;
+    /// prctl(2).
+    prctl;
+}
