@@ -14,7 +14,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::exit::{self, ExitCode, Failure};
 use crate::log::{self, LogFormat};
-use crate::{doctor, donor, metrics, output, packaging, run, stat, stress, top, vm};
+use crate::{doctor, donor, metrics, output, packaging, run, set, stat, stress, top, vm};
 
 /// Give programs more memory than the machine has DRAM.
 ///
@@ -38,6 +38,7 @@ pub enum Command {
     Vm(vm::VmArgs),
     Stat(stat::StatArgs),
     Top(top::TopArgs),
+    Set(set::SetArgs),
     Metrics(metrics::MetricsArgs),
     Donor(Box<donor::DonorArgs>),
     Doctor(doctor::DoctorArgs),
@@ -56,6 +57,7 @@ impl Command {
             Command::Vm(args) => vm::vm(args),
             Command::Stat(args) => stat::stat(&args),
             Command::Top(args) => top::top(&args),
+            Command::Set(args) => set::set(&args),
             Command::Metrics(args) => metrics::metrics(&args),
             Command::Donor(args) => donor::donor(&args),
             Command::Doctor(args) => doctor::doctor(&args),

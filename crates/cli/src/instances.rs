@@ -6,12 +6,15 @@
 //! No registry, no socket, no file that could be left behind: who holds the memory is the list. The launcher
 //! and the program hold the same segment, so segments are told apart by their inode.
 
-use std::fs::{self, File};
+use std::ffi::CStr;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 
+use aquifer_config::LEDGER_NAME;
 use aquifer_stats::{Gauge, SEGMENT_NAME, Snapshot};
+use aquifer_sys::shared_segment::SharedSegment;
 
 use crate::exit::{ExitCode, Failure};
 
@@ -24,11 +27,37 @@ pub struct Instance {
     segment: File,
 }
 
+/// The name that the kernel shows for a segment: it shows a deleted path for every memfd.
+fn shown(name: &CStr) -> String {
+    format!("/memfd:{} (deleted)", name.to_string_lossy())
+}
+
 impl Instance {
     /// Its numbers now.
     pub fn snapshot(&self) -> Result<Snapshot, Failure> {
         aquifer_stats::read(self.segment.as_fd())
             .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
+    }
+}
+
+impl Instance {
+    /// The account of its budget, to be changed. `None` where the budget is of each process.
+    pub fn ledger(&self) -> Result<Option<SharedSegment>, Failure> {
+        // The launcher holds it for as long as the program lives.
+        let same = all()?.into_iter().find(|instance| instance.inode == self.inode);
+        let holders = same.map_or_else(|| self.holders.clone(), |instance| instance.holders);
+        let link = shown(LEDGER_NAME);
+        let held = holders.iter().filter_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).ok()).flatten().flatten();
+        let found = held
+            .map(|entry| entry.path())
+            .find(|path| fs::read_link(path).is_ok_and(|target| target.as_os_str() == link.as_str()));
+        let Some(path) = found else { return Ok(None) };
+        let open =
+            || SharedSegment::attach_inherited(OpenOptions::new().read(true).write(true).open(&path)?.as_raw_fd());
+        open().map(Some).map_err(|error| {
+            let cause = format!("the account of the budget ({}) cannot be opened: {error}", path.display());
+            Failure::new(ExitCode::Failure, cause, "run as the program's user, or as root")
+        })
     }
 }
 
@@ -81,8 +110,7 @@ pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
 
 /// Adds the segments that `pid` holds.
 fn collect(pid: u32, instances: &mut Vec<Instance>) -> io::Result<()> {
-    // The kernel shows a deleted path for every memfd.
-    let link = format!("/memfd:{} (deleted)", SEGMENT_NAME.to_string_lossy());
+    let link = shown(SEGMENT_NAME);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
         let Ok(target) = fs::read_link(&path) else { continue };

@@ -24,6 +24,7 @@ mod output;
 mod packaging;
 mod run;
 mod scrape;
+mod set;
 mod stack_limit;
 mod stat;
 mod stress;

@@ -17,6 +17,7 @@ mod memory_limit;
 pub mod preload;
 mod program;
 mod report;
+mod room;
 mod settings;
 pub mod state_dir;
 mod supervise;

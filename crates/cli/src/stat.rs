@@ -83,7 +83,8 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
     }
 }
 
-fn process_id(text: &str) -> Result<u32, String> {
+/// A process id on the command line.
+pub fn process_id(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "a process id is a number; 'aquifer stat' alone shows every program with its own".into())
 }
 

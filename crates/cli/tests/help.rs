@@ -11,7 +11,7 @@ use std::path::Path;
 
 use support::{aquifer, stderr, stdout};
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "",
     "run",
     "vm",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 14] = [
     "donor status",
     "doctor",
     "bench",
+    "set",
     "stress",
     "completions",
     "man",

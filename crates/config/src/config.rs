@@ -3,6 +3,7 @@
 
 //! The configuration itself, how it is written, and what may be wrong with one.
 
+use std::ffi::CStr;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,14 @@ pub const VERSION: u32 = 4;
 pub const LEDGER_WORDS: usize = 4096;
 /// The word of it with the sum of what its processes were given, in pages.
 pub const LEDGER_GIVEN_WORD: usize = 0;
+/// The word whose first half counts events: processes sleep on it, by futex(2).
+pub const LEDGER_EVENTS_WORD: usize = 1;
+/// The word with the budget, in pages.
+pub const LEDGER_BUDGET_WORD: usize = 4;
+/// The word with what the budget can become, in pages.
+pub const LEDGER_BUDGET_MOST_WORD: usize = 5;
+/// The name of its segment.
+pub const LEDGER_NAME: &CStr = c"aquifer-ledger";
 
 /// Everything the pager inside the program is told at its start. Checked by `aquifer run` beforehand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,7 +54,7 @@ pub struct Config {
     #[serde(deserialize_with = "Option::deserialize")]
     pub stats_fd: Option<i32>,
     /// The inherited descriptor of the account of the budget, which the processes of the tree share: a segment of
-    /// [`LEDGER_WORDS`] words, zeros at first. `None`: the budget is of each process.
+    /// [`LEDGER_WORDS`] words, zeros at first but for the budget. `None`: the budget is of each process.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ledger_fd: Option<i32>,
     /// The file in which the pager records what it was told, for replay. `None`: nowhere.

@@ -21,4 +21,7 @@ mod choice;
 mod config;
 
 pub use choice::{BlockSize, Budget, Delivery, Exchange, PolicyName, UnknownWord};
-pub use config::{Config, ConfigError, LEDGER_GIVEN_WORD, LEDGER_WORDS, VARIABLE, VERSION};
+pub use config::{
+    Config, ConfigError, LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_EVENTS_WORD, LEDGER_GIVEN_WORD,
+    LEDGER_NAME, LEDGER_WORDS, VARIABLE, VERSION,
+};

@@ -26,18 +26,49 @@ pub(crate) struct FrameSet {
 impl FrameSet {
     /// An empty set with room for the numbers below `frames`.
     pub(crate) fn new(frames: u32) -> Self {
-        let sizes = std::iter::successors(Some((frames as usize).div_ceil(WORD).max(1)), |words| {
-            (*words > 1).then(|| words.div_ceil(WORD))
-        });
-        let levels = sizes.map(|words| vec![0; words].into_boxed_slice()).collect();
-        Self { levels, next: 0, len: 0, recent: [None; RECENT_MOST], newest: 0 }
+        Self { levels: levels(frames), next: 0, len: 0, recent: [None; RECENT_MOST], newest: 0 }
     }
 
     /// A set with all numbers below `frames`.
     pub(crate) fn full(frames: u32) -> Self {
         let mut set = Self::new(frames);
-        (0..frames).for_each(|index| set.insert(index));
+        set.extend(0, frames);
         set
+    }
+
+    /// Makes room for the numbers below `frames`, where there is less. Allocates.
+    pub(crate) fn make_room(&mut self, frames: u32) {
+        let mut levels = levels(frames);
+        if levels[0].len() > self.levels[0].len() {
+            levels[0][..self.levels[0].len()].copy_from_slice(&self.levels[0]);
+            self.levels = levels;
+            self.summarise();
+        }
+    }
+
+    /// Puts in the numbers `from..to`, none of which is a member, and makes room for them. Allocates.
+    pub(crate) fn extend(&mut self, from: u32, to: u32) {
+        self.make_room(to);
+        let (mut at, to) = (from as usize, to as usize);
+        while at < to {
+            let end = ((at / WORD + 1) * WORD).min(to);
+            let bits = (u64::MAX >> (WORD - (end - at))) << (at % WORD);
+            assert!(self.levels[0][at / WORD] & bits == 0, "a frame is in a set once");
+            self.levels[0][at / WORD] |= bits;
+            self.len += end - at;
+            at = end;
+        }
+        self.summarise();
+    }
+
+    /// Makes the upper levels say what the lowest one has.
+    fn summarise(&mut self) {
+        for level in 1..self.levels.len() {
+            let (below, above) = self.levels.split_at_mut(level);
+            for (at, _) in below[level - 1].iter().enumerate().filter(|(_, word)| **word != 0) {
+                above[0][at / WORD] |= 1 << (at % WORD);
+            }
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -111,6 +142,14 @@ impl FrameSet {
         }
         None
     }
+}
+
+/// Empty levels with room for the numbers below `frames`.
+fn levels(frames: u32) -> Vec<Box<[u64]>> {
+    let sizes = std::iter::successors(Some((frames as usize).div_ceil(WORD).max(1)), |words| {
+        (*words > 1).then(|| words.div_ceil(WORD))
+    });
+    sizes.map(|words| vec![0; words].into_boxed_slice()).collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 //! Which frames hold pages, which are hollow, and how much of the DRAM budget is still unspent.
 //!
-//! Pure, and allocation-free after `new`. A frame is an address range outside the program's reach. Pages
+//! Pure, and allocation-free but for `new` and `grow`. A frame is an address range outside the program's reach. Pages
 //! circulate between frames and the program's mappings, so a frame is either *filled* (it has pages) or
 //! *hollow* (its pages are at the program's address now). The budget holds by construction:
 //!
@@ -16,6 +16,9 @@ use crate::units::{FrameIndex, Order};
 
 const CLASSES: usize = Order::MAX.exponent() + 1;
 const CLASS_SHIFT: u32 = 28;
+
+/// The largest budget that frames can be numbered for, in pages: 1 TiB less one.
+pub const BUDGET_PAGES_MOST: u64 = (1 << CLASS_SHIFT) - 1;
 
 impl FrameIndex {
     /// The frame number `index` of the class for `order`.
@@ -57,6 +60,8 @@ pub struct FramePool {
     filled_pages: u64,
     credit_pages: u64,
     budget_pages: u64,
+    /// The budget for which there are frames: the largest until now.
+    room_pages: u64,
 }
 
 impl FramePool {
@@ -69,6 +74,7 @@ impl FramePool {
             filled_pages: 0,
             credit_pages: budget_pages,
             budget_pages,
+            room_pages: budget_pages,
         }
     }
 
@@ -154,10 +160,19 @@ impl FramePool {
         granted
     }
 
-    /// The budget becomes larger by `pages`, all unspent.
+    /// The budget becomes larger by `pages`, all unspent. May allocate.
     pub fn grow(&mut self, pages: u64) {
         self.budget_pages += pages;
         self.credit_pages += pages;
+        if self.budget_pages <= self.room_pages {
+            return;
+        }
+        for class in 0..CLASSES {
+            let frames = |pages| Self::frames_in_class(pages, class);
+            self.filled[class].make_room(frames(self.budget_pages));
+            self.hollow[class].extend(frames(self.room_pages), frames(self.budget_pages));
+        }
+        self.room_pages = self.budget_pages;
     }
 
     /// The budget becomes smaller by `pages`; returns how many of them were spent already.

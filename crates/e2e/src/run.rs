@@ -83,8 +83,16 @@ pub fn replay(file: &Path, words: &[&str]) -> Ended {
 pub struct Running {
     /// The process.
     pub child: Child,
-    stdout: JoinHandle<String>,
-    stderr: JoinHandle<String>,
+    /// Who reads its standard output, and its standard error.
+    readers: Option<[JoinHandle<String>; 2]>,
+}
+
+/// A test that fails leaves no program behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
@@ -105,7 +113,7 @@ pub fn start(mut command: Command) -> Running {
         .expect("the command can be started");
     let stdout = read_all(child.stdout.take().expect("piped"));
     let stderr = read_all(child.stderr.take().expect("piped"));
-    Running { child, stdout, stderr }
+    Running { child, readers: Some([stdout, stderr]) }
 }
 
 impl Running {
@@ -147,8 +155,9 @@ impl Running {
         };
         use std::os::unix::process::ExitStatusExt;
         let status = status.map(|status| status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));
-        let text = |reader: JoinHandle<String>| reader.join().expect("reading does not panic");
-        Ended { status, stdout: text(self.stdout), stderr: text(self.stderr) }
+        let readers = self.readers.take().expect("they are waited for once");
+        let [stdout, stderr] = readers.map(|reader| reader.join().expect("reading does not panic"));
+        Ended { status, stdout, stderr }
     }
 }
 

@@ -6,6 +6,7 @@
 //! The file of a flash tier stayed for a second or more after its program, with all that was stored: it was registered
 //! with an io_uring, and the kernel takes the rings of processes that have ended apart later.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -85,7 +86,8 @@ fn the_room_on_a_disk_is_back_when_the_command_returns() {
     let before = disk.used();
     for tier in ["", "/named", "/kept"] {
         if tier == "/kept" {
-            std::fs::File::create(disk.0.join("kept")).unwrap();
+            let mut new = std::fs::OpenOptions::new();
+            new.write(true).create_new(true).mode(0o600).open(disk.0.join("kept")).unwrap();
         }
         let flash = format!("flash:{}{tier},size=400MiB", disk.0.display());
         let words = ["--dram", "32MiB", "--tier", &flash];

@@ -197,6 +197,11 @@ impl Adopter {
         }
     }
 
+    /// The budget, with what others have of it.
+    fn whole_budget_bytes(&self) -> u64 {
+        self.ledger.map_or(self.budget_bytes, |ledger| ledger.budget_pages() * PAGE_BYTES)
+    }
+
     /// Says in the account of the budget what this process has under our care, as far as it is in there.
     pub(crate) fn tell_need(&self, state: &State) {
         let Some(ledger) = self.ledger else { return };
@@ -452,7 +457,7 @@ impl Adopter {
             let wanted: usize = state.waiting.iter().map(overlap).sum();
             let before: usize = state.locked.iter().map(|range| range.end - range.start).sum();
             if wanted > 0 {
-                if (before + wanted) as u64 > self.budget_bytes / LOCKED_PART {
+                if (before + wanted) as u64 > self.whole_budget_bytes() / LOCKED_PART {
                     return false;
                 }
                 state.locked.push(Range { start, end, delivery: Delivery::Signal });
@@ -470,7 +475,7 @@ impl Adopter {
     pub fn lock_all(&'static self) -> bool {
         own_stack::call(move || {
             let mut state = self.state();
-            if self.is_active() || state.managed_bytes > self.budget_bytes / LOCKED_PART {
+            if self.is_active() || state.managed_bytes > self.whole_budget_bytes() / LOCKED_PART {
                 return false;
             }
             state.locked = state.waiting.clone();

@@ -339,7 +339,7 @@ impl Pager {
         let Some((start, end)) = self.managed(start, len) else { return true };
         let weight = self.weight(start, end);
         let spent = self.holds.locked_pages.load(Ordering::SeqCst);
-        if spent + weight > self.budget_pages / LOCKED_PART {
+        if spent + weight > self.whole_budget_pages() / LOCKED_PART {
             return false;
         }
         self.hold(LOCKED, 0, start, end).is_some()

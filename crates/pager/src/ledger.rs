@@ -11,12 +11,15 @@
 //! The sum is raised before a process's own number, and lowered after it: a process that is killed in between leaves a
 //! part unused for as long as the tree lives, never one that two use.
 //!
+//! The budget can change: `aquifer set` writes another one, and wakes those that sleep here.
+//!
 //! Threads: any. Locks nothing; allocates a list of the processes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use aquifer_core::frames::BUDGET_PAGES_MOST;
 use aquifer_core::shares::{self, Need};
 use aquifer_sys::presence::Presence;
 use aquifer_sys::raw::now_ns;
@@ -30,12 +33,16 @@ pub const WORDS: usize = RECORDS_AT + PROCESSES_MOST * RECORD_WORDS;
 /// The sum of what was given, in pages.
 pub const GIVEN: usize = 0;
 /// A count of events, in the first half of this word, on which processes sleep.
-const EVENTS: usize = 1;
+pub const EVENTS: usize = 1;
 /// When somebody last found nothing to take, as the monotonic clock's nanoseconds.
 const SHORT_AT: usize = 2;
 /// Somebody has said that a program is not managed.
 const TOLD_OF_UNMANAGED: usize = 3;
-const STATES_AT: usize = 4;
+/// The budget, in pages. `aquifer set` changes it, and then counts an event.
+pub const BUDGET: usize = 4;
+/// What the budget can become, in pages.
+pub const BUDGET_MOST: usize = 5;
+const STATES_AT: usize = 6;
 const RECORDS_AT: usize = STATES_AT + PROCESSES_MOST / 2;
 
 /// Of a process's record: what it was given, what it needs, and when it joined, in nanoseconds. The lowest bit of
@@ -63,7 +70,8 @@ pub struct Ledger {
     words: &'static [AtomicU64],
     halves: &'static [AtomicU32],
     places: Places,
-    budget_pages: u64,
+    /// What the budget can become here.
+    most_pages: u64,
     /// This process joined, or the one that forked it.
     joined: AtomicBool,
     /// The need that others were last told of.
@@ -71,7 +79,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The account behind an inherited descriptor, for a tree with `budget_pages`.
+    /// The account behind an inherited descriptor, for a tree that begins with `budget_pages`.
     pub fn attach(descriptor: i32, budget_pages: u64) -> io::Result<Self> {
         let segment: &'static SharedSegment = Box::leak(Box::new(SharedSegment::attach_inherited(descriptor)?));
         if segment.words().len() < WORDS {
@@ -82,7 +90,20 @@ impl Ledger {
         let presence = Presence::of(descriptor).map_err(error)?;
         let places = Places::new(&halves[STATES_AT * 2..], presence).map_err(error)?;
         let (joined, told) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(Self { words, halves, places, budget_pages, joined, told })
+        // Whoever comes first where the launcher has not said it.
+        let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);
+        let most_pages = words[BUDGET_MOST].load(Ordering::Relaxed).min(BUDGET_PAGES_MOST).max(budget_pages);
+        Ok(Self { words, halves, places, most_pages, joined, told })
+    }
+
+    /// The budget of the tree, in pages.
+    pub fn budget_pages(&self) -> u64 {
+        self.words[BUDGET].load(Ordering::Relaxed).min(self.most_pages)
+    }
+
+    /// What the budget of the tree can become, in pages.
+    pub fn most_pages(&self) -> u64 {
+        self.most_pages
     }
 
     fn of(&self, place: usize, what: usize) -> &AtomicU64 {
@@ -127,9 +148,9 @@ impl Ledger {
     /// Takes up to `pages` of what nobody has. Returns what this process has now.
     pub fn take(&self, pages: u64) -> u64 {
         let Some(own) = self.own(GIVEN_TO) else { return 0 };
-        let mut taken = 0;
+        let (mut taken, budget) = (0, self.budget_pages());
         let _ = self.words[GIVEN].fetch_update(Ordering::AcqRel, Ordering::Relaxed, |given| {
-            taken = self.budget_pages.saturating_sub(given).min(pages);
+            taken = budget.saturating_sub(given).min(pages);
             Some(given + taken)
         });
         own.fetch_add(taken, Ordering::AcqRel) + taken
@@ -166,7 +187,7 @@ impl Ledger {
     pub fn set_need(&self, pages: u64) {
         let Some(own) = self.own(NEEDS) else { return };
         own.store(pages, Ordering::Release);
-        if self.told.load(Ordering::Relaxed).abs_diff(pages) > self.budget_pages / TELLING_PART {
+        if self.told.load(Ordering::Relaxed).abs_diff(pages) > self.budget_pages() / TELLING_PART {
             self.told.store(pages, Ordering::Relaxed);
             self.tell();
         }
@@ -206,7 +227,8 @@ impl Ledger {
             })
             .collect();
         let index = own.and_then(|own| places.iter().position(|place| *place == own));
-        index.map_or(OUTSIDE_PAGES.min(self.budget_pages), |index| shares::share(&needs, index, self.budget_pages))
+        let budget = self.budget_pages();
+        index.map_or(OUTSIDE_PAGES.min(budget), |index| shares::share(&needs, index, budget))
     }
 
     /// Whether this process needs more than it was given, and others have the rest.
@@ -217,7 +239,7 @@ impl Ledger {
     /// Whether the budget is enough for every process to have `least` pages, or what it needs if that is less.
     pub fn has_room_for(&self, least: u64) -> bool {
         let needs = self.places.taken().map(|place| self.of(place, NEEDS).load(Ordering::Acquire));
-        needs.map(|pages| pages.min(least)).sum::<u64>() <= self.budget_pages
+        needs.map(|pages| pages.min(least)).sum::<u64>() <= self.budget_pages()
     }
 
     /// Somebody has less than it should.
@@ -282,6 +304,17 @@ mod tests {
         assert_eq!((one.take(100), other.given()), (700, 350));
         other.keep(100);
         assert_eq!(one.take(1000), 900);
+    }
+
+    #[test]
+    fn a_budget_that_changes_is_everybodys_at_once() {
+        let [one, other] = two();
+        assert!(one.reserve(700) && !other.reserve(400));
+        one.words[BUDGET].store(1200, Ordering::Relaxed);
+        assert_eq!(other.budget_pages(), 1000, "nobody said that it can become more");
+        one.words[BUDGET].store(800, Ordering::Relaxed);
+        assert_eq!((other.take(100), one.share() + other.share()), (300, 800));
+        assert!(one.share() < one.given(), "it has to give back");
     }
 
     #[test]

@@ -190,8 +190,10 @@ pub struct Pager {
     pub(crate) order: Order,
     /// The largest block that there can be.
     pub(crate) largest: Order,
-    /// The budget, or its largest value: see `share.rs`.
+    /// The budget to begin with.
     pub(crate) budget_pages: u64,
+    /// What it can become: there are addresses for so many frames. See `share.rs`.
+    pub(crate) room_pages: u64,
     /// The budget of this moment.
     pub(crate) budget_now: AtomicU64,
     pub(crate) ledger: Option<&'static Ledger>,
@@ -258,7 +260,12 @@ impl Pager {
         let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
         let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
-        let area = FrameArea::new(budget_pages, &signal).map_err(StartFailure::Frames)?;
+        let room_pages = settings.ledger.map_or(budget_pages, Ledger::most_pages);
+        let (area, room_pages) = FrameArea::new(room_pages, &signal)
+            .map(|area| (area, room_pages))
+            // A program that has little address space keeps the budget that it has.
+            .or_else(|_| FrameArea::new(budget_pages, &signal).map(|area| (area, budget_pages)))
+            .map_err(StartFailure::Frames)?;
         let quarry = (way == Way::Move).then(|| Quarry::new(&signal).map_err(StartFailure::Frames)).transpose()?;
         let slabs = slabs_of(&*settings.tier);
         let engine_settings = engine::Settings {
@@ -301,6 +308,7 @@ impl Pager {
             engine: Mutex::new(engine),
             recorder,
             budget_pages,
+            room_pages,
             budget_now: AtomicU64::new(budget_pages),
             ledger: settings.ledger,
             told_of_many: AtomicBool::new(false),

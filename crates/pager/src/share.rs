@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A pager's budget follows its process's share of the tree's (`ledger.rs`).
+//! A pager's budget follows its process's share of the tree's (`ledger.rs`), also when that changes.
 //!
 //! What is given up is given back to the account when eviction has paid for it, not before.
 //!
@@ -10,7 +10,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use aquifer_core::units::PAGE_BYTES;
+use aquifer_stats::Gauge;
+
 use crate::abort::say;
+use crate::ledger::Ledger;
 use crate::pager::{Pager, StartFailure, start_thread};
 
 /// One look at whether eviction has paid back what was given up.
@@ -36,7 +40,8 @@ impl Pager {
         if !ledger.has_room_for(least) {
             self.say_once_that_there_are_many();
         }
-        let share = fair.clamp(least, self.budget_pages.max(least));
+        self.counters.set(Gauge::DramBudgetBytes, ledger.budget_pages() * PAGE_BYTES);
+        let share = fair.clamp(least, self.room_pages.max(least));
         let mut given = ledger.given();
         let mut is_short = false;
         if given < share && share - given > given / CHANGE_PART {
@@ -75,6 +80,11 @@ impl Pager {
             self.worker_bell.ring();
         }
         (spent, debt > 0)
+    }
+
+    /// The budget, with what other processes have of it.
+    pub(crate) fn whole_budget_pages(&self) -> u64 {
+        self.ledger.map_or(self.budget_pages, Ledger::budget_pages)
     }
 
     /// What this pager cannot do without. What is locked stays half of the budget at most.

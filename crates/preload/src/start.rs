@@ -37,6 +37,9 @@ pub struct Instance {
 }
 
 const _: () = assert!(ledger::GIVEN == aquifer_config::LEDGER_GIVEN_WORD, "the launcher looks there");
+const _: () = assert!(ledger::EVENTS == aquifer_config::LEDGER_EVENTS_WORD, "`aquifer set` counts there");
+const _: () = assert!(ledger::BUDGET == aquifer_config::LEDGER_BUDGET_WORD, "`aquifer set` writes there");
+const _: () = assert!(ledger::BUDGET_MOST == aquifer_config::LEDGER_BUDGET_MOST_WORD, "the launcher writes there");
 const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the account fits into its segment");
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();
@@ -111,6 +114,10 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let record = config.record.clone();
     let family = family(&*tier);
     let ledger = ledger(&config);
+    if let Some(ledger) = ledger {
+        // It may have changed since the tree began.
+        counters.set(Gauge::DramBudgetBytes, ledger.budget_pages() * PAGE_BYTES);
+    }
     crate::descendants::prepare(&text, config.strict, ledger);
     let settings =
         Settings { dram_bytes, order, elastic, policy, tier, family, ledger, way, prefetch, record, program };

@@ -9,10 +9,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use aquifer_config::{BlockSize, Budget, LEDGER_WORDS, VARIABLE};
-use aquifer_core::units::ByteSize;
+use aquifer_config::{
+    BlockSize, Budget, Config, LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_NAME, LEDGER_WORDS, VARIABLE,
+};
+use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_stats::{Counters, Gauge, Text};
 use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
 use aquifer_sys::shared_segment::SharedSegment;
@@ -21,6 +24,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::unistd::Pid;
 
+use super::room;
 use super::settings::RunSettings;
 use super::supervise::Signals;
 use super::unsafe_edge;
@@ -88,7 +92,7 @@ pub fn start(
     let mut config = settings.config.clone();
     config.stats_fd = Some(stats_fd);
     // Alive until the program has started, which inherits it, and looked at meanwhile: `unmanaged.rs`.
-    let ledger = (settings.budget == Budget::Tree).then(ledger).transpose()?;
+    let ledger = (settings.budget == Budget::Tree).then(|| ledger(&config)).transpose()?;
     config.ledger_fd = ledger
         .as_ref()
         .and_then(SharedSegment::descriptor)
@@ -120,11 +124,16 @@ pub fn start(
 }
 
 /// The account of the budget, for the processes of the tree.
-fn ledger() -> Result<SharedSegment, Failure> {
-    SharedSegment::create(c"aquifer-ledger", LEDGER_WORDS).map_err(|error| {
+fn ledger(config: &Config) -> Result<SharedSegment, Failure> {
+    let segment = SharedSegment::create(LEDGER_NAME, LEDGER_WORDS).map_err(|error| {
         let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
         cannot_start(format!("the account of the budget cannot be made: {error}"), remedy)
-    })
+    })?;
+    let most = room::budget_bytes_most(config.dram_bytes)?;
+    for (word, bytes) in [(LEDGER_BUDGET_WORD, config.dram_bytes), (LEDGER_BUDGET_MOST_WORD, most)] {
+        segment.words()[word].store(bytes / PAGE_BYTES, Ordering::Relaxed);
+    }
+    Ok(segment)
 }
 
 /// Which limit of this process to raise, where one is in the way.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use aquifer_config::LEDGER_GIVEN_WORD;
+use aquifer_config::{LEDGER_BUDGET_WORD, LEDGER_GIVEN_WORD};
 use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::shared_segment::SharedSegment;
@@ -118,8 +118,15 @@ impl Watched<'_> {
         let unmanaged = found.unmanaged_bytes(managed, self.counters.gauge(Gauge::OverheadBytes) * count);
         self.counters.set(Gauge::UnmanagedResidentBytes, unmanaged);
         self.counters.raise(Gauge::UnmanagedResidentBytesPeak, unmanaged);
-        let of_each = self.counters.gauge(Gauge::DramBudgetBytes);
-        let budget = if self.ledger.is_some() { of_each } else { of_each * count };
+        let budget = match self.ledger {
+            Some(ledger) => {
+                let budget = ledger.words()[LEDGER_BUDGET_WORD].load(Ordering::Relaxed) * PAGE_BYTES;
+                // Below it, nobody else says that it has changed.
+                self.counters.set(Gauge::DramBudgetBytes, budget);
+                budget
+            }
+            None => self.counters.gauge(Gauge::DramBudgetBytes) * count,
+        };
         if !exceeds_budget(managed + unmanaged, budget) {
             return false;
         }

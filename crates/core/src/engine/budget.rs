@@ -7,6 +7,7 @@
 //! smaller one is reached bit by bit: what is spent beyond it is debt, which eviction pays back before anything else.
 
 use super::{AHEAD_PART, Engine, elastic};
+use crate::frames::BUDGET_PAGES_MOST;
 use crate::units::REGION_PAGES;
 use crate::watermarks::Watermarks;
 
@@ -17,14 +18,14 @@ pub fn least(largest: u64) -> u64 {
 }
 
 impl Engine {
-    /// Pages that may be in local DRAM now. At most what the settings say.
+    /// Pages that may be in local DRAM now.
     pub fn budget_pages(&self) -> u64 {
         self.frames.budget_pages()
     }
 
-    /// Changes the budget, to no more than the settings say. What is spent beyond it is [debt](Engine::debt_pages).
+    /// Changes the budget, to [`BUDGET_PAGES_MOST`] at most. What is spent beyond it is [debt](Engine::debt_pages).
     pub fn set_budget(&mut self, pages: u64) {
-        let (before, pages) = (self.budget_pages(), pages.min(self.settings.budget_pages));
+        let (before, pages) = (self.budget_pages(), pages.min(BUDGET_PAGES_MOST));
         if pages == before {
             return;
         }

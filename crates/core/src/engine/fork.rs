@@ -78,9 +78,7 @@ impl Engine {
         }
         self.ahead = super::background::Ahead::default();
         self.departures = super::advice::Departures::default();
-        let budget = self.budget_pages();
-        self.frames = FramePool::new(self.settings.budget_pages);
-        self.frames.shrink(self.settings.budget_pages - budget);
+        self.frames = FramePool::new(self.budget_pages());
         self.debt_pages = self.frames.spend(self.resident_pages);
         self.failed_in_a_row = 0;
         self.map.deliver_all(Delivery::Signal);

@@ -58,10 +58,11 @@ const AHEAD_PART: u64 = 16;
 /// Frames beside what is resident take about this part of the budget, where all of the memory fits.
 const FRAMES_PART: u64 = 16;
 
-/// How the engine is to behave; fixed for its life.
+/// How the engine is to behave; fixed for its life, but for the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Pages that may ever be in local DRAM at once, resident and in frames together.
+    /// Pages that may be in local DRAM at once, resident and in frames together, until
+    /// [`set_budget`](Engine::set_budget) says otherwise.
     pub budget_pages: u64,
     /// Regions of 2 MiB for which the tier has room.
     pub tier_slabs: u32,
