@@ -297,7 +297,7 @@ impl World {
         true
     }
 
-    /// Others need a part of the budget, half of it at most, or give it back; or somebody gives more, up to twice as much.
+    /// Others need a part of the budget, half of it at most, or give it back; or somebody gives up to twice as much.
     pub fn change_budget(&mut self, luck: u32) {
         let least = self.budget_pages / 2;
         self.engine.set_budget(least + u64::from(luck / 8) % (2 * self.budget_pages - least + 1));
