@@ -3,6 +3,7 @@
 
 //! What the user typed, and the checked settings that the rest of the bench sees.
 
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use clap::Args;
 use crate::contender::{Contender, STANDARD, SwapKind};
 use crate::failure::BenchFailure;
 use crate::overhead::Overhead;
+use crate::own;
 use crate::size::{parse_duration, parse_rate, parse_size};
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
 
@@ -32,6 +34,7 @@ Examples:
   aquifer bench --workload redis,redis-save --local 75,50 a server: throughput, p99, its dump
   aquifer bench --against old/aquifer --workload stream   this build beside another one, in turn
   aquifer bench --plan --workload all                     what would run, and what cannot and why
+  aquifer bench -- ./program its arguments                your own program: would it help?
 
 Bars stand at the end, each met, missed or not measured, and with --check a missed one is exit 4:
   over swap, mmap, UMap, fio  --local 30 --workload stream,stream-static,bfs,pr,bc,load
@@ -104,10 +107,10 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     pub against: Option<PathBuf>,
     /// One more argument for `aquifer run`, such as --aquifer-arg=--block=1MiB
-    #[arg(long, allow_hyphen_values = true, value_name = "ARG")]
+    #[arg(long, hide_short_help = true, allow_hyphen_values = true, value_name = "ARG")]
     pub aquifer_arg: Vec<String>,
     /// UMap: bytes of its page [default: the best for each workload of those that were tried]
-    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    #[arg(long, hide_short_help = true, value_parser = parse_size, value_name = "SIZE")]
     pub umap_page: Option<u64>,
     /// aquifer-donors:N: bytes a second that each donor's cable carries each way; 250MB/s are 2 Gbit/s
     #[arg(long, hide_short_help = true, value_parser = parse_rate, default_value = "250MB/s", value_name = "RATE")]
@@ -130,6 +133,13 @@ pub struct BenchArgs {
     /// Only say what would run and what would be skipped
     #[arg(long)]
     pub plan: bool,
+    /// A program of yours, and its arguments, instead of a workload: how long it takes with less memory than it wants
+    ///
+    /// It runs once to see what it takes (or say it: --bytes), then in turn in DRAM, with us, and with swap on disk and
+    /// in zram in the same limit, at half of that. It must end by itself, with 0, and gets no input; what it prints is
+    /// not shown.
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["workload", "overhead", "quick", "umap_page"])]
+    pub program: Vec<OsString>,
 }
 
 /// What was asked for, checked.
@@ -165,7 +175,10 @@ pub struct Settings {
 impl Settings {
     /// Checks the arguments. What `--quick` sets can be overruled by naming it.
     pub fn from_args(args: BenchArgs) -> Result<Self, BenchFailure> {
-        let contenders = if args.contender.is_empty() && args.quick {
+        let is_own = !args.program.is_empty();
+        let contenders = if args.contender.is_empty() && is_own {
+            contenders_named(&own::STANDARD.map(str::to_owned))?
+        } else if args.contender.is_empty() && args.quick {
             vec![Contender::Dram, Contender::AquiferFlash, Contender::Swap(SwapKind::Disk)]
         } else {
             contenders_named(&args.contender)?
@@ -176,6 +189,7 @@ impl Settings {
         };
         let locals = match args.local.as_slice() {
             [] if args.quick => vec![30],
+            [] if is_own => vec![own::LOCAL_PERCENT],
             [] => vec![30, 50, 70],
             named => without_repeats(named),
         };
@@ -203,7 +217,9 @@ impl Settings {
         }
         let timeout = if args.quick { args.timeout.min(Duration::from_secs(240)) } else { args.timeout };
         Ok(Self {
-            workloads: if args.workload.is_empty() && !args.overhead.is_empty() {
+            workloads: if is_own {
+                vec![own::workload(args.program)?]
+            } else if args.workload.is_empty() && !args.overhead.is_empty() {
                 Vec::new()
             } else {
                 workloads_named(&args.workload)?
@@ -386,6 +402,16 @@ mod tests {
         let both = settings(&["--overhead", "all", "--workload", "bfs", "--rounds", "2"]).unwrap();
         assert_eq!((both.workloads.len(), both.overheads.len()), (1, 5));
         assert_eq!(both.overhead_rounds(Overhead::BelowBudget), 2);
+    }
+
+    #[test]
+    fn a_program_of_ones_own_is_the_only_workload() {
+        let own = settings(&["--", "sh", "-c", "exit 0"]).unwrap();
+        assert_eq!((own.workloads.len(), own.workloads[0].name, own.locals.as_slice()), (1, "sh", &[50][..]));
+        let names: Vec<_> = own.contenders.iter().map(ToString::to_string).collect();
+        assert_eq!(names, own::STANDARD);
+        assert!(settings(&["--", "no-such-program-at-all"]).is_err());
+        assert!(Probe::try_parse_from(["bench", "--workload", "bfs", "--", "sh"]).is_err());
     }
 
     #[test]

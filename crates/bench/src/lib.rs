@@ -35,6 +35,7 @@ mod overhead;
 mod overhead_donor;
 mod overhead_rdma;
 mod overhead_run;
+mod own;
 mod ping_pong;
 mod plan;
 mod plot;

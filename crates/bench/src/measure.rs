@@ -14,6 +14,7 @@ use crate::cgroup::{Account, Cgroup, Hierarchy};
 use crate::contender::Contender;
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
+use crate::own;
 use crate::plan::Step;
 use crate::process::{self, Finished, find_program};
 use crate::record::Run;
@@ -119,6 +120,10 @@ impl Bench<'_> {
         run.oom_kills += account.oom_kills;
         run.stats = fs::read_to_string(&stats).ok().and_then(|text| serde_json::from_str(&text).ok());
         judge_end(step, self.settings, &finished, &account)?;
+        if step.workload.is_own() {
+            run.figure = Some(own::figure(&finished));
+            return Ok(());
+        }
         let printed = parse_output(&finished.stdout)?;
         run.peak_resident_bytes = printed.get("peak_resident_bytes").and_then(Value::as_u64);
         run.figure = Some(figure_of(&printed)?);
@@ -160,8 +165,12 @@ impl Bench<'_> {
         if step.contender == Contender::Umap {
             name.push_str("_umap");
         }
-        let program = fs::canonicalize(self.settings.programs.join(&name))
-            .map_err(|error| BenchFailure::io(format!("cannot find {name}"), &error))?;
+        let program = match workload.is_own() {
+            // Some programs do something else under another name.
+            true => PathBuf::from(name),
+            false => fs::canonicalize(self.settings.programs.join(&name))
+                .map_err(|error| BenchFailure::io(format!("cannot find {name}"), &error))?,
+        };
         let mut around = cgroup.map_or_else(Vec::new, Cgroup::words);
         around.append(&mut self.pager_words(step, place, stats)?);
         let mut words = vec![program.display().to_string()];

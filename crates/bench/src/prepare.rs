@@ -17,6 +17,7 @@ use crate::failure::BenchFailure;
 use crate::fio;
 use crate::hosts;
 use crate::interrupt::Interrupt;
+use crate::own;
 use crate::plan::{Measured, Obstacles, Plan, Step};
 use crate::process::{self, find_program};
 use crate::progress::Progress;
@@ -125,6 +126,9 @@ pub fn footprints(
     // The same server with the same values is filled once.
     let mut filled: Option<(Input, u64)> = None;
     let mut footprint = |workload: &'static Workload| {
+        if workload.is_own() {
+            return own::footprint(workload, settings, interrupt);
+        }
         let server = workload.server().map(|program| (program, find_program(program)));
         if let (Input::Server { bytes, .. }, true) = (workload.input, settings.plan_only) {
             // Keys and tables take a third and more of what values of 1 KiB do: nothing runs on it.

@@ -102,7 +102,17 @@ impl Drop for Running {
 }
 
 /// Runs a command to its end, to its time limit, or to a signal.
-pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Result<Finished, BenchFailure> {
+pub fn run(command: Command, timeout: Duration, interrupt: &Interrupt) -> Result<Finished, BenchFailure> {
+    run_watched(command, timeout, interrupt, &mut |_| {})
+}
+
+/// As [`run`]; `watch` is called with the number of the process every few milliseconds.
+pub fn run_watched(
+    mut command: Command,
+    timeout: Duration,
+    interrupt: &Interrupt,
+    watch: &mut dyn FnMut(u32),
+) -> Result<Finished, BenchFailure> {
     interrupt.check()?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let name = command.get_program().to_string_lossy().into_owned();
@@ -117,7 +127,7 @@ pub fn run(mut command: Command, timeout: Duration, interrupt: &Interrupt) -> Re
     let status = loop {
         match running.0.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) => {}
+            Ok(None) => watch(running.0.id()),
             Err(error) => return Err(BenchFailure::io(format!("cannot wait for {name}"), &error)),
         }
         let interrupted = interrupt.check();

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use crate::latency::Latency;
-use crate::record::{Record, Summary};
+use crate::record::{Record, Run, Summary};
 use crate::size::format_size;
 use crate::verdict::Verdict;
 
@@ -119,10 +119,28 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
         let _ = writeln!(text, "  {}", bar(*speed, &speeds));
     }
     text.push_str("  (bars: speed, each sign a fifth of a doubling)\n");
+    peak_line(&mut text, record, workload, local);
     let told: Vec<&Latency> =
         record.latencies.iter().filter(|told| told.workload == workload && told.local_percent == local).collect();
     latency_lines(&mut text, &told);
     text
+}
+
+/// What programs that say nothing of themselves had in DRAM, by the kernel: page cache included.
+fn peak_line(text: &mut String, record: &Record, workload: &str, local: u32) {
+    let of = |run: &&Run| run.workload == workload && run.local_percent == local && run.program.is_none();
+    let mut peaks: Vec<(&str, u64)> = Vec::new();
+    for run in record.runs.iter().filter(of) {
+        let Some(bytes) = run.cgroup_peak_bytes else { continue };
+        match peaks.iter_mut().find(|(name, _)| *name == run.contender) {
+            Some((_, most)) => *most = bytes.max(*most),
+            None => peaks.push((&run.contender, bytes)),
+        }
+    }
+    if !peaks.is_empty() {
+        let peaks: Vec<String> = peaks.iter().map(|(name, bytes)| format!("{name} {}", format_size(*bytes))).collect();
+        let _ = writeln!(text, "  peak of memory, files' pages included: {}", peaks.join(", "));
+    }
 }
 
 fn latency_lines(text: &mut String, told: &[&Latency]) {

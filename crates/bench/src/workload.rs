@@ -18,6 +18,8 @@ pub enum Input {
     /// Values of this many bytes together, unless `--bytes` says otherwise, in a server that the program starts. The
     /// program is outside the limit, and what it starts is inside.
     Server { bytes: u64, program: &'static str },
+    /// A program of the user's own, which has no such words, and prints no result (`own.rs`).
+    Own,
 }
 
 /// One line of the list.
@@ -205,11 +207,16 @@ impl Workload {
         matches!(self.input, Input::Graph { .. })
     }
 
+    /// Whether it is the user's own.
+    pub fn is_own(&self) -> bool {
+        self.input == Input::Own
+    }
+
     /// The server that the program starts.
     pub fn server(&self) -> Option<&'static str> {
         match self.input {
             Input::Server { program, .. } => Some(program),
-            Input::Arrays { .. } | Input::Graph { .. } => None,
+            Input::Arrays { .. } | Input::Graph { .. } | Input::Own => None,
         }
     }
 
@@ -235,6 +242,7 @@ impl Workload {
                 add("--graph", graph.display().to_string());
                 add("--trials", sizing.trials.unwrap_or(trials).to_string());
             }
+            Input::Own => return words,
         }
         match self.program {
             // STREAM leaves the first iteration out; three give a best of two, and keep a run on disk swap bearable.
