@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_config::{
-    BlockSize, Budget, Config, LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_NAME, LEDGER_WORDS, VARIABLE,
+    BlockSize, Budget, LEDGER_BUDGET_MOST_WORD, LEDGER_BUDGET_WORD, LEDGER_NAME, LEDGER_WORDS, VARIABLE,
 };
 use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use aquifer_stats::{Counters, Gauge, Text};
@@ -24,7 +24,6 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::unistd::Pid;
 
-use super::room;
 use super::settings::RunSettings;
 use super::supervise::Signals;
 use super::unsafe_edge;
@@ -92,7 +91,7 @@ pub fn start(
     let mut config = settings.config.clone();
     config.stats_fd = Some(stats_fd);
     // Alive until the program has started, which inherits it, and looked at meanwhile: `unmanaged.rs`.
-    let ledger = (settings.budget == Budget::Tree).then(|| ledger(&config)).transpose()?;
+    let ledger = (settings.budget == Budget::Tree).then(|| ledger(settings)).transpose()?;
     config.ledger_fd = ledger
         .as_ref()
         .and_then(SharedSegment::descriptor)
@@ -124,13 +123,13 @@ pub fn start(
 }
 
 /// The account of the budget, for the processes of the tree.
-fn ledger(config: &Config) -> Result<SharedSegment, Failure> {
+fn ledger(settings: &RunSettings) -> Result<SharedSegment, Failure> {
     let segment = SharedSegment::create(LEDGER_NAME, LEDGER_WORDS).map_err(|error| {
         let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
         cannot_start(format!("the account of the budget cannot be made: {error}"), remedy)
     })?;
-    let most = room::budget_bytes_most(config.dram_bytes)?;
-    for (word, bytes) in [(LEDGER_BUDGET_WORD, config.dram_bytes), (LEDGER_BUDGET_MOST_WORD, most)] {
+    let (budget, most) = (settings.config.dram_bytes, settings.dram_bytes_most);
+    for (word, bytes) in [(LEDGER_BUDGET_WORD, budget), (LEDGER_BUDGET_MOST_WORD, most)] {
         segment.words()[word].store(bytes / PAGE_BYTES, Ordering::Relaxed);
     }
     Ok(segment)

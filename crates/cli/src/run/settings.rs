@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 use super::args::RunArgs;
 use super::memory_limit::Allowed;
 use super::program::Program;
-use super::{preload, state_dir};
+use super::{preload, room, state_dir};
 use crate::exit::{ExitCode, Failure};
 
 /// What `aquifer run` will do.
@@ -25,6 +25,8 @@ use crate::exit::{ExitCode, Failure};
 pub struct RunSettings {
     /// What the pager is told; the statistics descriptor is still missing.
     pub config: Config,
+    /// What the budget can become while the program runs.
+    pub dram_bytes_most: u64,
     /// What is run.
     pub program: Program,
     /// What the budget is of.
@@ -43,7 +45,8 @@ impl RunSettings {
     /// Checks everything, cheapest and most likely first.
     pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
         let RunArgs { how, command } = args;
-        let dram = how.dram.of(&Allowed::read()?)?;
+        let allowed = Allowed::read()?;
+        let dram = how.dram.of(&allowed)?;
         check_outputs(how.record.as_deref(), how.stats_json.as_deref())?;
         let tiers = check_tiers(&how.tier)?;
         let program = Program::check(command, env::var_os("PATH").as_deref())?;
@@ -70,6 +73,7 @@ impl RunSettings {
         let budget = if how.record.is_some() { Budget::Process } else { how.budget };
         Ok(RunSettings {
             config,
+            dram_bytes_most: room::budget_bytes_most(dram.0, &allowed),
             program,
             budget,
             ld_preload,
