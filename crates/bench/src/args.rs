@@ -133,11 +133,11 @@ pub struct BenchArgs {
     /// Only say what would run and what would be skipped
     #[arg(long)]
     pub plan: bool,
-    /// A program of yours, and its arguments, instead of a workload: how long it takes with less memory than it wants
+    /// Measure this program, with its arguments, instead of a workload
     ///
-    /// It runs once to see what it takes (or say it: --bytes), then in turn in DRAM, with us, and with swap on disk and
-    /// in zram in the same limit, at half of that. It must end by itself, with 0, and gets no input; what it prints is
-    /// not shown.
+    /// One run measures its footprint, unless --bytes gives it. Then the program runs in turn in DRAM, under Aquifer,
+    /// and with swap on disk and in zram in the same memory limit, with half of its footprint as local memory. It must
+    /// exit by itself with status 0. It reads end of file from standard input; its output is discarded.
     #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["workload", "overhead", "quick", "umap_page"])]
     pub program: Vec<OsString>,
 }

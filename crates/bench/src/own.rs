@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A program of the user's own as a workload (`aquifer bench -- PROGRAM`): what it takes, and how long it takes.
+//! A user's program as a workload (`aquifer bench -- PROGRAM`).
 //!
-//! It knows nothing of us: its footprint is measured by running it once without a limit, its figure is the time from
-//! its start to its end, and it has done what it should when it ends with 0.
+//! One run without a limit measures its footprint. Its figure is the elapsed time; exit status 0 is success.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -97,7 +96,7 @@ fn measured(workload: &Workload, settings: &Settings, interrupt: &Interrupt) -> 
     Ok(most)
 }
 
-/// What the program said by ending: how long it took.
+/// The elapsed time of a run.
 pub fn figure(finished: &Finished) -> Figure {
     let value = finished.wall.as_secs_f64();
     Figure { name: "time".into(), value, unit: "s".into(), better: Better::Lower }

@@ -9,6 +9,7 @@
 //! itself is in the preload library, inside the child.
 
 mod args;
+mod budget_most;
 mod crawl;
 mod dram;
 mod farewell;
@@ -17,7 +18,6 @@ mod memory_limit;
 pub mod preload;
 mod program;
 mod report;
-mod room;
 mod settings;
 pub mod state_dir;
 mod supervise;

@@ -27,9 +27,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Change the budget of a running program
 ///
-/// The budget is that of the program and all that it has started. More of it can be used at once; less is reached as
-/// the tier takes what has to leave. A program that fits its budget has no pager yet: there a smaller budget counts
-/// from its next allocation on.
+/// The budget is shared by the program and its descendants. A larger budget takes effect at once. A smaller one takes
+/// effect as pages are evicted to the tier. In a program that has always fitted its budget, a smaller one takes effect
+/// at its next allocation.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -96,7 +96,7 @@ pub fn set(args: &SetArgs) -> Result<process::ExitCode, Failure> {
     }
     if change.given_bytes > dram.0 {
         say(&format!(
-            "{pid} still has {}; it gives back what its tier takes, or at its next allocation if it fitted until now",
+            "{pid} still uses {}; eviction goes on, or begins at the program's next allocation if it has fitted its budget until now",
             ByteSize(change.given_bytes)
         ));
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer bench -- PROGRAM`: a program that knows nothing of us, in DRAM and with half of it.
+//! `aquifer bench -- PROGRAM` measures an unmodified program, in DRAM and with half of its footprint.
 //!
-//! Figures are not looked at.
+//! The test does not judge the times.
 
 use std::path::PathBuf;
 
@@ -11,8 +11,8 @@ use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, run};
 use serde_json::Value;
 
-/// Fills as many MiB as it is told, reads them sixty times, and prints what would be taken for a result. Ends with its
-/// second argument.
+/// Fills the given number of MiB, reads them 60 times, and prints a line that looks like a workload's result. Its second
+/// argument is its exit status.
 const PROGRAM: &str = r#"
     #include <stdint.h>
     #include <stdio.h>
@@ -49,7 +49,7 @@ fn bench(name: &str, words: &[&str], program: &[&str]) -> Option<Ended> {
 
 /// One test: benches exclude each other.
 #[test]
-fn a_program_of_ones_own_is_measured_or_it_is_said_why_not() {
+fn a_users_program_is_measured_or_refused_with_the_cause() {
     let Some(ended) = bench("fills", &["--json", "-"], &["96"]) else { return };
     ended.expect(0);
     let record: Value = serde_json::from_str(&ended.stdout).expect("--json - is JSON alone");
@@ -62,7 +62,7 @@ fn a_program_of_ones_own_is_measured_or_it_is_said_why_not() {
             "{run}"
         );
         let footprint = run["footprint_bytes"].as_u64().expect("a number") >> 20;
-        assert!((94..110).contains(&footprint), "it was looked at: {footprint} MiB");
+        assert!((94..110).contains(&footprint), "the footprint is {footprint} MiB");
         if run["contender"] == "aquifer-dram" {
             assert!(run["stats"]["fetched_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{run}");
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Under filters of system calls such as containers have: what is refused is told at the start, with its cause, and
-//! what can be done without is done without.
+//! Under seccomp filters like those of container runtimes, `aquifer run` reports a required system call that is refused at
+//! startup, with the cause, and works without the optional ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -128,7 +128,7 @@ fn the_device_is_enough_by_itself() {
 }
 
 #[test]
-fn what_a_filter_refuses_is_told_at_the_start_with_its_cause() {
+fn a_refused_userfaultfd_is_reported_at_startup_with_the_cause() {
     let Some(program) = program() else { return };
     // Who is not root does not get around the filter by the device.
     let words = ["run", "--dram", "1GiB", "--tier", "dram:size=64MiB"];

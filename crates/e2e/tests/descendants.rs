@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs that a program executes are managed, too, with whatever environment it gives them: empty ones, and another
-//! `LD_PRELOAD`, left them without a budget, and nobody said so. What cannot be managed is told of once, or refused.
+//! Programs that a managed program executes stay managed, whatever environment they get. An empty one, or another
+//! `LD_PRELOAD`, used to let them escape the budget silently. A program that cannot be managed is reported once, or refused.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

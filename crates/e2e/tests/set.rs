@@ -91,7 +91,7 @@ impl Place {
     }
 }
 
-/// What the kernel has of the process in DRAM, whoever counts what.
+/// The resident anonymous memory of the process, from /proc/PID/status.
 fn anonymous(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap_or("0");
@@ -196,5 +196,48 @@ fn a_limit_on_address_space_keeps_the_budget_small() {
     assert!(refused.expect(1).stderr.contains("with room for 48MiB at the most"), "{}", refused.stderr);
     place.set("32MiB").expect(0);
     place.go_on();
+    place.end();
+}
+
+/// A pager that could reserve frame addresses for its first budget only stays within it, whatever is set or locked.
+#[test]
+fn a_pager_with_little_address_space_keeps_to_its_frames() {
+    let program = "
+        #include <stdint.h>
+        #include <stdio.h>
+        #include <sys/mman.h>
+        #include <sys/resource.h>
+        #include <unistd.h>
+        enum { LEN = 160 << 20, LOCKED = 40 << 20 };
+        int main(void) {
+            struct rlimit most = {3ull << 30, 3ull << 30};
+            if (setrlimit(RLIMIT_AS, &most)) return 7;
+            uint64_t round = 0, all = LEN / 8;
+            uint64_t *data = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            for (size_t at = 0; at < all; at += 64) data[at] = at;
+            int locked = 0;
+            while (access(\"stop\", F_OK)) {
+                if (!access(\"lock\", F_OK) && !locked++) mlock(data, LOCKED);
+                for (size_t at = 0; at < all; at += 64) if (data[at]++ != at + round) return 1;
+                round++;
+                FILE *file = fopen(\"rounds.new\", \"w\");
+                if (file) { fprintf(file, \"%llu\", (unsigned long long)round); fclose(file); rename(\"rounds.new\", \"rounds\"); }
+            }
+            return 0;
+        }";
+    let Some(program) = compile_text("set-frames", program) else { return };
+    let directory = scratch("set-frames");
+    let mut command = managed(&["--dram", "48MiB", "--tier", "dram:"], &program, &[]);
+    command.current_dir(&directory);
+    let place = Place { directory, running: start(command) };
+    place.go_on();
+    place.set("256MiB").expect(0);
+    place.go_on();
+    std::fs::write(place.directory.join("lock"), "").expect("the directory is there");
+    place.go_on();
+    // Which has the share looked at again.
+    place.set("250MiB").expect(0);
+    (0..4).for_each(|_| place.go_on());
+    assert!(place.bytes("resident_bytes") <= 48 * MIB, "{}", place.bytes("resident_bytes") / MIB);
     place.end();
 }

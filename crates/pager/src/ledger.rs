@@ -11,7 +11,7 @@
 //! The sum is raised before a process's own number, and lowered after it: a process that is killed in between leaves a
 //! part unused for as long as the tree lives, never one that two use.
 //!
-//! The budget can change: `aquifer set` writes another one, and wakes those that sleep here.
+//! `aquifer set` changes the budget while the tree runs, and wakes every process that waits for an event.
 //!
 //! Threads: any. Locks nothing; allocates a list of the processes.
 
@@ -36,7 +36,7 @@ pub const GIVEN: usize = 0;
 pub const EVENTS: usize = 1;
 /// When somebody last found nothing to take, as the monotonic clock's nanoseconds.
 const SHORT_AT: usize = 2;
-/// Somebody has said that a program is not managed.
+/// Whether an unmanaged program has been reported.
 const TOLD_OF_UNMANAGED: usize = 3;
 /// The budget, in pages. `aquifer set` changes it, and then counts an event.
 pub const BUDGET: usize = 4;
@@ -70,7 +70,7 @@ pub struct Ledger {
     words: &'static [AtomicU64],
     halves: &'static [AtomicU32],
     places: Places,
-    /// What the budget can become here.
+    /// The largest value that the budget can take.
     most_pages: u64,
     /// This process joined, or the one that forked it.
     joined: AtomicBool,
@@ -90,7 +90,7 @@ impl Ledger {
         let presence = Presence::of(descriptor).map_err(error)?;
         let places = Places::new(&halves[STATES_AT * 2..], presence).map_err(error)?;
         let (joined, told) = (AtomicBool::new(false), AtomicU64::new(0));
-        // Whoever comes first where the launcher has not said it.
+        // The launcher has set it, unless it is of another release.
         let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);
         let most_pages = words[BUDGET_MOST].load(Ordering::Relaxed).min(BUDGET_PAGES_MOST).max(budget_pages);
         Ok(Self { words, halves, places, most_pages, joined, told })
@@ -101,7 +101,7 @@ impl Ledger {
         self.words[BUDGET].load(Ordering::Relaxed).min(self.most_pages)
     }
 
-    /// What the budget of the tree can become, in pages.
+    /// The largest value that the budget of the tree can take, in pages.
     pub fn most_pages(&self) -> u64 {
         self.most_pages
     }
@@ -257,7 +257,7 @@ impl Ledger {
         at != 0 && now_ns().saturating_sub(at) < SHORT_LASTS.as_nanos() as u64
     }
 
-    /// Whether this is the first in the tree to say that a program is not managed.
+    /// Whether this call is the first in the tree to report an unmanaged program.
     pub fn is_first_to_tell_of_unmanaged(&self) -> bool {
         self.words[TOLD_OF_UNMANAGED].swap(1, Ordering::Relaxed) == 0
     }
@@ -311,7 +311,7 @@ mod tests {
         let [one, other] = two();
         assert!(one.reserve(700) && !other.reserve(400));
         one.words[BUDGET].store(1200, Ordering::Relaxed);
-        assert_eq!(other.budget_pages(), 1000, "nobody said that it can become more");
+        assert_eq!(other.budget_pages(), 1000, "the launcher allowed no larger budget");
         one.words[BUDGET].store(800, Ordering::Relaxed);
         assert_eq!((other.take(100), one.share() + other.share()), (300, 800));
         assert!(one.share() < one.given(), "it has to give back");

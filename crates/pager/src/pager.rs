@@ -192,8 +192,8 @@ pub struct Pager {
     pub(crate) largest: Order,
     /// The budget to begin with.
     pub(crate) budget_pages: u64,
-    /// What it can become: there are addresses for so many frames. See `share.rs`.
-    pub(crate) room_pages: u64,
+    /// The largest budget that there are frame addresses for. See `share.rs`.
+    pub(crate) budget_pages_most: u64,
     /// The budget of this moment.
     pub(crate) budget_now: AtomicU64,
     pub(crate) ledger: Option<&'static Ledger>,
@@ -260,9 +260,9 @@ impl Pager {
         let signal = Uffd::open(wanted | feature::SIGBUS, false).map_err(StartFailure::Uffd)?.kept();
         let listener = Uffd::open(wanted | (feature::THREAD_ID & found), true).ok().map(Uffd::kept);
         let budget_pages = settings.dram_bytes / PAGE_BYTES;
-        let room_pages = settings.ledger.map_or(budget_pages, Ledger::most_pages);
-        let (area, room_pages) = FrameArea::new(room_pages, &signal)
-            .map(|area| (area, room_pages))
+        let budget_pages_most = settings.ledger.map_or(budget_pages, Ledger::most_pages);
+        let (area, budget_pages_most) = FrameArea::new(budget_pages_most, &signal)
+            .map(|area| (area, budget_pages_most))
             // A program that has little address space keeps the budget that it has.
             .or_else(|_| FrameArea::new(budget_pages, &signal).map(|area| (area, budget_pages)))
             .map_err(StartFailure::Frames)?;
@@ -308,7 +308,7 @@ impl Pager {
             engine: Mutex::new(engine),
             recorder,
             budget_pages,
-            room_pages,
+            budget_pages_most,
             budget_now: AtomicU64::new(budget_pages),
             ledger: settings.ledger,
             told_of_many: AtomicBool::new(false),

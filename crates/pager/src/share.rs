@@ -41,7 +41,7 @@ impl Pager {
             self.say_once_that_there_are_many();
         }
         self.counters.set(Gauge::DramBudgetBytes, ledger.budget_pages() * PAGE_BYTES);
-        let share = fair.clamp(least, self.room_pages.max(least));
+        let share = fair.clamp(least, self.budget_pages_most.max(least));
         let mut given = ledger.given();
         let mut is_short = false;
         if given < share && share - given > given / CHANGE_PART {
@@ -70,7 +70,8 @@ impl Pager {
         let mut engine = self.engine();
         let before = engine.budget_pages();
         if before.abs_diff(pages) > before / CHANGE_PART {
-            engine.set_budget(pages);
+            // Never more than there are frame addresses for: a frame past the last one would be another's memory.
+            engine.set_budget(pages.min(self.budget_pages_most));
             self.budget_now.store(pages, Ordering::Relaxed);
         }
         let debt = engine.debt_pages();
@@ -82,9 +83,9 @@ impl Pager {
         (spent, debt > 0)
     }
 
-    /// The budget, with what other processes have of it.
+    /// The budget of the whole tree, as far as this process could use it.
     pub(crate) fn whole_budget_pages(&self) -> u64 {
-        self.ledger.map_or(self.budget_pages, Ledger::budget_pages)
+        self.ledger.map_or(self.budget_pages, Ledger::budget_pages).min(self.budget_pages_most)
     }
 
     /// What this pager cannot do without. What is locked stays half of the budget at most.

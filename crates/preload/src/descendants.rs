@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 //! Programs that this one executes are managed, too: what they need in their environment is put back where it was left
-//! out, and a program that cannot be managed is told of once in the tree, or refused (`--strict`: EACCES).
+//! out. A program that cannot be managed is reported once for the whole tree, or refused with EACCES under `--strict`.
 //!
 //! A program may be executed with an empty environment, or with another `LD_PRELOAD`; ours comes first then, and theirs
 //! after it. A configuration that is there stays, as that of another `aquifer run`.
@@ -231,8 +231,8 @@ pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. What cannot be
-/// managed is told of, once.
+/// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. Reports the first
+/// program of the tree that cannot be managed.
 pub fn may_execute(path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path).filter(|path| !path.is_empty()) else { return true };

@@ -89,6 +89,10 @@ pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objecti
     if kind == libc::S_IFCHR {
         return None;
     }
+    if kind == libc::S_IFLNK {
+        // O_PATH with O_NOFOLLOW opens the link itself.
+        return Some(Objection::SymbolicLink);
+    }
     if facts.uid != user.uid && facts.uid != 0 {
         return Some(Objection::Owner(facts.uid));
     }

@@ -139,7 +139,7 @@ pub struct Uffd {
 }
 
 /// By the device where it can be opened: it serves all faults, and no filter of system calls knows of it. Where it
-/// cannot, by userfaultfd(2), whose error is the one that is told.
+/// cannot, by userfaultfd(2), whose error is the one returned.
 fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     if let Ok(descriptor) = open_device(flags) {

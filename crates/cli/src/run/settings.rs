@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 use super::args::RunArgs;
 use super::memory_limit::Allowed;
 use super::program::Program;
-use super::{preload, room, state_dir};
+use super::{budget_most, preload, state_dir};
 use crate::exit::{ExitCode, Failure};
 
 /// What `aquifer run` will do.
@@ -73,7 +73,7 @@ impl RunSettings {
         let budget = if how.record.is_some() { Budget::Process } else { how.budget };
         Ok(RunSettings {
             config,
-            dram_bytes_most: room::budget_bytes_most(dram.0, &allowed),
+            dram_bytes_most: budget_most::bytes(dram.0, &allowed),
             program,
             budget,
             ld_preload,

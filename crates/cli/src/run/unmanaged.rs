@@ -121,7 +121,7 @@ impl Watched<'_> {
         let budget = match self.ledger {
             Some(ledger) => {
                 let budget = ledger.words()[LEDGER_BUDGET_WORD].load(Ordering::Relaxed) * PAGE_BYTES;
-                // Below it, nobody else says that it has changed.
+                // A process that fits its budget has no pager, which would publish a change.
                 self.counters.set(Gauge::DramBudgetBytes, budget);
                 budget
             }

@@ -34,7 +34,9 @@ pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File
     let shared = others_write(super::facts(&directory, false)?.mode);
     let follow = if shared { libc::O_NOFOLLOW } else { 0 };
     let file = open_in(number(&directory), name, flags | follow, mode).map_err(|error| {
-        let is_link = shared && error.raw_os_error() == Some(libc::ELOOP);
+        // With O_DIRECTORY, the kernel says ENOTDIR of a link.
+        let may_be_link = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR));
+        let is_link = shared && may_be_link && path.is_symlink();
         if is_link { objected(path, Objection::SymbolicLink) } else { OpenFailure::Io(error) }
     })?;
     check(path, purpose, &file, shared).map(|()| file)

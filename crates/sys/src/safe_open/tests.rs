@@ -86,6 +86,11 @@ fn links_are_followed_only_where_nobody_else_can_make_them() {
     assert!(open().is_ok());
     std::fs::set_permissions(&scratch, PermissionsExt::from_mode(0o1777)).unwrap();
     let refused = open().unwrap_err();
+    // As for directories, and for what is only looked at.
+    for flags in [libc::O_PATH, libc::O_RDWR | libc::O_DIRECTORY] {
+        let other = super::open(&link, Purpose::Memory, flags, 0).unwrap_err().to_string();
+        assert_eq!(other, refused, "{flags:#x}");
+    }
     std::fs::remove_dir_all(&scratch).unwrap();
     assert!(refused.contains("is a symbolic link in a directory where others can write"), "{refused}");
 }

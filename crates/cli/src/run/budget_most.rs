@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How far the budget of a program that is about to start can be raised while it runs (`aquifer set`).
+//! The largest budget that `aquifer set` can give a program while it runs.
 //!
-//! For each page of it, the pager reserves some ten pages of address space: frames of every block size. That is free
-//! unless address space is what is short.
+//! The pager reserves about ten pages of address space for each page of it, since frames come in every block size. That
+//! costs nothing unless address space is limited.
 
 use aquifer_core::frames::BUDGET_PAGES_MOST;
 use aquifer_core::units::PAGE_BYTES;
@@ -17,7 +17,7 @@ const OVERCOMMIT_NEVER: &str = "2";
 
 /// For a program that begins with `budget_bytes`: all memory that it is allowed, or only that budget, where address
 /// space is limited.
-pub fn budget_bytes_most(budget_bytes: u64, allowed: &Allowed) -> u64 {
+pub fn bytes(budget_bytes: u64, allowed: &Allowed) -> u64 {
     let is_limited = getrlimit(Resource::RLIMIT_AS).is_ok_and(|(limit, _)| limit != RLIM_INFINITY);
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     if is_limited || overcommit.trim() == OVERCOMMIT_NEVER {
