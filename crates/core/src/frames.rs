@@ -210,6 +210,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_page_of_a_larger_budget_has_a_frame() {
+        let mut pool = FramePool::new(100);
+        pool.shrink(40);
+        pool.grow(140);
+        let frames: Vec<_> = std::iter::from_fn(|| pool.take_filled(Order::UNIT)).map(|taken| taken.frame).collect();
+        assert_eq!(frames.len(), 200);
+        let distinct: std::collections::BTreeSet<u32> = frames.iter().map(|frame| frame.index()).collect();
+        assert_eq!(distinct.len(), 200, "no frame is taken twice");
+        frames.into_iter().for_each(|frame| pool.put_filled(frame));
+        assert_eq!(pool.free_pages(), 200);
+    }
+
+    #[test]
     fn a_budget_is_spent_once_and_comes_back() {
         let order = Order::DEFAULT;
         let mut pool = FramePool::new(64);

@@ -11,8 +11,8 @@ use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, run};
 use serde_json::Value;
 
-/// Fills the given number of MiB, reads them 60 times, and prints a line that looks like a workload's result. Its second
-/// argument is its exit status.
+/// Fills the given number of MiB, reads them 60 times, and prints a line that looks like a workload's result. Its
+/// second argument is its exit status.
 const PROGRAM: &str = r#"
     #include <stdint.h>
     #include <stdio.h>

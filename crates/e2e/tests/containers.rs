@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Under seccomp filters like those of container runtimes, `aquifer run` reports a required system call that is refused at
-//! startup, with the cause, and works without the optional ones.
+//! Under seccomp filters like those of container runtimes, `aquifer run` reports at startup that a required system call
+//! is refused, with the cause, and works without the optional ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,7 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Programs that a managed program executes stay managed, whatever environment they get. An empty one, or another
-//! `LD_PRELOAD`, used to let them escape the budget silently. A program that cannot be managed is reported once, or refused.
+//! `LD_PRELOAD`, used to let them escape the budget silently. A program that cannot be managed is reported once, or
+//! refused.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -231,8 +231,8 @@ pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. Reports the first
-/// program of the tree that cannot be managed.
+/// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. Reports the
+/// first program of the tree that cannot be managed.
 pub fn may_execute(path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path).filter(|path| !path.is_empty()) else { return true };
