@@ -214,7 +214,7 @@ mod tests {
         let mut pool = FramePool::new(100);
         pool.shrink(40);
         pool.grow(140);
-        let frames: Vec<_> = std::iter::from_fn(|| pool.take_filled(Order::UNIT)).map(|taken| taken.frame).collect();
+        let frames: Vec<_> = std::iter::from_fn(|| pool.take_filled(Order::MIN)).map(|taken| taken.frame).collect();
         assert_eq!(frames.len(), 200);
         let distinct: std::collections::BTreeSet<u32> = frames.iter().map(|frame| frame.index()).collect();
         assert_eq!(distinct.len(), 200, "no frame is taken twice");
