@@ -12,6 +12,8 @@ use aquifer_core::policy::{self, PolicyName};
 use aquifer_core::record::{Answer, Damage, End, Event, Header, Recording, Summary, Told};
 use aquifer_core::units::PAGE_BYTES;
 
+use crate::recorded_slabs::{NextSlab, RecordedSlabs};
+
 /// A budget that no recording of ours has: a frame's number has no room for more.
 pub const BUDGET_PAGES_MOST: u64 = 1 << 28;
 /// Pages that a replay describes at most. Each costs some ten bytes here.
@@ -84,7 +86,9 @@ pub fn replay(
     if header.settings.budget_pages > BUDGET_PAGES_MOST {
         return Err(format!("{}: a budget of {} pages is none", path.display(), header.settings.budget_pages));
     }
-    let mut engine = Engine::new(header.settings, policy::build(name));
+    let next_slab = NextSlab::default();
+    let slabs = Box::new(RecordedSlabs::new(next_slab.clone()));
+    let mut engine = Engine::with_slabs(header.settings, policy::build(name), slabs);
     let (mut plan, mut outcome, mut pages) = (Plan::new(), Outcome::Same, 0);
     let mut too_large = false;
     let end = recording.read(|number, event| {
@@ -94,6 +98,9 @@ pub fn replay(
             if too_large {
                 return false;
             }
+        }
+        if let Told::SlotFor { .. } = event.told {
+            next_slab.set(event.summary.slab());
         }
         match tell(&mut engine, number, &event, &mut plan) {
             Ok(answer) => {
@@ -153,9 +160,7 @@ fn recorded(told: &Told<'_>, summary: Summary) -> String {
         Told::Discard { .. } => format!("{} (digest {:08x})", summary.discard_name(), summary.digest),
         Told::Fetched { .. } => EXCHANGES[usize::from(summary.kind).min(EXCHANGES.len() - 1)].into(),
         Told::Plan { .. } => format!("a plan of {} tasks (digest {:08x})", summary.kind, summary.digest),
-        Told::SlotFor { .. } => {
-            format!("{} (digest {:08x})", if summary.kind == 0 { "no slot" } else { "a slot" }, summary.digest)
-        }
+        Told::SlotFor { .. } => summary.slab().map_or("no slot".into(), |slab| format!("a slot in slab {slab}")),
         _ => format!("{}", summary.kind != 0),
     }
 }

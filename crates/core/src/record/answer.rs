@@ -9,13 +9,14 @@
 use std::hash::{Hash, Hasher};
 
 use crate::engine::{DiscardStep, Engine, Exchange, FaultStep, Task};
+use crate::units::REGION_BYTES;
 
 /// What is kept of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// A flag's value, which of the possible steps it was, or how many tasks a plan has.
     pub kind: u8,
-    /// Over all fields. 0 for flags.
+    /// Over all fields. 0 for flags; for a slot, its slab.
     pub digest: u32,
 }
 
@@ -74,9 +75,16 @@ impl Summary {
         STEPS[usize::from(self.kind).min(STEPS.len() - 1)]
     }
 
-    /// Of a reserved slot.
+    /// Of a reserved slot. Its slab is kept whole: which slab the tier has free is not the engine's decision, so that a
+    /// replay has to be told ([`Summary::slab`]).
     pub fn of_slot(slot: Option<u64>) -> Self {
-        Self { kind: u8::from(slot.is_some()), digest: Digest::of(&slot) }
+        let slab = slot.map(|offset| u32::try_from(offset / REGION_BYTES).expect("slabs have 32 bits"));
+        Self { kind: u8::from(slot.is_some()), digest: slab.unwrap_or(0) }
+    }
+
+    /// The slab of a reserved slot; `None` where the tier was full.
+    pub fn slab(self) -> Option<u32> {
+        (self.kind != 0).then_some(self.digest)
     }
 
     /// Of a discard or a removal, and the ranges of slots that it gave back.
@@ -187,10 +195,10 @@ mod tests {
         let found = [
             Summary::of_step(&fetch),
             Summary::of_step(&FaultStep::Wait),
-            Summary::of_slot(Some(4096)),
+            Summary::of_slot(Some(3 << 21 | 4096)),
             Summary::of_discard(discard, Digest::default()),
         ];
-        let pinned = [(0, 3_187_906_230), (7, 4_138_299_526), (1, 1_120_767_336), (1, 338_825_315)]
+        let pinned = [(0, 3_187_906_230), (7, 4_138_299_526), (1, 3), (1, 338_825_315)]
             .map(|(kind, digest)| Summary { kind, digest });
         assert_eq!(found, pinned);
     }

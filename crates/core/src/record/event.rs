@@ -19,7 +19,7 @@
 //! | 10  | installed          | first block, count, arrival, and a refault's distance      | flag   |
 //! | 11  | plan               | blocks, pages                                              | digest |
 //! | 12  | read ahead arrived | block                                                      | flag   |
-//! | 13  | slot for           | block                                                      | digest |
+//! | 13  | slot for           | block                                                      | slab   |
 //! | 14  | try again          |                                                            | –      |
 //! | 15  | dropped            | block                                                      | flag   |
 //! | 16  | fault, asked again | page, thread                                               | digest |
@@ -29,7 +29,7 @@
 //! | 20  | advise             | start, pages, advice                                       | –      |
 //!
 //! A flag and a kind are one byte. A digest is one byte for the kind of the answer and four, little-endian, for the
-//! digest.
+//! digest. A slab is one byte, 0 if the tier was full, and four, little-endian, for its number.
 
 use super::answer::Summary;
 use super::runs::Runs;

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! This file gives a replayed engine the slabs that the recorded one took.
+//!
+//! Which slab of a tier is free is not the engine's decision: a process that forked before its pager started shares the
+//! account of slabs with its child, and that child is in no recording. So the recorded slab is an input of the replay.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_core::slabs::Slabs;
+
+/// No slab: the tier was full.
+const FULL: u64 = u64::MAX;
+
+/// The replay's side: announces the slab of the next event.
+#[derive(Clone, Debug, Default)]
+pub struct NextSlab(Arc<AtomicU64>);
+
+impl NextSlab {
+    /// The next slab that the engine takes is this one; `None` if the tier was full.
+    pub fn set(&self, slab: Option<u32>) {
+        self.0.store(slab.map_or(FULL, u64::from), Ordering::Relaxed);
+    }
+}
+
+/// The engine's side.
+#[derive(Debug)]
+pub struct RecordedSlabs {
+    next: NextSlab,
+    used: u32,
+}
+
+impl RecordedSlabs {
+    /// Slabs that `next` announces.
+    pub fn new(next: NextSlab) -> Self {
+        Self { next, used: 0 }
+    }
+}
+
+impl Slabs for RecordedSlabs {
+    fn take(&mut self) -> Option<u32> {
+        let slab = u32::try_from(self.next.0.load(Ordering::Relaxed)).ok()?;
+        self.used += 1;
+        Some(slab)
+    }
+
+    /// A recording ends at the first fork after its start, so none of its slabs has a second user.
+    fn release(&mut self, _: u32) -> bool {
+        self.used -= 1;
+        true
+    }
+
+    fn is_shared(&self, _: u32) -> bool {
+        false
+    }
+
+    fn in_use(&self) -> u32 {
+        self.used
+    }
+}
