@@ -8,8 +8,8 @@
 //!
 //! - `workload.rs`, `graph.rs`: what a program touches. `opt.rs`: the optimum that knows the future.
 //! - `driver.rs`, `contents.rs`: carries out what the engine decides, at once. `synthetic.rs`: workloads on it.
-//! - `recording.rs`: tells an engine what a recorded one was told, and compares; `recorded_slabs.rs` gives it the recorded
-//!   slabs. `accesses.rs`: what that says of the
+//! - `recording.rs`: tells an engine what a recorded one was told, and compares; `recorded_slabs.rs` gives it the
+//!   recorded slabs. `accesses.rs`: what that says of the
 //!   program. `counterfactual.rs`: the same program under other settings.
 
 #![forbid(unsafe_code)]
