@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The states of one block, and which may follow which.
+//! The states of one block, and the transitions between them.
 //!
-//! Pure. Everything that happens to a block is one of the arrows below; [`State::may_become`] is the same
-//! picture as code, and a test holds the two against each other.
+//! Pure. Everything that happens to a block is one of the arrows below. [`State::may_become`] expresses the same
+//! diagram in code, and a test checks that the two agree.
 //!
 //! ```text
 //! STATES
@@ -43,21 +43,21 @@ use crate::units::{FrameIndex, Order};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Never written, or discarded: reads as zeros, needs neither frame nor slot.
+    /// Never written, or discarded: reads as zeros, needs neither a frame nor a slot.
     Empty,
     /// A frame with its bytes is being made visible.
     Installing,
     /// In local DRAM at the program's address.
     Resident,
-    /// Being taken out of the program's reach.
+    /// Being moved out of the program's reach.
     Leaving,
-    /// In local DRAM, out of the program's reach; a touch brings it back without I/O.
+    /// In local DRAM, out of the program's reach; a touch restores it without I/O.
     Standby,
     /// Being compared with the tier's copy, and written back if it differs.
     Cleaning,
     /// In the tier only.
     Stored,
-    /// Being read from the tier, or prepared as zeros ahead of the first touch.
+    /// Being read from the tier, or zero-filled ahead of the first touch.
     Fetching,
     /// Lost. A touch is an error.
     Poisoned,
@@ -77,7 +77,7 @@ impl State {
         State::Poisoned,
     ];
 
-    /// Whether the drawing above has an arrow from here to `next`.
+    /// Whether the diagram above has an arrow from this state to `next`.
     pub fn may_become(self, next: State) -> bool {
         use State::*;
         match self {
@@ -93,62 +93,62 @@ impl State {
         }
     }
 
-    /// Whether somebody is at work on the block, so that everybody else must wait.
+    /// Whether a thread is working on the block, so that every other thread must wait.
     pub fn is_busy(self) -> bool {
         matches!(self, State::Installing | State::Leaving | State::Cleaning | State::Fetching)
     }
 }
 
-/// What a block on standby waits for: there is a list for each.
+/// Why a block is on standby. There is one list for each reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Waiting {
-    /// A victim: until its frame is wanted.
+    /// A victim: stays until its frame is needed.
     Evicted,
-    /// It was read ahead: for the first touch that we see.
+    /// Was read ahead: stays until the first touch that the engine sees.
     ReadAhead,
-    /// What the program changed could not be written back: until the tier can be written to again.
+    /// Its write-back failed: stays until the tier accepts writes again.
     Unwritable,
 }
 
 /// No block, no frame, no region: the end of a list.
 pub const NONE: u32 = u32::MAX;
 
-/// What the engine remembers of one block.
+/// What the engine records about one block.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Where it is.
+    /// Its current state.
     pub state: State,
-    /// Its size. The same at all its units.
+    /// Its size. The same in the entries of all its units.
     pub order: Order,
     /// True while a thread waits for the current work on it to end.
     pub wanted: bool,
-    /// On standby, which list it is on; while it is being cleaned, which one it came from.
+    /// On standby, the list it is on; while it is being cleaned, the list it came from.
     pub waiting: Waiting,
-    /// True when its bytes are known to equal the tier's: on standby those in the frame, at the program's
-    /// address only while it is sealed.
+    /// True when its bytes are known to equal the tier's. On standby this is about the bytes in the frame; at the
+    /// program's address it can be true only while the block is sealed.
     pub known_clean: bool,
-    /// True while it is resident, installed write-protected and not written to since.
+    /// True while it is resident, was installed write-protected and has not been written to since.
     pub sealed: bool,
-    /// True while pages of it may be write-protected: while it is sealed, and where it was and the protection was not
-    /// lifted. The kernel's own stores fail there, until a fault that writes lifts it.
+    /// True while some of its pages may be write-protected: while it is sealed, and afterwards until the protection is
+    /// lifted. The kernel's own stores to such pages fail until a write fault lifts the protection.
     pub protected: bool,
-    /// True while it is exchanged by copying: its pages are accounted for at both ends.
+    /// True while it is exchanged by copying, so that its pages are accounted for at both ends.
     pub copied: bool,
-    /// How hot it is. In bytes that the fields around it leave free.
+    /// Its temperature, in bytes that the fields around it would leave as padding.
     pub(crate) reading: Reading,
     /// The frame, in the states that have one; otherwise [`NONE`].
     pub frame: u32,
     /// Its region.
     pub region: u32,
-    /// Low bits of the engine's count of evicted pages when it last left.
+    /// Low bits of the engine's count of evicted pages when the block was last evicted.
     pub evicted_at: u32,
     /// Neighbours on the standby list.
     pub(crate) previous: u32,
     pub(crate) next: u32,
 }
 
-/// There are as many of these as pages in a program's memory, or a fourth of that.
+/// The map has one entry for each unit of managed memory (one page, or four pages), so the size matters.
 const _: () = assert!(size_of::<Block>() == 32);
 
 impl Block {
@@ -171,12 +171,12 @@ impl Block {
         }
     }
 
-    /// Whether its bytes are in the tier or nowhere, and nobody is at work on it: then its size may change.
+    /// Whether its bytes are in the tier or nowhere, and no thread is working on it. Only then may its size change.
     pub(crate) fn is_away(&self) -> bool {
         matches!(self.state, State::Stored | State::Empty)
     }
 
-    /// Follows one arrow of the drawing. A missing arrow is a bug, and ends the process.
+    /// Follows one arrow of the diagram. A missing arrow is a bug and ends the process.
     pub(crate) fn become_state(&mut self, next: State) {
         assert!(self.state.may_become(next), "block went from {:?} to {next:?}", self.state);
         self.state = next;

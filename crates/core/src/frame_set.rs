@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A set of frame numbers, as a tree of bits: each level says which words of the level below are not empty.
+//! A set of frame numbers, as a tree of bits: each level records which words of the level below are not empty.
 //!
-//! Pure, and allocation-free after `new`. Every call takes a few steps, however many frames there are.
+//! Pure, and allocation-free after `new`. Every call takes a few steps, regardless of the number of frames.
 
 const WORD: usize = u64::BITS as usize;
-/// Members that were put in last and are remembered.
+/// How many of the latest insertions are remembered.
 const RECENT_MOST: usize = 8;
 
-/// Taking goes on from where the last one was taken, so that frames which are taken one after the other are
-/// neighbours wherever that is possible, and one kernel call can move them all.
+/// Each take continues from the previous one, so that frames taken one after the other are neighbours wherever possible
+/// and one kernel call can move them all.
 #[derive(Debug)]
 pub(crate) struct FrameSet {
-    /// The members' bits first; the last level is one word.
+    /// The members' bits first; the last level is a single word.
     levels: Vec<Box<[u64]>>,
-    /// Where to look first: one past the frame that was taken last.
+    /// Where the search starts: one past the frame that was taken last.
     next: usize,
     len: usize,
-    /// What was put in last, the newest at `newest`. They need not be members any more.
+    /// The latest insertions, the newest at `newest`. They may no longer be members.
     recent: [Option<u32>; RECENT_MOST],
     newest: usize,
 }
@@ -36,7 +36,7 @@ impl FrameSet {
         set
     }
 
-    /// Makes room for the numbers below `frames`, where there is less. Allocates.
+    /// Makes room for the numbers below `frames`, if there is less. Allocates.
     pub(crate) fn make_room(&mut self, frames: u32) {
         let mut levels = levels(frames);
         if levels[0].len() > self.levels[0].len() {
@@ -46,7 +46,7 @@ impl FrameSet {
         }
     }
 
-    /// Puts in the numbers `from..to`, none of which is a member, and makes room for them. Allocates.
+    /// Inserts the numbers `from..to`, none of which is a member, and makes room for them. Allocates.
     pub(crate) fn extend(&mut self, from: u32, to: u32) {
         self.make_room(to);
         let (mut at, to) = (from as usize, to as usize);
@@ -61,7 +61,7 @@ impl FrameSet {
         self.summarise();
     }
 
-    /// Makes the upper levels say what the lowest one has.
+    /// Sets the bits of the upper levels to match the lowest one.
     fn summarise(&mut self) {
         for level in 1..self.levels.len() {
             let (below, above) = self.levels.split_at_mut(level);
@@ -82,7 +82,7 @@ impl FrameSet {
             let before = words[at / WORD];
             words[at / WORD] |= 1 << (at % WORD);
             if before != 0 {
-                break; // The levels above know.
+                break; // The levels above have this bit already.
             }
             at /= WORD;
         }
@@ -99,7 +99,7 @@ impl FrameSet {
         Some(index as u32)
     }
 
-    /// The member that was put in last, as far as that is remembered, or else any.
+    /// The most recently inserted member, if it is remembered; otherwise any member.
     pub(crate) fn take_newest(&mut self) -> Option<u32> {
         for _ in 0..RECENT_MOST {
             let index = self.recent[self.newest].take();
@@ -179,7 +179,7 @@ mod tests {
                 } else if kind == 3 {
                     let taken = set.take_newest();
                     prop_assert_eq!(taken.is_some(), !model.is_empty());
-                    // What is remembered may be gone, and then it is any.
+                    // A remembered number may no longer be a member; then any member is taken.
                     next = set.next as u32;
                     prop_assert!(taken.is_none_or(|index| model.remove(&index)));
                 }

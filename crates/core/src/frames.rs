@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which frames hold pages, which are hollow, and how much of the DRAM budget is still unspent.
+//! Which frames hold pages, which are hollow, and how much of the DRAM budget is unspent.
 //!
-//! Pure, and allocation-free but for `new` and `grow`. A frame is an address range outside the program's reach. Pages
-//! circulate between frames and the program's mappings, so a frame is either *filled* (it has pages) or
-//! *hollow* (its pages are at the program's address now). The budget holds by construction:
+//! Pure, and allocation-free except for `new` and `grow`. A frame is an address range outside the program's reach.
+//! Pages circulate between frames and the program's mappings, so a frame is either *filled* (it has pages) or *hollow*
+//! (its pages are at the program's address now). The budget holds by construction:
 //!
 //! `credit + filled frames + frames in use + resident pages = budget`, all counted in pages.
 //!
@@ -17,7 +17,7 @@ use crate::units::{FrameIndex, Order};
 const CLASSES: usize = Order::MAX.exponent() + 1;
 const CLASS_SHIFT: u32 = 28;
 
-/// The largest budget that frames can be numbered for, in pages: 1 TiB less one.
+/// The largest budget whose frames can be numbered, in pages: 1 TiB less one page.
 pub const BUDGET_PAGES_MOST: u64 = (1 << CLASS_SHIFT) - 1;
 
 impl FrameIndex {
@@ -27,12 +27,12 @@ impl FrameIndex {
         FrameIndex((order.exponent() as u32) << CLASS_SHIFT | index)
     }
 
-    /// The block size it can hold.
+    /// The block size that the frame can hold.
     pub fn order(self) -> Order {
         Order::new((self.0 >> CLASS_SHIFT) as u8).expect("a frame index carries a valid order")
     }
 
-    /// Whether it names a block size that there is. A frame of [`in_class`](Self::in_class) always does.
+    /// Whether its class is a valid block size. Always true for a frame made by [`in_class`](Self::in_class).
     pub fn has_order(self) -> bool {
         (self.0 >> CLASS_SHIFT) as usize <= Order::MAX.exponent()
     }
@@ -43,12 +43,12 @@ impl FrameIndex {
     }
 }
 
-/// A frame that may be used, and what is in it.
+/// A frame that may be used, and whether it has pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// The frame.
     pub frame: FrameIndex,
-    /// True when it never had pages: the kernel gives zeroed ones at the first touch.
+    /// True when it never had pages: the kernel allocates zeroed ones at the first touch.
     pub fresh: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct FramePool {
     filled_pages: u64,
     credit_pages: u64,
     budget_pages: u64,
-    /// The budget for which there are frames: the largest until now.
+    /// The budget for which frames exist: the largest so far.
     room_pages: u64,
 }
 
@@ -83,14 +83,14 @@ impl FramePool {
         u32::try_from((budget_pages >> class) + 1).expect("a budget of less than 1 TiB")
     }
 
-    /// Takes a frame whose pages may be overwritten; `None` when the class has none and nothing is left
-    /// of the budget.
+    /// Takes a frame whose pages may be overwritten; `None` when the class has none and too little of the budget is
+    /// unspent.
     pub fn take_filled(&mut self, order: Order) -> Option<Taken> {
         self.take_filled_by(order, FrameSet::take)
     }
 
-    /// As [`take_filled`](Self::take_filled): preferably the one that was given back last, which the processor's cache
-    /// is likely to hold. Its neighbours need not be free.
+    /// As [`take_filled`](Self::take_filled), but prefers the frame that was given back last, which the processor's
+    /// cache is likely to hold. Its neighbours need not be free.
     pub fn take_warm(&mut self, order: Order) -> Option<Taken> {
         self.take_filled_by(order, FrameSet::take_newest)
     }
@@ -120,22 +120,22 @@ impl FramePool {
         self.hollow[order.exponent()].take().map(|index| FrameIndex::in_class(order, index))
     }
 
-    /// The pages of `frame` are at the program's address now.
+    /// Returns `frame` without pages: they are at the program's address now.
     pub fn put_hollow(&mut self, frame: FrameIndex) {
         self.hollow[frame.order().exponent()].insert(frame.index());
     }
 
-    /// A filled frame of another class, to be emptied so that `order` can have its pages.
+    /// Takes a filled frame of another class, to be emptied so that `order` can use its pages.
     pub fn take_to_empty(&mut self, order: Order) -> Option<FrameIndex> {
         self.take_from(|class| class != order.exponent())
     }
 
-    /// A filled frame of any class, to be emptied.
+    /// Takes a filled frame of any class, to be emptied.
     pub fn take_any(&mut self) -> Option<FrameIndex> {
         self.take_from(|_| true)
     }
 
-    /// A filled frame from the class, among those wanted, that has the most pages.
+    /// Takes a filled frame from the class that holds the most pages, among the wanted classes.
     fn take_from(&mut self, wanted: impl Fn(usize) -> bool) -> Option<FrameIndex> {
         let class = (0..CLASSES).filter(|class| wanted(*class)).max_by_key(|class| {
             let order = Order::new(*class as u8).expect("a class is an order");
@@ -147,20 +147,20 @@ impl FramePool {
         Some(frame)
     }
 
-    /// `pages` of the budget are unspent again, for example because the program unmapped them.
+    /// Returns `pages` to the unspent budget, for example because the program unmapped them.
     pub fn credit(&mut self, pages: u64) {
         self.credit_pages += pages;
         assert!(self.credit_pages <= self.budget_pages, "more credit than budget");
     }
 
-    /// Spends `pages`, if they are all there.
+    /// Spends `pages`, if that many are unspent.
     pub fn reserve(&mut self, pages: u64) -> bool {
         let granted = pages <= self.credit_pages;
         self.credit_pages -= if granted { pages } else { 0 };
         granted
     }
 
-    /// The budget becomes larger by `pages`, all unspent. May allocate.
+    /// Enlarges the budget by `pages`, all unspent. May allocate.
     pub fn grow(&mut self, pages: u64) {
         self.budget_pages += pages;
         self.credit_pages += pages;
@@ -175,14 +175,14 @@ impl FramePool {
         self.room_pages = self.budget_pages;
     }
 
-    /// The budget becomes smaller by `pages`; returns how many of them were spent already.
+    /// Shrinks the budget by `pages`; returns how many of them were already spent.
     pub fn shrink(&mut self, pages: u64) -> u64 {
         let missing = self.spend(pages);
         self.budget_pages -= pages;
         missing
     }
 
-    /// Spends what is there of `pages`; returns how much was missing.
+    /// Spends up to `pages`, as far as they are unspent; returns how many were missing.
     pub fn spend(&mut self, pages: u64) -> u64 {
         let spent = pages.min(self.credit_pages);
         self.credit_pages -= spent;
@@ -194,7 +194,7 @@ impl FramePool {
         self.credit_pages
     }
 
-    /// Pages that could be had without evicting anything.
+    /// Pages available without evicting anything.
     pub fn free_pages(&self) -> u64 {
         self.filled_pages + self.credit_pages
     }

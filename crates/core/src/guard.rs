@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Guards: a CRC-64 for each page, kept in DRAM, end to end above every tier.
+//! Guards: a CRC-64 of each page, kept in DRAM, which checks every tier end to end.
 //!
-//! Pure. A guard answers two questions. After a fetch: are these the bytes that were written back? Before a
-//! frame is reused: does the tier hold these bytes already? The second makes clean tracking exact to the
-//! page without write-protecting anything, and so without a second fault and without a window in which a
-//! store could go unseen.
+//! Pure. A guard answers two questions. After a fetch: are these the bytes that were written back? Before a frame is
+//! reused: does the tier already hold these bytes? The second makes clean tracking exact to the page without
+//! write-protecting anything, and so without a second fault and without a window in which a store could go unnoticed.
 //!
-//! The polynomial is that of the NVMe 64-bit guard (NVM Command Set Specification 1.0, section 5.2.1.3):
-//! any change within 64 bits of each other always changes it; others go unseen once in 2^64.
+//! The polynomial is that of the NVMe 64-bit guard (NVM Command Set Specification 1.0, section 5.2.1.3): any change
+//! within 64 bits of each other always changes it; others go undetected once in 2^64.
 //!
 //! A page of zeros has the guard [`ZERO`], which no other page has, and needs no bytes in the tier.
 
@@ -17,10 +16,10 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 use crate::units::PAGE_BYTES;
 
-/// The guard of a page of zeros. Also of a page that was never written, which reads the same.
+/// The guard of a page of zeros, and of a page that was never written, which reads the same.
 pub const ZERO: u64 = 0;
 
-/// The guard of a slot that may hold anything, after a write-back that failed halfway. No page has it.
+/// The guard of a slot with unknown contents, after a write-back that failed halfway. No page has it.
 pub const UNKNOWN: u64 = u64::MAX;
 
 /// The guard of one page.
@@ -32,15 +31,15 @@ pub fn of_page(page: &[u8]) -> u64 {
     if crc == ZERO || crc == UNKNOWN { 1 } else { crc }
 }
 
-/// The guards of a block's pages, into `guards`.
+/// Stores the guards of a block's pages in `guards`.
 pub fn of_block(bytes: &[u8], guards: &mut [u64]) {
     for (page, guard) in bytes.chunks_exact(PAGE_BYTES as usize).zip(guards) {
         *guard = of_page(page);
     }
 }
 
-/// Whether every byte is zero. Looks at a few places first, which tells most pages that are not, and then at
-/// 256 bytes at a time, which the compiler turns into wide instructions.
+/// Whether every byte is zero. Samples a few bytes first, which settles the answer for most pages that are not zero,
+/// and then reads 256 bytes at a time, which the compiler turns into wide instructions.
 pub fn is_zero(page: &[u8]) -> bool {
     const STEP: usize = 256;
     if page.iter().step_by(509).any(|byte| *byte != 0) {

@@ -3,16 +3,16 @@
 
 //! The block map: from an address to its block, and from a block to its pages, its slot and its guards.
 //!
-//! Pure. A *mapping* is one range of the program's addresses. It is cut into *regions* of 2 MiB, counted
-//! from the mapping's origin; one slab of the tier holds the region's slots in address order. So neighbours
-//! in memory are neighbours on the medium, a block's slot follows from its place, and blocks can be split and
-//! merged without moving a byte.
+//! Pure. A *mapping* is one range of the program's addresses. It is divided into *regions* of 2 MiB, counted from the
+//! mapping's origin; one slab of the tier holds the region's slots in address order. So neighbours in memory are
+//! neighbours on the medium, a block's slot follows from its address, and blocks can be split and merged without moving
+//! a byte.
 //!
-//! A region's indices count *units*, the smallest blocks that it can have, and a block has the index of its
-//! first unit. So a change of the block size renames nothing and allocates nothing: it may be made by a fault.
+//! A region's indices count *units*, the smallest blocks that it can have, and a block has the index of its first unit.
+//! So a change of the block size renames nothing and allocates nothing, and can happen during a fault.
 //!
 //! Only [`BlockMap::insert`] and [`BlockMap::remove`] (`map/ranges.rs`) allocate; neither runs on the fault path.
-//! Splits and merges: `map/sizes.rs`. Who is how hot: `map/heat.rs`. What has changed since: `map/changes.rs`.
+//! Splits and merges: `map/sizes.rs`. Temperatures: `map/heat.rs`. Detecting changes: `map/changes.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,8 @@ mod slots;
 
 pub use self::slots::{INHERITED_MOST, OwnSlot};
 
-/// Slabs that can have become free between two looks of the driver; the room of those beyond stays on the medium.
+/// Maximum number of freed slabs recorded between two visits of the driver. The medium keeps the bytes of any beyond
+/// that.
 const FREED_MOST: usize = 64;
 
 /// How faults on a mapping reach the pager.
@@ -43,28 +44,28 @@ pub enum Delivery {
     Listener,
 }
 
-/// How the program says that it will use a range.
+/// How the program says it will use a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pattern {
-    /// Nothing is said.
+    /// No advice.
     #[default]
     Normal,
-    /// Here and there.
+    /// At scattered addresses.
     Random,
-    /// From the front to the back.
+    /// In ascending order.
     Sequential,
 }
 
-/// One range of the program's addresses under our care, in page numbers.
+/// One managed range of the program's addresses, in page numbers.
 #[derive(Clone, Debug)]
 pub struct Mapping {
-    /// Where the grid of regions starts. Stays when the front of the mapping is unmapped.
+    /// Where the grid of regions starts. Does not change when the front of the mapping is unmapped.
     pub origin: u64,
     /// First page.
     pub start: u64,
     /// One past the last page.
     pub end: u64,
-    /// How its faults arrive.
+    /// How its faults are delivered.
     pub delivery: Delivery,
     /// The regions, from the origin on; [`NONE`] where the mapping has been cut.
     regions: Vec<u32>,
@@ -73,7 +74,7 @@ pub struct Mapping {
 /// 2 MiB of a mapping.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// The size that its blocks began with.
+    /// The size that its blocks had at first.
     pub order: Order,
     /// The smallest size that they can have.
     pub unit: Order,
@@ -83,17 +84,17 @@ pub struct Region {
     pub start: u64,
     /// The pages of the grid that belong to the mapping.
     pub clip: (u64, u64),
-    /// The slab that holds its slots, once something was written back.
+    /// The slab that holds its slots, once a block has been written back.
     pub slab: u32,
     /// Slabs that hold copies of its blocks from before a fork(2): see `map/slots.rs`.
     inherited: Vec<slots::Inherited>,
-    /// How its faults arrive.
+    /// How its faults are delivered.
     pub delivery: Delivery,
-    /// How it will be used.
+    /// How the program will use it.
     pub pattern: Pattern,
 }
 
-/// Everything that is known about the program's managed memory.
+/// Everything recorded about the program's managed memory.
 #[derive(Debug)]
 pub struct BlockMap {
     mappings: BTreeMap<u64, Mapping>,
@@ -104,7 +105,7 @@ pub struct BlockMap {
     free_runs: [Vec<u32>; Order::MAX.exponent() + 1],
     guards: Vec<u64>,
     slabs: Box<dyn Slabs>,
-    /// Slabs that have become free beside what was asked for, until the driver takes notice.
+    /// Slabs that became free as a side effect, until the driver collects them.
     freed: Vec<u32>,
     /// The unit of the first regions.
     smallest: Order,
@@ -127,7 +128,7 @@ impl Pages {
         self.start * PAGE_BYTES
     }
 
-    /// Bytes in all.
+    /// Total size in bytes.
     pub fn bytes(self) -> u64 {
         u64::from(self.count) * PAGE_BYTES
     }
@@ -193,12 +194,12 @@ impl BlockMap {
         })
     }
 
-    /// How far apart the indices of this block and the one behind it are.
+    /// The distance between the index of this block and that of the next block.
     pub fn stride(&self, block: BlockIndex) -> u32 {
         1 << (self.block(block).order.exponent() - self.region_of(block).unit.exponent())
     }
 
-    /// The block behind this one in the same region.
+    /// The block after this one in the same region.
     pub fn next_in_region(&self, block: BlockIndex) -> Option<BlockIndex> {
         let region = self.region_of(block);
         let next = block.0 + self.stride(block);
@@ -210,8 +211,8 @@ impl BlockMap {
         &self.blocks[index.0 as usize]
     }
 
-    /// Every way out of residency, and everything that becomes of a resident block, goes through here, so here it is
-    /// counted.
+    /// Gives mutable access to a block. Every change of a resident block passes through here, eviction included, so
+    /// this is where changes are counted.
     pub(crate) fn block_mut(&mut self, index: BlockIndex) -> &mut Block {
         if self.block(index).state == State::Resident {
             let pages = self.pages(index);
@@ -220,7 +221,7 @@ impl BlockMap {
         &mut self.blocks[index.0 as usize]
     }
 
-    /// The changes to what is resident.
+    /// The counts of changes to resident blocks.
     pub fn changes(&self) -> &Arc<Changes> {
         &self.changes
     }
@@ -257,7 +258,7 @@ impl BlockMap {
         first..first + pages.count as usize
     }
 
-    /// How the pages `start..end` will be used: for each region of which this is more than half.
+    /// Records how the pages `start..end` will be used, in each region of which they make up more than half.
     pub(crate) fn set_pattern(&mut self, start: u64, end: u64, pattern: Pattern) {
         let before = self.mappings.range(..=start).next_back().map_or(start, |(first, _)| *first);
         for mapping in self.mappings.range(before..end).map(|(_, mapping)| mapping) {
@@ -272,7 +273,7 @@ impl BlockMap {
         }
     }
 
-    /// From now on all faults arrive like this.
+    /// Delivers all faults in this way from now on.
     pub(crate) fn deliver_all(&mut self, delivery: Delivery) {
         self.mappings.values_mut().for_each(|mapping| mapping.delivery = delivery);
         self.regions.iter_mut().for_each(|region| region.delivery = delivery);

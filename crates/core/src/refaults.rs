@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Estimates which budget would halve the fetches, from how far back fetched blocks were evicted.
+//! Estimates the budget that would halve the fetches, from the refault distances of fetched blocks.
 //!
-//! Pure. The distance of a refault is the number of pages that left DRAM between a block's eviction and its fetch. With
-//! a budget that is larger by that much, the block would still have been there (Johannes Weiner's argument for
+//! Pure. The distance of a refault is the number of pages evicted from DRAM between a block's eviction and its fetch.
+//! With a budget larger by that much, the block would still have been resident (Johannes Weiner's argument for
 //! workingset detection, mm/workingset.c of Linux). So the median of the distances, weighted by pages, is how much more
-//! DRAM would halve the fetches. It is an upper bound: a block that leaves twice meanwhile is counted twice.
+//! DRAM would halve the fetches. It is an upper bound: a block that is evicted twice in the interval is counted twice.
 //!
-//! The evidence is halved once in a while, so that the estimate follows the program's phases.
+//! The evidence is halved at intervals, so that the estimate follows the program's phases.
 
-/// The histogram has so many buckets for each power of two, so a distance is known within 6 %.
+/// Buckets of the histogram for each power of two, so that a distance is known within 6 %.
 const PARTS: u64 = 16;
 const PARTS_BITS: u32 = PARTS.ilog2();
-/// Distances are counted in 32 bits. One that is longer shares the last bucket.
+/// Distances are counted in 32 bits. Longer distances share the last bucket.
 const BUCKETS: usize = (PARTS * (33 - PARTS_BITS as u64)) as usize;
-/// The evidence is halved after as many fetched pages as this many budgets have.
+/// The evidence is halved once the fetched pages amount to this many budgets.
 const MEMORY_BUDGETS: u64 = 4;
-/// The estimate is worked out again after so many fetches: scanning the buckets costs about 0.2 us.
+/// The estimate is recomputed after this many fetches: scanning the buckets costs about 0.2 us.
 const FETCHES_BETWEEN: u32 = 256;
 
-/// See the module.
+/// The estimator; see the module.
 #[derive(Clone, Debug)]
 pub struct Refaults {
     /// Fetched pages by distance.
     pages: [u64; BUCKETS],
     sum: u64,
-    /// Evicted pages, and those of them that were rescued from standby, so never left DRAM.
+    /// Evicted pages, and how many of them were rescued from standby and so never left DRAM.
     evicted: u64,
     rescued: u64,
     fetches: u32,
@@ -40,18 +40,18 @@ impl Default for Refaults {
 }
 
 impl Refaults {
-    /// `pages` were evicted.
+    /// Records that `pages` were evicted.
     pub fn evicted(&mut self, pages: u64) {
         self.evicted += pages;
     }
 
-    /// `pages` came back from standby.
+    /// Records that `pages` were rescued from standby.
     pub fn rescued(&mut self, pages: u64) {
         self.rescued += pages;
     }
 
-    /// A block of `pages` is fetched, `distance` evicted pages after it was evicted itself. Of these, `standby` pages
-    /// are still in DRAM. `budget` is that of now, in pages.
+    /// Records the fetch of a block of `pages`, at a distance of `distance` evicted pages from its own eviction. Of
+    /// these, `standby` pages are still in DRAM. `budget` is the present budget, in pages.
     pub fn fetched(&mut self, pages: u64, distance: u64, standby: u64, budget: u64) {
         self.pages[bucket_of(distance.saturating_sub(standby))] += pages;
         self.sum += pages;
@@ -63,7 +63,7 @@ impl Refaults {
         }
     }
 
-    /// How many pages more would halve the fetches. `None` before there is evidence.
+    /// How many more pages would halve the fetches. `None` until there is evidence.
     pub fn pages_to_halve(&self) -> Option<u64> {
         self.median
     }
@@ -75,7 +75,7 @@ impl Refaults {
             seen * 2 >= self.sum
         });
         let distance = lower_bound(half.unwrap_or(0) + 1);
-        // What was rescued has not left: the part of the evicted pages that did.
+        // Scales by the part of the evicted pages that left DRAM: rescued pages did not.
         let left = self.evicted.saturating_sub(self.rescued).max(1);
         (u128::from(distance) * u128::from(left) / u128::from(self.evicted.max(1))) as u64
     }
@@ -100,7 +100,7 @@ fn bucket_of(distance: u64) -> usize {
     (bucket as usize).min(BUCKETS - 1)
 }
 
-/// The least distance that `bucket` counts.
+/// The smallest distance that `bucket` counts.
 fn lower_bound(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < PARTS {

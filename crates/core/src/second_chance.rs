@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long victims wait on standby: long where they come back, briefly where they never do.
+//! How long victims wait on standby: long where they are touched again, briefly where they never are.
 //!
-//! Pure. Hits on resident blocks are invisible, so every policy evicts hot blocks now and then. The standby
-//! list makes that cheap, if it is long enough for a hot block to be touched while it waits. In a cyclic
-//! scan nothing comes back in time, and DRAM on standby is DRAM that could keep a part of the scan.
+//! Pure. Hits on resident blocks are invisible, so every policy evicts hot blocks now and then. The standby list makes
+//! such a mistake cheap, if the list is long enough for a hot block to be touched while it waits. In a cyclic scan no
+//! block is touched in time, and DRAM on standby is DRAM that could keep a part of the scan.
 //!
-//! So the length follows the evidence. Blocks that came back so soon after they had left that a longer list would
-//! have caught them speak for a longer list: each cost a fetch. Blocks that were rescued speak against it: each was
-//! hot, cost two exchanges and a fault, and would have stayed, had the list not taken the room. A list that grows
-//! with its own rescues ends by rescuing everything (`docs/decisions/0005-standby-follows-the-evidence.md`). Where a
-//! fetch costs no more than a rescue, the list stays at its shortest.
+//! So the length follows the evidence. Blocks that refault so soon that a longer list would have caught them are
+//! evidence for a longer list: each cost a fetch. Rescued blocks are evidence against it: each was hot, cost two
+//! exchanges and a fault, and would have stayed if the list had not taken the room. A list that grows with its own
+//! rescues ends by rescuing everything (`docs/decisions/0005-standby-follows-the-evidence.md`). Where a fetch costs no
+//! more than a rescue, the list stays at its shortest.
 
-/// The longest list, as a part of the budget. Beyond a third, what is kept resident suffers.
+/// The longest list, as a part of the budget. Beyond a third, the resident set suffers.
 const LONGEST_PART: u64 = 3;
-/// The shortest one. One thirty-second still sees a block that is touched all the time.
+/// The shortest list. One thirty-second still catches a block that is touched all the time.
 const SHORTEST_PART: u64 = 32;
 /// A refault within this part of the budget would have been caught by a list of about that length.
 const NEAR_PART: u64 = 4;
-/// The length is reconsidered after this part of the budget was evicted.
+/// The length is reconsidered after evictions of this part of the budget.
 const EPOCH_PART: u64 = 8;
-/// Share of evicted pages, in 1/64, that must come back for the list to grow, and below which it shrinks.
+/// Share of evicted pages, in 1/64, that must be wanted again for the list to grow, and below which it shrinks.
 const GROW_AT: u64 = 4;
 const SHRINK_BELOW: u64 = 1;
 
-/// See the module. All quantities are pages, but for the cost.
+/// The length of the standby list; see the module. All quantities are pages, except the cost.
 #[derive(Clone, Copy, Debug)]
 pub struct SecondChance {
     budget: u64,
-    /// What a fetch costs, in rescues.
+    /// Cost of a fetch, in rescues.
     fetch_cost: u64,
     target: u64,
     evicted: u64,
@@ -44,7 +44,7 @@ impl SecondChance {
         Self { budget, fetch_cost, target, evicted: 0, rescued: 0, refaulted: 0 }
     }
 
-    /// The budget has changed.
+    /// Adjusts to a new budget.
     pub fn set_budget(&mut self, budget: u64) {
         self.budget = budget;
         let shortest = (budget / SHORTEST_PART).max(64);
@@ -61,14 +61,14 @@ impl SecondChance {
         self.rescued += pages;
     }
 
-    /// A block of `pages` had to be fetched again after `distance` other pages had left.
+    /// A block of `pages` was fetched again, after `distance` other pages had been evicted.
     pub fn refaulted(&mut self, pages: u64, distance: u64) {
         if distance <= self.budget / NEAR_PART {
             self.refaulted += pages;
         }
     }
 
-    /// `pages` more were evicted. True when the target has changed.
+    /// Another `pages` pages were evicted. Returns true when the target has changed.
     pub fn evicted(&mut self, pages: u64) -> bool {
         self.evicted += pages;
         if self.evicted < self.budget / EPOCH_PART {

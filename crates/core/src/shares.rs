@@ -3,16 +3,16 @@
 
 //! How the processes of one tree divide its budget.
 //!
-//! Pure. Weighted max-min fairness (Bertsekas and Gallager, *Data Networks*, 6.5.2): whoever needs less than its share
-//! gets what it needs, and what it leaves is divided among the others by weight. What nobody needs is divided as well,
-//! so that a process can grow before it has to ask.
+//! Pure. Weighted max-min fairness (Bertsekas and Gallager, *Data Networks*, 6.5.2): a process that needs less than its
+//! share gets what it needs, and the rest of its share is divided among the others by weight. Budget that no process
+//! needs is divided as well, so that a process can grow before it has to ask.
 
-/// What one process could use.
+/// The demand of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// Pages that it has under our care, resident or away.
+    /// Its managed pages, resident or evicted.
     pub pages: u64,
-    /// How its share compares to others'; at least 1.
+    /// Its weight relative to the other processes; at least 1.
     pub weight: u32,
 }
 
@@ -22,7 +22,7 @@ pub fn share(needs: &[Need], own: usize, budget: u64) -> u64 {
     let part = |rest: u64, weights: u64| (u128::from(rest) * u128::from(weight) / u128::from(weights)) as u64;
     let mut level = Level { rest: budget, weights: needs.iter().map(|need| u64::from(need.weight)).sum() };
     loop {
-        // Those who need no more than this level gives them leave the rest of it to the others, whose level rises.
+        // Processes that need no more than this level gives them leave the rest to the others, whose level rises.
         let content = needs.iter().filter(|need| level.contents(need));
         let (used, weights) =
             content.fold((0u64, 0u64), |(used, sum), need| (used + need.pages, sum + u64::from(need.weight)));
@@ -38,7 +38,7 @@ pub fn share(needs: &[Need], own: usize, budget: u64) -> u64 {
     }
 }
 
-/// What is left for those who are not content, and their weights.
+/// The budget left for the processes that need more than their share, and the sum of their weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Level {
     rest: u64,
@@ -79,8 +79,8 @@ mod tests {
         assert_eq!(shares(&[(100, 4), (100, 1)], 1000), [100 + 640, 100 + 160]);
     }
 
-    /// For any needs: all shares together are the budget but for fractions, nobody has less than an equal part unless
-    /// it needs less, and the order does not matter.
+    /// For any needs: all shares together are the budget except for fractions, a process gets less than an equal part
+    /// only if it needs less, and the order does not matter.
     #[test]
     fn the_budget_is_divided_whole_and_fairly() {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -3,12 +3,12 @@
 
 //! Which slabs of the tier are in use.
 //!
-//! Pure. A process that has never forked has them to itself ([`OwnSlabs`]). After fork(2), parent and child read the
-//! same slabs, and each takes new ones from the same tier; then the driver brings an account that both share.
+//! Pure. A process that has never forked has the slabs to itself ([`OwnSlabs`]). After fork(2), parent and child read
+//! the same slabs, and each takes new ones from the same tier; then the driver supplies an allocator that both share.
 
 use std::fmt;
 
-/// The account of slabs. One slab has room for one region; it is free when nobody uses it.
+/// The allocator of slabs. One slab has room for one region; it is free when no process uses it.
 pub trait Slabs: Send + fmt::Debug {
     /// Takes a free slab; `None` when the tier has none.
     fn take(&mut self) -> Option<u32>;
@@ -16,18 +16,18 @@ pub trait Slabs: Send + fmt::Debug {
     /// Ends this process's use of a slab. Returns whether it is free now.
     fn release(&mut self, slab: u32) -> bool;
 
-    /// Whether another process uses the slab, too: then its bytes must stay as they are. Once false, it stays so until
+    /// Whether another process also uses the slab: then its bytes must not change. Once false, it stays false until
     /// this process forks.
     fn is_shared(&self, slab: u32) -> bool;
 
-    /// Slabs that somebody uses.
+    /// Number of slabs in use by any process.
     fn in_use(&self) -> u32;
 }
 
-/// The account of one process alone.
+/// The allocator of a single process.
 #[derive(Debug)]
 pub struct OwnSlabs {
-    /// Given back, the latest last: it is the first to be taken again.
+    /// Released slabs, the latest last: it is the first to be taken again.
     free: Vec<u32>,
     used: u32,
     most: u32,

@@ -3,16 +3,16 @@
 
 //! Standby: blocks out of the program's reach that are still in local DRAM.
 //!
-//! Pure. First-in first-out lists threaded through the blocks, one for each thing that a block waits for
-//! ([`Waiting`]). A victim waits here before its frame is reused; a touch meanwhile costs no I/O and tells the policy
-//! that the block is hot. Blocks that were read ahead wait here for their first touch, and those that the tier did not
-//! take for another try: apart, so that they are in nobody's way.
+//! Pure. First-in first-out lists threaded through the blocks, one for each reason to wait ([`Waiting`]). A victim
+//! waits here before its frame is reused; a touch during the wait costs no I/O and tells the policy that the block is
+//! hot. Blocks that were read ahead wait here for their first touch, and blocks whose write-back failed wait for
+//! another try, on a list of their own so that they delay no other block.
 
 use crate::block::{NONE, Waiting};
 use crate::map::BlockMap;
 use crate::units::BlockIndex;
 
-/// See the module.
+/// The standby lists; see the module.
 #[derive(Debug, Default)]
 pub struct Standby {
     evicted: List,
@@ -43,7 +43,7 @@ impl Standby {
         self.list_mut(waiting).push(map, block);
     }
 
-    /// Takes a block out, wherever it stands. It remembers what it waited for.
+    /// Removes a block from any place in its list. Its `waiting` field keeps the reason.
     pub fn remove(&mut self, map: &mut BlockMap, block: BlockIndex) {
         self.list_mut(map.block(block).waiting).remove(map, block);
     }
@@ -54,7 +54,7 @@ impl Standby {
         (oldest != NONE).then_some(BlockIndex(oldest))
     }
 
-    /// Pages of the blocks that wait for the same.
+    /// Pages of the blocks that wait for this reason.
     pub fn pages(&self, waiting: Waiting) -> u64 {
         self.list(waiting).pages
     }
@@ -65,7 +65,7 @@ impl Standby {
     }
 }
 
-/// Oldest first.
+/// A list, oldest block first.
 #[derive(Debug)]
 struct List {
     oldest: u32,
@@ -95,7 +95,7 @@ impl List {
         self.pages += u64::from(map.block(block).order.pages());
     }
 
-    /// Takes a block out, wherever it stands.
+    /// Removes a block from any place in the list.
     fn remove(&mut self, map: &mut BlockMap, block: BlockIndex) {
         let (previous, next) = (map.block(block).previous, map.block(block).next);
         if previous == NONE {

@@ -3,52 +3,53 @@
 
 //! How hot each block is, judged by what user space can see: arrivals, and absence.
 //!
-//! Pure, allocates nothing, and three bytes per block, which the block's description has to spare. An arrival makes
-//! a block hotter, the more so the sooner it comes back. A block that is away and not asked for halves with each
-//! epoch; an epoch is one turnover of the budget, in evicted pages, so there is no clock. A resident block keeps its
-//! temperature: nothing shows whether it is used.
+//! Pure, allocates nothing, and uses three bytes per block that would otherwise be padding. An arrival makes a block
+//! hotter, the more so the sooner after its eviction. The temperature of an evicted block that is not asked for halves
+//! with each epoch. An epoch is one turnover of the budget, in evicted pages, so there is no clock. A resident block
+//! keeps its temperature: nothing shows whether it is used.
 //!
-//! Halving is computed when asked for. The histogram follows it exactly, since its classes are powers of two: the
-//! end of an epoch moves every class of what is away down by one, and touches no block. Only so that two bytes of
-//! epoch are enough, each end brings a few blocks up to date ([`SWEEP_EPOCHS`]).
+//! Halving is computed on demand. The histogram follows it exactly, since its classes are powers of two: the end of an
+//! epoch moves every class of evicted pages down by one, and touches no block. Each end of an epoch also refreshes a
+//! few blocks, only so that two bytes for the epoch are enough ([`SWEEP_EPOCHS`]).
 //!
-//! Units, and how to read it: `docs/temperature.md`.
+//! Units and interpretation: `docs/temperature.md`.
 
 use crate::block::State;
 use crate::policy::Arrival;
 
-/// 0 is cold, 255 as hot as it gets. Steps mean nothing by themselves; order does.
+/// 0 is cold, 255 the hottest. Only the order of two temperatures has a meaning, not their difference.
 pub type Temperature = u8;
 
-/// First touch ever.
+/// Added by the first touch ever.
 const FRESH: u8 = 8;
-/// Read ahead of a stream, and then touched by it. Streams pass once: as a late refault.
+/// Added to a block that was read ahead of a stream and then touched by it. Streams pass once, so this equals a late
+/// refault.
 const READ_AHEAD: u8 = 16;
-/// Refault after everything resident was replaced at least once.
+/// Added by a refault after everything resident was replaced at least once.
 const REFAULT_LATE: u8 = 16;
-/// Refault sooner than that.
+/// Added by an earlier refault.
 const REFAULT_SOON: u8 = 48;
-/// Touched on standby: it should not have left.
+/// Added by a touch on standby: the block should not have been evicted.
 const RESCUED: u8 = 64;
 
 /// Classes of a histogram: class 0 is temperature 0, class `n` holds `2^(n-1)..2^n`.
 pub const CLASSES: usize = 9;
 
-/// The temperatures of each class, in words.
+/// The temperatures of each class, as text.
 pub const CLASS_NAMES: [&str; CLASSES] = ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"];
 
-/// Epochs that a stamp tells apart.
+/// Number of epochs that a stamp can distinguish.
 const EPOCHS: u64 = 0xffff - AWAY as u64 + 1;
-/// In so many epochs every block is brought up to date once: half of what stamps tell apart, so that blocks which are
-/// added meanwhile do not matter.
+/// Every block is refreshed once in this many epochs: half of what stamps can distinguish, so that blocks added during
+/// the sweep do not matter.
 const SWEEP_EPOCHS: usize = 1 << 15;
 
-/// Stamps: counted nowhere, counted as resident, or from here on away, since the epoch above.
+/// Stamps: not counted, counted as resident, or, from this value on, evicted since the epoch that the excess gives.
 const NOWHERE: u16 = 0;
 const RESIDENT: u16 = 1;
 const AWAY: u16 = 2;
 
-/// What is kept of one block.
+/// The record of one block.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reading {
     temperature: u8,
@@ -71,7 +72,7 @@ impl Reading {
 pub struct Histogram {
     /// At the program's address.
     pub resident: [u64; CLASSES],
-    /// On standby, in the tier, or on the way.
+    /// On standby, in the tier, or in transit.
     pub away: [u64; CLASSES],
 }
 
@@ -87,14 +88,14 @@ pub fn class_of(temperature: Temperature) -> usize {
     (u8::BITS - temperature.leading_zeros()) as usize
 }
 
-/// The epoch, and how many pages are how hot.
+/// The epoch, and the number of pages at each temperature.
 #[derive(Clone, Debug, Default)]
 pub struct Temperatures {
     epoch: u64,
-    /// Pages evicted since it began.
+    /// Pages evicted since the epoch began.
     evicted: u64,
     histogram: Histogram,
-    /// The block to be brought up to date next.
+    /// The block to be refreshed next.
     cursor: usize,
 }
 
@@ -104,7 +105,7 @@ impl Temperatures {
         &self.histogram
     }
 
-    /// How hot the block of a reading is now.
+    /// The present temperature of a reading.
     pub(crate) fn of(&self, reading: Reading) -> Temperature {
         let Some(since) = reading.stamp().checked_sub(AWAY) else { return reading.temperature };
         let age = (self.epoch % EPOCHS + EPOCHS - u64::from(since)) % EPOCHS;
@@ -115,12 +116,12 @@ impl Temperatures {
         AWAY + (self.epoch % EPOCHS) as u16
     }
 
-    /// A block of `weight` pages became resident; `near` is the distance up to which a refault is soon.
+    /// A block of `weight` pages became resident; `near` is the distance up to which a refault counts as soon.
     pub(crate) fn arrived(&mut self, reading: &mut Reading, weight: u32, arrival: Arrival, near: u64) {
         let was_resident = reading.stamp() == RESIDENT;
         let known = self.take_out(reading, weight);
         let temperature = match (arrival, known) {
-            // A page of it was touched for the first time, or written for the first time since it came.
+            // A page of it was touched for the first time, or written for the first time since it was fetched.
             (_, Some(before)) if was_resident => before,
             (Arrival::Fresh, _) | (Arrival::Prefetched, None) => FRESH,
             (Arrival::Prefetched, Some(before)) => before.saturating_add(READ_AHEAD),
@@ -133,7 +134,7 @@ impl Temperatures {
         *reading = self.put_resident(temperature, weight);
     }
 
-    /// The reading of a block of `weight` pages that is resident, and as hot as `temperature`.
+    /// Counts a resident block of `weight` pages with this `temperature`, and returns its reading.
     pub(crate) fn put_resident(&mut self, temperature: Temperature, weight: u32) -> Reading {
         *self.histogram.count(RESIDENT, temperature) += u64::from(weight);
         Reading::new(temperature, RESIDENT)
@@ -145,7 +146,7 @@ impl Temperatures {
         *reading = self.put_away(temperature, weight);
     }
 
-    /// A block of `weight` pages is counted no more. Returns how hot it was, if it was counted.
+    /// Stops counting a block of `weight` pages. Returns its temperature, if it was counted.
     pub(crate) fn take_out(&mut self, reading: &mut Reading, weight: u32) -> Option<Temperature> {
         let (stamp, temperature) = (reading.stamp(), self.of(*reading));
         *reading = Reading::default();
@@ -156,14 +157,14 @@ impl Temperatures {
         Some(temperature)
     }
 
-    /// The reading of a block of `weight` pages that is away, and as hot as `temperature`.
+    /// Counts an evicted block of `weight` pages with this `temperature`, and returns its reading.
     pub(crate) fn put_away(&mut self, temperature: Temperature, weight: u32) -> Reading {
         let stamp = self.away_now();
         *self.histogram.count(stamp, temperature) += u64::from(weight);
         Reading::new(temperature, stamp)
     }
 
-    /// `pages` more were evicted. When that ends an epoch, returns which of `blocks` blocks are to be brought
+    /// Another `pages` pages were evicted. When that ends an epoch, returns which of `blocks` blocks must be brought
     /// [`up_to_date`](Self::up_to_date).
     pub(crate) fn evicted(&mut self, pages: u64, budget_pages: u64, blocks: usize) -> std::ops::Range<usize> {
         self.evicted += pages;
@@ -182,7 +183,7 @@ impl Temperatures {
         start..end
     }
 
-    /// Counts a block of `weight` pages anew, and checks that its state and its reading agree; for tests.
+    /// Counts a block of `weight` pages again, and checks that its state and its reading agree; for tests.
     pub(crate) fn recount(&self, reading: Reading, state: State, weight: u64, histogram: &mut Histogram) {
         match (state, reading.stamp()) {
             (State::Empty, stamp) => assert_eq!(stamp, NOWHERE, "no contents, and a temperature"),
@@ -195,7 +196,7 @@ impl Temperatures {
         }
     }
 
-    /// Writes down what a reading is now. That changes no temperature.
+    /// Rewrites a reading with the present epoch. This changes no temperature.
     pub(crate) fn up_to_date(&self, reading: &mut Reading) {
         if reading.stamp() >= AWAY {
             *reading = Reading::new(self.of(*reading), self.away_now());
@@ -251,7 +252,7 @@ mod tests {
         readings.iter_mut().for_each(|reading| temperatures.arrived(reading, 1, Arrival::Rescued, BUDGET));
         temperatures.left(&mut readings[0], 1);
         let mut before = temperatures.of(readings[0]);
-        // More epochs than a stamp tells apart.
+        // More epochs than a stamp can distinguish.
         for epoch in 0..3 * EPOCHS {
             end_epoch(&mut temperatures, &mut readings);
             let now = temperatures.of(readings[0]);
@@ -272,7 +273,7 @@ mod tests {
     }
 
     proptest! {
-        /// Temperatures and histogram are those of a table in which every absent block is halved at every epoch.
+        /// Temperatures and histogram equal those of a table in which every absent block is halved at every epoch.
         #[test]
         fn cooling_on_demand_is_cooling(steps in proptest::collection::vec((0..6usize, 0..6u8), 0..800)) {
             let mut temperatures = Temperatures::default();

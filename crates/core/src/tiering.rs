@@ -1,69 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides which slabs change levels in a chain of tiers: the warm ones up, the cold ones down.
+//! Decides which slabs change levels in a chain of tiers: warm slabs move up, cold slabs move down.
 //!
-//! Pure. A slab's heat is the pages that were fetched from it, halved with each epoch. An epoch is one turnover of what
-//! the chain holds, in pages, so the unit of time is traffic, as in `temperature.rs`: a scan that goes round heats
-//! every slab alike, however long one round takes, and a program at rest does not cool.
+//! Pure. A slab's heat is the number of pages fetched from it, halved with each epoch. An epoch is one turnover of the
+//! chain's contents, in pages, so the unit of time is traffic, as in `temperature.rs`: a cyclic scan heats every slab
+//! equally, however long one cycle takes, and an idle program does not cool.
 //!
-//! Slabs move between neighbouring levels, for two reasons. The faster one is nearly full: then what nobody has asked
-//! for leaves it, so that new slabs find room there. Or a slab of the slower one is clearly warmer than the coldest of
-//! the faster one: then they change places. What moves has been earned by traffic ([`Credit`]), so that moving costs a
-//! part of what the program does, never more.
+//! Slabs move between neighbouring levels, for two reasons. When the faster level is nearly full, its cold slabs move
+//! down so that new slabs find room there. When a slab of the slower level is clearly warmer than the coldest of the
+//! faster level, the two change places. Traffic earns the moves ([`Credit`]), so that moving costs a fraction of the
+//! program's own traffic, never more.
 //!
-//! Allocates when it is made, and never afterwards.
+//! Allocates only in its constructors.
 
 use crate::units::REGION_PAGES;
 
-/// Levels of a chain at most: a donor, a device near by, a disk and one to spare. Each is a row of the statistics.
+/// Maximum number of levels of a chain: a donor, a nearby device, a disk and one to spare. Each is a row of the
+/// statistics.
 pub const LEVELS_MOST: usize = 4;
 
-/// Moves that are decided on at once, at most: 32 MiB, which memory copies in some 10 ms and a disk writes in a tenth
+/// Maximum number of moves decided at a time: 32 MiB, which memory copies in about 10 ms and a disk writes in a tenth
 /// of a second.
 pub const MOVES_MOST: usize = 16;
 
 /// Pages fetched, halved with each epoch.
 pub type Heat = u32;
 
-/// Heat of a slab that was just placed: as if half of it had been fetched. It has been evicted a moment ago.
+/// Heat of a slab that has just been placed: as if half of it had been fetched, because it was evicted a moment ago.
 pub const HEAT_PLACED: Heat = REGION_PAGES / 2;
-/// What is no hotter leaves a level that is nearly full: placed, and not asked for in two epochs.
+/// Slabs no hotter than this leave a level that is nearly full: placed, and not asked for in two epochs.
 const HEAT_COLD: Heat = HEAT_PLACED / 4;
-/// What is as hot is worth moving to where there is room: all of it was fetched once.
+/// Slabs at least this hot are worth moving to a level with room: all of the slab was fetched once.
 const HEAT_WORTH: Heat = REGION_PAGES;
-/// To take another's place, a slab is so many times as hot, and hotter by [`HEAT_MARGIN`]. A scan that goes round makes
-/// what it has just passed at most twice as hot as what it comes to next.
+/// To take another slab's place, a slab must be this many times as hot, and hotter by [`HEAT_MARGIN`]. A cyclic scan
+/// makes the slabs it has just passed at most twice as hot as those it reaches next.
 const HEAT_RATIO: u64 = 2;
 const HEAT_MARGIN: u64 = REGION_PAGES as u64;
 
-/// A level's slabs that are kept free for new ones: this part of it, within bounds.
+/// Slabs of a level that are kept free for new ones: this part of the level, within bounds.
 const RESERVE_PART: u32 = 32;
 const RESERVE_MOST: u32 = 64;
 
-/// An epoch is not shorter than the turnover of so many slabs.
+/// An epoch is never shorter than the turnover of this many slabs.
 const EPOCH_SLABS_LEAST: u64 = 16;
-/// One page of so many that were fetched or written may be moved.
+/// One page may be moved for this many pages fetched or written.
 const TRAFFIC_FOR_MOVES: u64 = 4;
 
-/// Pages of traffic after which everything is half as hot, where `slabs` are in use.
+/// Pages of traffic after which every heat is halved, where `slabs` are in use.
 pub fn epoch_pages(slabs: u64) -> u64 {
     slabs.max(EPOCH_SLABS_LEAST) * u64::from(REGION_PAGES)
 }
 
-/// What a level has room for.
+/// The capacity of a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
     /// Slabs that it can hold.
     pub slabs: u32,
-    /// Of them, those that are free.
+    /// How many of them are free.
     pub free: u32,
-    /// False: it has just refused to store something, so nothing moves there.
+    /// False when the level has just refused a write: then nothing moves there.
     pub takes: bool,
 }
 
 impl Level {
-    /// Slabs that are kept free for new ones.
+    /// Number of slabs that are kept free for new ones.
     pub fn reserve(&self) -> u32 {
         (self.slabs / RESERVE_PART).clamp(1, RESERVE_MOST)
     }
@@ -72,42 +73,42 @@ impl Level {
 /// A slab that changes its level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Which.
+    /// The slab.
     pub slab: u32,
-    /// Where it is.
+    /// Its present level.
     pub from: usize,
-    /// Where it goes: a neighbour, and a faster one if its number is smaller.
+    /// Its new level: a neighbour, and a faster one if the number is smaller.
     pub to: usize,
 }
 
-/// How many moves the traffic so far has paid for.
+/// How many moves the traffic so far has earned.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Credit {
     pages: u64,
 }
 
 impl Credit {
-    /// So many pages were fetched or written.
+    /// Records that `pages` were fetched or written.
     pub fn earn(&mut self, pages: u64) {
         let most = (MOVES_MOST as u64) * u64::from(REGION_PAGES);
         self.pages = (self.pages + pages / TRAFFIC_FOR_MOVES).min(most);
     }
 
-    /// Moves that can be paid now.
+    /// Number of moves that can be made now.
     pub fn moves(&self) -> usize {
         (self.pages / u64::from(REGION_PAGES)) as usize
     }
 
-    /// One was made, or tried.
+    /// Pays for one move, made or tried.
     pub fn spend(&mut self) {
         self.pages = self.pages.saturating_sub(u64::from(REGION_PAGES));
     }
 }
 
-/// The first few of many slabs, in order.
+/// The first few of many slabs, in order of rank.
 #[derive(Debug)]
 struct First {
-    /// What they are ordered by, and which they are.
+    /// Rank and number of each.
     slabs: Vec<(Heat, u32)>,
 }
 
@@ -116,7 +117,7 @@ impl First {
         Self { slabs: Vec::with_capacity(MOVES_MOST) }
     }
 
-    /// Of those with the same rank, the one that was seen first stays in front.
+    /// Among slabs of the same rank, the one that was seen first stays in front.
     fn see(&mut self, rank: Heat, slab: u32) {
         if self.slabs.len() == MOVES_MOST {
             if self.slabs.last().is_some_and(|last| last.0 <= rank) {
@@ -129,14 +130,14 @@ impl First {
     }
 }
 
-/// Looks at all slabs once, and says which shall move.
+/// Examines all slabs once, and decides which should move.
 #[derive(Debug)]
 pub struct Survey {
     levels: [Level; LEVELS_MOST],
     count: usize,
-    /// Of each level.
+    /// One entry for each level.
     coldest: [First; LEVELS_MOST],
-    /// Of each level; ranked by what is missing to the greatest heat.
+    /// One entry for each level; ranked by the difference from the greatest heat.
     warmest: [First; LEVELS_MOST],
     moves: Vec<Move>,
 }
@@ -148,7 +149,7 @@ impl Default for Survey {
 }
 
 impl Survey {
-    /// Has seen nothing yet.
+    /// Creates a survey that has seen no slab.
     pub fn new() -> Self {
         Self {
             levels: [Level::default(); LEVELS_MOST],
@@ -159,7 +160,7 @@ impl Survey {
         }
     }
 
-    /// A new look, at a chain of these levels, the fastest first.
+    /// Starts a new survey of a chain of these levels, the fastest first.
     pub fn begin(&mut self, levels: &[Level]) {
         self.count = levels.len();
         self.levels[..levels.len()].copy_from_slice(levels);
@@ -167,7 +168,7 @@ impl Survey {
         self.moves.clear();
     }
 
-    /// There is a slab on `level`, as hot as `heat`.
+    /// Records a slab on `level` with this `heat`.
     pub fn see(&mut self, slab: u32, level: usize, heat: Heat) {
         if level + 1 < self.count {
             self.coldest[level].see(heat, slab);
@@ -177,17 +178,17 @@ impl Survey {
         }
     }
 
-    /// What shall move, in this order; `most` slabs at most.
+    /// The moves to make, in this order; at most `most` slabs.
     pub fn decide(&mut self, most: usize) -> &[Move] {
         let most = most.min(MOVES_MOST);
         let pairs = self.count.saturating_sub(1);
-        // From below, so that there is room below when a level above needs it.
+        // From the slowest pair up, so that a lower level has room when the level above needs it.
         (0..pairs).rev().for_each(|upper| self.make_room(upper, most));
         (0..pairs).for_each(|upper| self.exchange(upper, most));
         &self.moves
     }
 
-    /// Cold slabs leave a level that is nearly full.
+    /// Moves cold slabs out of a level that is nearly full.
     fn make_room(&mut self, upper: usize, most: usize) {
         let mut next = 0;
         while self.moves.len() < most
@@ -200,7 +201,7 @@ impl Survey {
         }
     }
 
-    /// Warm slabs of the lower level go to the upper one, in the place of cold ones where there is no room to spare.
+    /// Moves warm slabs of the lower level up, in exchange for cold slabs where there is no spare room.
     fn exchange(&mut self, upper: usize, most: usize) {
         let lower = upper + 1;
         let (mut next_warm, mut next_cold) = (0, 0);
@@ -243,7 +244,7 @@ impl Survey {
         self.next(&self.warmest[level], next).map(|(rank, slab)| (Heat::MAX - rank, slab))
     }
 
-    /// The next one that does not move already.
+    /// The next slab that has not been chosen to move already.
     fn next(&self, first: &First, next: &mut usize) -> Option<(Heat, u32)> {
         loop {
             let found = *first.slabs.get(*next)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Quantities with a type each, so that a block cannot be passed as a frame, nor bytes as pages.
+//! Quantities with a type each, so that a block cannot be passed as a frame, or bytes as pages.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub struct BlockIndex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameIndex(pub u32);
 
-/// A thread of the program, as the fault path counts them. Small, so it can index arrays.
+/// A thread of the program, as numbered on the fault path. Small, so it can index arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ThreadIndex(pub u16);
 
@@ -36,8 +36,8 @@ impl Order {
     pub const MAX: Order = Order(9);
     /// 128 KiB, the size that EMP chose as its default.
     pub const DEFAULT: Order = Order(5);
-    /// 16 KiB: the smallest block that an elastic region changes to. Smaller ones cost more memory to describe
-    /// than they save.
+    /// 16 KiB: the smallest block where blocks have a fixed size, and in elastic regions beyond the first 2 GiB
+    /// (`map/ranges.rs`). Smaller blocks there would cost more memory to describe than they save.
     pub const UNIT: Order = Order(2);
 
     /// The order with `1 << exponent` pages; `None` above 2 MiB.
@@ -68,7 +68,7 @@ impl Order {
     }
 }
 
-/// A number of bytes that people type and read with a unit: `4GiB`, `4G`, `307MiB`, `512KiB`, `4096`.
+/// A number of bytes that users type and read with a unit: `4GiB`, `4G`, `307MiB`, `512KiB`, `4096`.
 ///
 /// Units with `iB`, `i` or a single letter are powers of two; those with `B` alone (`GB`) are powers of ten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -109,7 +109,7 @@ const UNITS: [(&str, u64); 33] = [
     ("B", 1),
     ("", 1),
 ];
-/// How many of them sizes are printed in: those of powers of two, but bytes.
+/// How many of the units are used for printing: the powers of two, except bytes.
 const UNITS_PRINTED: usize = 6;
 
 impl FromStr for ByteSize {
@@ -126,7 +126,7 @@ impl FromStr for ByteSize {
             return whole.checked_mul(*factor).map(ByteSize).ok_or_else(too_large);
         }
         let fraction: f64 = number.parse().map_err(|_| advice())?;
-        // Digits and a point, so it is no less than zero; it may be infinite.
+        // Digits and a point, so it is not negative; it may be infinite.
         let bytes = fraction * *factor as f64;
         if bytes < u64::MAX as f64 { Ok(ByteSize(bytes as u64)) } else { Err(too_large()) }
     }

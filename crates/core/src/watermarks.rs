@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How many frames are kept free ahead of demand: as many as demand takes before the worker comes.
+//! How many frames are kept free ahead of demand: as many as demand takes before the worker responds.
 //!
-//! Pure. All levels are pages. Free frames are DRAM that keeps nothing, and how many it takes depends on the program:
-//! one that misses a page here and there takes two or three while the worker wakes up, a stream takes megabytes. There
-//! is no clock. But whenever the worker looks it sees how much is left of what there was when its bell rang, and that
-//! says whether it was called in time.
+//! Pure. All levels are pages. Free frames are DRAM that holds no data, and how many are needed depends on the program:
+//! one that misses a page now and then takes two or three while the worker wakes up, a stream takes megabytes. There is
+//! no clock. But whenever the worker looks, it sees how many free pages are left of those present when it was woken,
+//! and that tells whether it was woken in time.
 
 /// The levels between which eviction and cleaning run, and what moves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,34 +17,34 @@ pub struct Watermarks {
     pub free_high: u64,
     least: u64,
     most: u64,
-    /// Looks in a row that were in time.
+    /// Consecutive looks that were in time.
     in_time: u32,
 }
 
-/// Free pages never need to exceed this, however large the budget: 64 MiB is half a second of a 1 Gb/s
-/// line and some 40 ms of a fast disk, which is longer than the worker ever sleeps.
+/// Free pages never need to exceed this, however large the budget: 64 MiB is half a second of a 1 Gb/s line and about
+/// 40 ms of a fast disk, which is longer than the worker ever sleeps.
 const FREE_HIGH_MOST: u64 = 16_384;
-/// The parts of the budget that the high level is at most, and at least. The first is where it was for all programs
-/// before it moved; the second is a choice.
+/// The high level is at most `1 / MOST_PART` and at least `1 / LEAST_PART` of the budget. The maximum is the fixed
+/// level that all programs had before it adapted; the minimum is a choice.
 const MOST_PART: u64 = 32;
 const LEAST_PART: u64 = 256;
-/// Pages that are always kept free.
+/// The high level is never below this many pages.
 const PAGES_LEAST: u64 = 64;
-/// Looks in a row that must be in time for the levels to sink, by a quarter. They rise at once, and double.
+/// Consecutive looks that must be in time before the levels fall, by a quarter. They rise immediately, and double.
 const LOOKS_TO_SINK: u32 = 4;
 
 impl Watermarks {
-    /// The levels for a budget of `budget_pages`, as high as they get.
+    /// The levels for a budget of `budget_pages`, at their highest.
     pub fn for_budget(budget_pages: u64) -> Self {
         let most = (budget_pages / MOST_PART).clamp(PAGES_LEAST, FREE_HIGH_MOST);
         let least = (budget_pages / LEAST_PART).clamp(PAGES_LEAST, most);
         Self { free_low: most / 2, free_high: most, least, most, in_time: 0 }
     }
 
-    /// The worker looks, and `free` pages are free or will be soon.
+    /// Adjusts the levels when the worker looks, with `free` pages free now or soon.
     pub fn look(&mut self, free: u64) {
         if free >= self.free_low {
-            return; // It has not been called for this.
+            return; // The worker was not woken for lack of frames.
         }
         if free < self.free_low / 2 {
             return self.rise();
@@ -56,7 +56,7 @@ impl Watermarks {
         }
     }
 
-    /// There were too few: the worker came late, or read-ahead found none.
+    /// Raises the levels: the worker was late, or read-ahead found no frame.
     pub fn rise(&mut self) {
         self.in_time = 0;
         self.set((self.free_high * 2).min(self.most));

@@ -3,17 +3,17 @@
 
 //! The engine against a model: every access resolves with the last write, or is an error; never anything else.
 //!
-//! The trouble it guards against is the worst that a pager can do: zeros or stale bytes, quietly. They come
-//! from orders of events that no one thinks of: a store between the taking away and the report, a write-back
-//! that failed halfway before the program undid its change, a hole cut through a block that is away. So
-//! threads, the worker and the tier take turns here in any order, with failures, and memory is one
-//! number for each page (`memory.rs`), moved about only as a kernel would (`work.rs`).
+//! The trouble it guards against is the worst that a pager can do: return zeros or stale bytes without an error. Such
+//! bugs come from orders of events that no one thinks of: a store between the eviction and its report, a write-back
+//! that failed halfway before the program undid its change, a hole cut through an evicted block. So threads, the worker
+//! and the tier take turns here in any order, with failures. Memory is one number for each page (`memory.rs`), moved
+//! only as a kernel would move it (`work.rs`).
 //!
-//! Checked after every turn: the engine's own account, and that DRAM in use stays within the budget. At the
-//! end: every access under way ends in bounded time, the worker comes to rest, and all pages are read.
+//! Checked after every turn: the engine's own accounts, and that DRAM in use stays within the budget. At the end: every
+//! pending access ends in bounded time, the worker comes to rest, and all pages are read.
 //!
-//! A history follows from one number, which is printed when it goes wrong. `AQUIFER_MODEL_SEED=N` repeats it,
-//! and `AQUIFER_MODEL_HISTORIES=N` runs more of them than the few seconds' worth that run by default.
+//! A history follows from one number, which is printed when it fails. `AQUIFER_MODEL_SEED=N` repeats it, and
+//! `AQUIFER_MODEL_HISTORIES=N` runs more of them than the few seconds' worth that run by default.
 
 #[path = "engine_model/memory.rs"]
 mod memory;
@@ -32,15 +32,15 @@ use relatives::RELATIVES_MOST;
 use work::Trouble;
 use world::{Access, THREADS, World};
 
-/// Turns in which everything under way must end once nothing fails any more: each thread may have to empty
-/// 512 frames of another size, at nine turns each, and to wait for all others, before it has its block.
+/// Turns in which all pending work must end once nothing fails any more: each thread may have to empty 512 frames of
+/// another size, at nine turns each, and to wait for all others, before it has its block.
 const SETTLE_TURNS: u32 = 12_000;
 
 /// Histories by default, and turns in each: a few seconds in a debug build.
 const HISTORIES: u64 = 120;
 const TURNS: u32 = 2_500;
 
-/// Luck: SplitMix64 (Steele, Lea, Flood 2014).
+/// The source of randomness: SplitMix64 (Steele, Lea, Flood 2014).
 struct Luck(u64);
 
 impl Luck {
@@ -61,20 +61,20 @@ impl Luck {
     }
 }
 
-/// How one history starts.
+/// The initial conditions of one history.
 #[derive(Clone, Debug)]
 struct Start {
     policy: PolicyName,
     orders: [u8; 3],
     prefetch: bool,
     elastic: bool,
-    /// True: the tier has room for a part only.
+    /// True when the tier has room for only a part of the memory.
     small_tier: bool,
-    /// The program forks.
+    /// True when the program forks.
     forks: bool,
-    /// The budget changes.
+    /// True when the budget changes.
     budgets: bool,
-    /// Percent of the pages that hold something before they are registered.
+    /// Percentage of pages with contents before they are registered.
     populated: u32,
     trouble: Trouble,
 }
@@ -96,7 +96,7 @@ impl Start {
     }
 }
 
-/// Says which history it was when a test panics.
+/// Prints how to repeat the history when a test panics.
 struct Reproduction(u64, Start);
 
 impl Drop for Reproduction {
@@ -110,16 +110,16 @@ impl Drop for Reproduction {
     }
 }
 
-/// A page's own few values, so that a change is often undone; zero among them.
+/// One of a few values of the page's own, zero among them, so that a change is often undone.
 fn value(page: u64, luck: u32) -> u32 {
     if luck.is_multiple_of(4) { 0 } else { (page as u32 % 100_000) * 4 + luck % 4 }
 }
 
-/// Everything about a history that is not luck: where its mappings are and how large.
+/// Everything about a history that is not random: its mappings, with their places and sizes.
 struct Stage {
     world: World,
     windows: Vec<(u64, u64, Order)>,
-    /// Where the thread that walks through memory is.
+    /// The position of the thread that walks through memory.
     walk: u64,
     forks: bool,
     budgets: bool,
@@ -128,7 +128,7 @@ struct Stage {
 impl Stage {
     fn new(start: &Start) -> Stage {
         let orders = start.orders.map(|order| Order::new(order).expect("at most 9"));
-        // The smallest budget is 4096 pages; small blocks get less, to save time. It must hold some regions:
+        // The smallest budget is 4096 pages; small blocks get less, to save time. It must hold several regions, because
         // a hole cut into one makes the rest of it resident.
         let largest = orders.iter().map(|order| u64::from(order.pages())).max().expect("three");
         let budget = (largest * 8).max(1_536);
@@ -196,7 +196,7 @@ impl Stage {
         }
     }
 
-    /// What a call found is there, and another call looks, where the program was lately.
+    /// Checks the pages that calls have found resident, and lets another call look near the program's latest position.
     fn call(&mut self, luck: u32) {
         self.world.check_calls();
         self.world.call(self.walk.saturating_sub(u64::from(luck % 64)), luck / 64);
@@ -237,7 +237,7 @@ fn history(seed: u64) {
         assert_eq!(world.gave_up, 0, "a fault found no room although every write-back succeeded");
     }
     if start.small_tier {
-        // What is over the tier's size stays in DRAM, and faults may find no room: nothing more to ask for.
+        // The excess over the tier's size stays in DRAM, and faults may find no room: there is nothing more to check.
         return;
     }
     let mut plans = 0;
@@ -255,8 +255,8 @@ fn history(seed: u64) {
     world.memory.recount();
 }
 
-/// A page is stored, fetched and changed, and its write-back fails halfway. Then the program undoes the change.
-/// The slot is torn, and the guard of what it held before would call it clean.
+/// A page is stored, fetched and changed, and its write-back fails halfway. Then the program undoes the change. The
+/// slot is torn, and the guard of its previous contents would call it clean.
 #[test]
 fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
     let mut world = World::new(PolicyName::Fifo, 1_536, 64, false, false);
@@ -285,8 +285,8 @@ fn a_slot_torn_by_a_failed_write_back_is_never_taken_for_the_old_copy() {
     world.alone(Access::Load { page: 1_000 });
 }
 
-/// Memory that was given back kept its slabs for as long as its mapping lived: a tier that had been full once stayed
-/// full, however much of the memory was given back.
+/// Discarded memory kept its slabs for as long as its mapping lived: a tier that had been full once stayed full,
+/// however much memory was discarded.
 #[test]
 fn memory_that_is_given_back_leaves_room_in_the_tier() {
     let mut world = World::new(PolicyName::Fifo, 1_536, 4, false, false);
@@ -306,8 +306,8 @@ fn memory_that_is_given_back_leaves_room_in_the_tier() {
     }
 }
 
-/// Part of the tier takes nothing: what belongs there stays in DRAM, and is in nobody's way. It was tried again and
-/// again, until faults gave up, while the rest of the tier had room for all else.
+/// Part of the tier fails every write: the blocks that belong there stay in DRAM, and must not delay other blocks. They
+/// were retried again and again until faults gave up, while the rest of the tier had room for everything else.
 #[test]
 fn what_cannot_be_written_back_does_not_keep_others_from_leaving() {
     for elastic in [false, true] {
@@ -364,7 +364,7 @@ fn once_the_tier_takes_one_block_again_the_others_may_try() {
     assert!(!world.engine.waits_for_tier());
 }
 
-/// A tier that takes nothing more must not keep the worker busy: an idle program uses no CPU.
+/// A tier that accepts no more writes must not keep the worker busy: an idle program uses no CPU.
 #[test]
 fn the_worker_rests_when_nothing_can_be_written_back() {
     let mut world = World::new(PolicyName::S3Fifo, 1_536, 0, true, true);

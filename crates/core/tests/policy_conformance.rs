@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One suite that every policy passes: a set is the truth about what it holds.
+//! One suite that every policy passes: a plain map records which blocks the policy holds.
 //!
-//! The trouble it guards against: a block given twice is evicted twice and its frame is counted as two; a block
-//! never given is memory lost for ever; an allocation on the fault path can wait for the pager itself.
+//! The trouble it guards against: a block returned twice is evicted twice, and its frame is counted as two; a block
+//! never returned is memory lost for ever; an allocation on the fault path can wait for the pager itself.
 
 #![allow(unsafe_code)]
 
@@ -24,14 +24,14 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts what the calling thread allocates.
+/// Counts the allocations of the calling thread.
 struct Counting;
 
-// SAFETY: GlobalAlloc asks for what `System` gives; every call is passed on unchanged.
+// SAFETY: GlobalAlloc requires of an implementor what `System` provides; every call is passed on unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps alloc's contract, which is the same there.
+        // SAFETY: the caller keeps alloc's contract, which is the same for `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// One step of a random history. Block numbers are taken modulo what was grown.
+/// One step of a random history. Block numbers are taken modulo the range last given to `grow`.
 #[derive(Clone, Debug)]
 enum Step {
     Arrive { block: u32, weight: u32, arrival: Arrival },
@@ -75,7 +75,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..600)
 }
 
-/// Plays `steps` against a map of what should be held, then drains.
+/// Plays `steps` against a map of the blocks that should be held, then drains the policy.
 fn check(name: PolicyName, steps: &[Step]) {
     let mut policy = build(name);
     let mut held = BTreeMap::new();
@@ -91,12 +91,12 @@ fn check(name: PolicyName, steps: &[Step]) {
                 }
             }
             Step::Remove { block } => {
-                let block = block % (grown + 5); // Some were never announced.
+                let block = block % (grown + 5); // A few numbers are beyond the range given to `grow`.
                 held.remove(&block);
                 policy.removed(BlockIndex(block));
             }
             Step::Victim => _ = give(&mut *policy, &mut held),
-            // A smaller block of the victim's index, as its last part would be.
+            // Puts back a smaller block with the victim's index, as if it were the victim's last part.
             Step::Cut => {
                 if let Some(block) = give(&mut *policy, &mut held) {
                     held.insert(block.0, 1);
@@ -104,7 +104,7 @@ fn check(name: PolicyName, steps: &[Step]) {
                 }
             }
             Step::Grow { blocks, resident_pages } => {
-                // May shrink, but not below a block that is held.
+                // The range may shrink, but not below a block that is held.
                 let blocks = blocks.max(held.keys().next_back().map_or(1, |last| last + 1));
                 policy.grow(blocks, resident_pages);
                 grown = blocks;
@@ -119,7 +119,7 @@ fn check(name: PolicyName, steps: &[Step]) {
     assert_eq!(policy.resident_pages(), 0);
 }
 
-/// Takes one victim: a held block, or none when nothing is held.
+/// Takes one victim: a held block, or none when no block is held.
 fn give(policy: &mut dyn Policy, held: &mut BTreeMap<u32, u32>) -> Option<BlockIndex> {
     let victim = policy.victim();
     match victim {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The format of recordings: every event is read back as it was written, the bytes are pinned, and no change of a byte
-//! goes unseen.
+//! The format of recordings: every event is read back as it was written, the bytes are pinned, and every change of a
+//! byte is detected.
 //!
-//! The trouble it guards against: a replay that reports a difference where none was, or none where one was, because
-//! writer and reader do not agree on a byte. And a file that was cut short by a kill must be read up to there, while
-//! one that was damaged must not be read as if it had been cut.
+//! The trouble it guards against: a replay that reports a difference where there was none, or misses one, because
+//! writer and reader do not agree on a byte. Also, a file that was cut short by a kill must be read up to the cut,
+//! while a damaged file must not be read as if it had been cut.
 
 use aquifer_core::engine::{Advice, CleanVerdict, Settings};
 use aquifer_core::map::Delivery;
@@ -41,7 +41,7 @@ fn runs(of: &[(u8, u64)]) -> Vec<u8> {
     bytes
 }
 
-/// One event through each door, some through both ways of one.
+/// One event for each call of the engine, and several for calls with several forms.
 fn every_door<'a>(present: &'a [u8], guards: &'a [u8]) -> Vec<Event<'a>> {
     let (block, thread) = (BlockIndex(300), ThreadIndex(200));
     let (present, guards) = (Runs::new(present), Runs::new(guards));
@@ -89,7 +89,7 @@ fn payload(events: &[Event<'_>]) -> Vec<u8> {
     bytes
 }
 
-/// A recording of two batches that lost something.
+/// A recording of two batches that lost events.
 fn file() -> Vec<u8> {
     let (present, guards) = (runs(&[(0, 100), (1, 28)]), runs(&[(2, 30), (0, 1), (1, 1)]));
     let events = every_door(&present, &guards);
@@ -102,7 +102,7 @@ fn file() -> Vec<u8> {
     file
 }
 
-/// How many events are read, and how it ended.
+/// Returns how many events are read, and how the recording ended.
 fn read(file: &[u8]) -> Result<(u64, End), Damage> {
     let (_, mut recording) = Recording::open(file)?;
     let mut count = 0;
@@ -194,7 +194,7 @@ fn batches_that_are_swapped_missing_or_repeated_are_damage() {
     for wrong in [&[(1, 5), (0, 6)][..], &[(0, 5), (2, 6)], &[(0, 5), (0, 5)]] {
         assert!(matches!(build(wrong), Err(Damage::Batch { .. })), "{wrong:?}");
     }
-    // One that says how many events there are, and is wrong.
+    // A state with a wrong number of events.
     let mut file = header().bytes().to_vec();
     batch(&mut file, true, 0, &End { events: 1, lost: 0, closed: true }.payload());
     assert!(matches!(read(&file), Err(Damage::Batch { .. })));

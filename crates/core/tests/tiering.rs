@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What moves between the levels of a chain: warm slabs end on the fast level, moves stop, and a scan moves nothing.
+//! Moves between the levels of a chain: warm slabs end on the fast level, moves stop, and a scan moves nothing.
 //!
 //! The trouble it guards against: two slabs of nearly the same temperature that change places for ever, and a program
-//! that goes round in its memory, whose every slab is the warmest just before it is not needed for longest.
+//! that scans its memory in a cycle, where every slab is warmest just before the longest time without a use.
 
 use aquifer_core::tiering::{Credit, HEAT_PLACED, Heat, LEVELS_MOST, Level, MOVES_MOST, Move, Survey, epoch_pages};
 use aquifer_core::units::REGION_PAGES;
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 #[derive(Debug)]
 struct Chain {
     levels: Vec<Level>,
-    /// Of each slab: its level and its heat.
+    /// Level and heat of each slab.
     slabs: Vec<(usize, Heat)>,
     survey: Survey,
     credit: Credit,
@@ -29,7 +29,7 @@ impl Chain {
         Chain { levels, slabs, survey, credit, traffic: 0, moved: 0 }
     }
 
-    /// As it is done where slabs are written to: on the fastest level with room.
+    /// Places a new slab as a write-back does: on the fastest level with room.
     fn place(&mut self) {
         let level = self.levels.iter().position(|level| level.free > 0).expect("room for the test");
         self.levels[level].free -= 1;
@@ -59,7 +59,7 @@ impl Chain {
         self.survey.decide(most).to_vec()
     }
 
-    /// Checks each move as it is made.
+    /// Makes the moves, and checks each of them.
     fn make(&mut self, moves: &[Move]) {
         for Move { slab, from, to } in moves.iter().copied() {
             let slab = &mut self.slabs[slab as usize];
@@ -85,7 +85,7 @@ impl Chain {
     }
 }
 
-/// The same numbers in every run.
+/// A generator that produces the same numbers in every run.
 struct Chance(u64);
 
 impl Chance {
@@ -97,7 +97,7 @@ impl Chance {
     }
 }
 
-/// Slabs with Zipf's frequencies: slab `n` as often as `1 / (n + 1)`.
+/// Slabs with Zipf's frequencies: slab `n` is drawn in proportion to `1 / (n + 1)`.
 struct Zipf {
     until: Vec<u64>,
     chance: Chance,
@@ -122,11 +122,11 @@ impl Zipf {
 }
 
 const BLOCK_PAGES: u32 = 4;
-/// Fetches between two looks.
+/// Fetches between two surveys.
 const FETCHES: usize = 2000;
 
-/// Fast room for half of the slabs, and the warm ones are those that were placed last, on the slow level. Returns the
-/// share of the last fetches that the fast level served, and the moves that were made while they were counted.
+/// The fast level has room for half of the slabs, and the warm slabs were placed last, on the slow level. Returns the
+/// share of the last fetches that the fast level served, and the number of moves made while they were counted.
 fn zipf_share(moves: bool) -> (f64, u64) {
     let (slabs, mut chain) = (200, Chain::new(&[100, 150]));
     (0..slabs).for_each(|_| chain.place());
@@ -155,7 +155,7 @@ fn zipf_share(moves: bool) -> (f64, u64) {
 fn what_is_fetched_often_ends_on_the_fast_level_and_then_moves_stop() {
     let (without, _) = zipf_share(false);
     let (share, moves) = zipf_share(true);
-    // The hundred warmest of two hundred slabs have 0.88 of Zipf's fetches, and the fast level keeps a few free.
+    // The hundred warmest of two hundred slabs get 0.88 of Zipf's fetches, and the fast level keeps a few slabs free.
     println!("share of the fast level: {share:.3}, without moves {without:.3}; {moves} moves in the end");
     assert!(without < 0.2, "{without}");
     assert!(share > 0.82, "{share}");
@@ -168,7 +168,7 @@ fn a_scan_that_goes_round_moves_next_to_nothing() {
     for pages in [BLOCK_PAGES, 32, REGION_PAGES] {
         let (slabs, mut chain) = (200, Chain::new(&[100, 150]));
         (0..slabs).for_each(|_| chain.place());
-        // Two rounds, in which what was placed first is as cold as it gets.
+        // Two rounds, after which the slabs placed first are as cold as possible.
         let scan = |chain: &mut Chain, rounds: usize| {
             let mut moved = 0;
             for step in 0..rounds * slabs * (REGION_PAGES / pages) as usize {
@@ -191,7 +191,7 @@ fn new_slabs_find_room_on_the_fast_level_once_old_ones_are_cold() {
     (0..60).for_each(|_| chain.place());
     assert_eq!(chain.levels[0].free, 0);
     assert_eq!(chain.turn(), 0, "what was placed a moment ago is not cold");
-    // Others are fetched, until those on the fast level are cold.
+    // Fetches from one slow slab until the slabs on the fast level are cold.
     for _ in 0..4 * 60 * REGION_PAGES / BLOCK_PAGES {
         chain.fetch(59, BLOCK_PAGES);
     }
@@ -215,7 +215,7 @@ fn a_level_that_refuses_gets_nothing_and_a_chain_without_room_stays_as_it_is() {
     (0..16).for_each(|_| full.place());
     full.slabs.iter_mut().for_each(|slab| slab.1 = if slab.0 == 0 { 0 } else { 10_000 });
     assert_eq!(full.decide(MOVES_MOST), []);
-    // One place is enough to change all of them.
+    // One free slab is enough to exchange all of them.
     full.slabs.pop();
     full.levels[1].free = 1;
     while full.decide(MOVES_MOST).len() > 1 {
@@ -269,7 +269,7 @@ proptest! {
         chain.make(&moves);
     }
 
-    /// Whatever is how hot: while that stays so, moves end.
+    /// For any heats: while they do not change, moves end.
     #[test]
     fn nothing_goes_back_and_forth(mut chain in chains()) {
         for _ in 0..chain.slabs.len() * LEVELS_MOST + 1 {
@@ -282,7 +282,8 @@ proptest! {
         prop_assert!(false, "moves do not end: {:?}", chain.slabs);
     }
 
-    /// What goes up is warmer than everything that stays below it and has moved nowhere, and than what made way for it.
+    /// A slab that moves up is warmer than every slab that stays on its old level, and than the slab that made way for
+    /// it.
     #[test]
     fn the_warmest_go_up(mut chain in chains()) {
         let moves = chain.decide(MOVES_MOST);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the program foretells of its memory: madvise(2), as far as it concerns decisions.
+//! What the program announces about its memory with madvise(2), as far as it affects decisions.
 //!
-//! Pure. Advice about how a range will be used is kept with its regions, and `background.rs` and `elastic.rs` ask for
-//! it. Advice about what shall come or go is queued for the worker, and forgotten where it cannot be followed: it is a
-//! hint, and never stands in the way of a fault.
+//! Pure. Advice about how a range will be used is stored with its regions, and `background.rs` and `elastic.rs` consult
+//! it. Advice to fetch or evict a range is queued for the worker, and dropped where it cannot be followed: it is a
+//! hint, and never delays a fault.
 //!
 //! Allocates nothing.
 
@@ -18,64 +18,65 @@ use crate::block::State;
 use crate::map::Pattern;
 use crate::units::BlockIndex;
 
-/// Ranges that wait to be sent away. When more come, the oldest is forgotten.
+/// Maximum number of ranges queued for eviction. When the queue is full, the oldest range is dropped.
 const DEPARTURES_MOST: usize = 32;
 
-/// Blocks that one plan looks at for departures: the lock is held meanwhile, and most of a range may be away.
+/// Maximum number of blocks that one plan examines for departures. The engine's lock is held during the scan, and most
+/// of a range may already be evicted.
 const LOOKS_MOST: usize = 4096;
 
-/// How often one departure goes over its range. The kernel refuses a block now and then, and others are busy.
+/// Maximum number of passes over one departure's range. The kernel occasionally refuses a block, and others are busy.
 const PASSES_MOST: u8 = 4;
 
 /// What the program says about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Advice {
-    /// Not wanted for a while: onto standby, where a touch finds it.
+    /// Not needed for a while: move it to standby, where a touch restores it.
     Cold,
-    /// Nothing is foretold any more.
+    /// Withdraws earlier advice.
     Normal,
-    /// Not wanted for long: out of DRAM.
+    /// Not needed for a long time: evict it from DRAM.
     PageOut,
-    /// It will be touched here and there.
+    /// Will be touched at scattered addresses.
     Random,
-    /// It will be touched from the front to the back.
+    /// Will be touched in ascending order.
     Sequential,
-    /// It will be wanted soon.
+    /// Will be needed soon.
     WillNeed,
 }
 
 impl Advice {
-    /// Every kind, in the order of their numbers in recordings.
+    /// Every kind, in the order of its number in recordings.
     pub const ALL: [Advice; 6] =
         [Advice::Cold, Advice::Normal, Advice::PageOut, Advice::Random, Advice::Sequential, Advice::WillNeed];
 }
 
-/// A range whose blocks shall leave.
+/// A range whose blocks are to be evicted.
 #[derive(Clone, Copy, Debug)]
 struct Departure {
     start: u64,
     end: u64,
-    /// Where to go on.
+    /// Where the scan continues.
     next: u64,
     stage: Stage,
-    /// How often this stage has begun.
+    /// How many times this stage has been started.
     passes: u8,
-    /// This time there was something that had not left.
+    /// True when this pass met a block that has not been evicted yet.
     found: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Onto standby, and no further.
+    /// Move to standby, and no further.
     Evict,
-    /// Onto standby first.
+    /// Move to standby, then clean.
     EvictThenClean,
     /// From standby to the tier.
     Clean,
 }
 
 impl Departure {
-    /// What follows when it has gone over its range.
+    /// What follows after a pass over the whole range.
     fn again(self) -> Option<Departure> {
         let afresh = Departure { next: self.start, found: false, ..self };
         if self.found && self.passes < PASSES_MOST {
@@ -85,7 +86,7 @@ impl Departure {
     }
 }
 
-/// See [`DEPARTURES_MOST`].
+/// A queue of at most [`DEPARTURES_MOST`] ranges.
 #[derive(Debug)]
 pub(super) struct Departures(VecDeque<Departure>);
 
@@ -105,7 +106,7 @@ impl Departures {
 }
 
 impl Engine {
-    /// The program foretells something of the pages `start..end`.
+    /// Applies the program's advice about the pages `start..end`.
     pub fn advise(&mut self, start: u64, end: u64, advice: Advice) {
         let depart = |stage| Departure { start, end, next: start, stage, passes: 1, found: false };
         match advice {
@@ -114,17 +115,17 @@ impl Engine {
             Advice::Normal => self.map.set_pattern(start, end, Pattern::Normal),
             Advice::Random => self.map.set_pattern(start, end, Pattern::Random),
             Advice::Sequential => self.map.set_pattern(start, end, Pattern::Sequential),
-            // Beyond, what comes would push out what has just come.
+            // Beyond this limit, blocks that arrive would push out blocks that have just arrived.
             Advice::WillNeed => self.want(start, end.min(start + self.budget_pages() / READ_AHEAD_PART)),
         }
     }
 
-    /// Whether there are ranges that shall leave.
+    /// Whether ranges are queued for eviction.
     pub fn has_departures(&self) -> bool {
         !self.departures.0.is_empty()
     }
 
-    /// Blocks that the program has sent away.
+    /// Plans the eviction of blocks in ranges that the program has given up.
     pub(super) fn plan_departures(&mut self, plan: &mut Plan, transfers: Transfers) {
         let mut looks = 0;
         while let Some(departure) = self.departures.0.front().copied() {
@@ -137,7 +138,7 @@ impl Engine {
                 self.departures.0.pop_front();
                 let Some(again) = departure.again() else { continue };
                 self.departures.push(again);
-                // What happened to the blocks is known when this plan has been carried out.
+                // The outcome for these blocks is known only after this plan has been carried out.
                 return;
             };
             let pages = self.map.pages(block);
@@ -152,7 +153,7 @@ impl Engine {
         }
     }
 
-    /// False when it cannot be done now, and need not be tried with others.
+    /// Returns false when the block cannot be evicted now, and no other block need be tried.
     fn plan_departure(&mut self, block: BlockIndex, cleans: bool, plan: &mut Plan) -> bool {
         match (self.map.block(block).state, cleans) {
             (State::Resident, false) => {
@@ -182,7 +183,7 @@ mod tests {
     const PAGES: u64 = 4 * 512;
     const MOST: Transfers = Transfers { blocks: 32, pages: u32::MAX };
 
-    /// Everything is resident, and there is room besides.
+    /// Every page is resident, and there is room to spare.
     fn engine() -> Engine {
         let settings = Settings {
             budget_pages: 8 * PAGES,
@@ -198,7 +199,7 @@ mod tests {
         engine
     }
 
-    /// Carries out what the engine plans, until it plans nothing. Returns the first pages of what it did.
+    /// Carries out the engine's plans until a plan is empty. Returns the first page of each task with its kind.
     fn work(engine: &mut Engine) -> Vec<(u64, &'static str)> {
         let (mut plan, mut done) = (Plan::new(), Vec::new());
         loop {
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn what_is_cold_waits_on_standby_and_what_is_paged_out_is_stored() {
         let mut engine = engine();
-        // Of the first and the last block only a part is meant: they stay.
+        // The range covers only part of the first and of the last block: those two stay.
         engine.advise(10, 170, Advice::Cold);
         assert!(engine.wants_worker());
         assert_eq!(work(&mut engine), [(32, "evict"), (64, "evict"), (96, "evict"), (128, "evict")]);
@@ -258,7 +259,7 @@ mod tests {
         assert_eq!(engine.discard(32, 64, &mut |_, _| {}), crate::engine::DiscardStep::Done);
         engine.advise(0, 128, Advice::WillNeed);
         let came: Vec<u64> = work(&mut engine).iter().map(|(page, _)| *page).collect();
-        // What comes together is one block from now on.
+        // Pages that are fetched together form one block from now on.
         assert_eq!(came, [0, 64]);
         assert_eq!((state_at(&engine, 0), state_at(&engine, 32)), (State::Standby, State::Empty));
     }
@@ -289,7 +290,7 @@ mod tests {
             [0, 512, 1024].map(|page| pattern(&engine, page)),
             [Pattern::Random, Pattern::Random, Pattern::Normal]
         );
-        // A hole gives the second part of a region blocks of its own, and they are as those were.
+        // A hole gives the second part of a region new blocks; they keep the region's pattern.
         assert_eq!(engine.remove(600, 610, &mut |_, _| {}), crate::engine::DiscardStep::Done);
         assert_eq!(pattern(&engine, 700), Pattern::Random);
         engine.advise(0, PAGES, Advice::PageOut);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is done ahead of demand: read-ahead, cleaning, eviction.
+//! Work done ahead of demand: read-ahead, cleaning, eviction.
 //!
-//! Pure. The worker asks for a plan with the lock held, carries it out with the lock released, and reports
-//! each task like the faulting threads do. Demand comes first: read-ahead never takes the last frames, and
-//! a plan is short, so that the worker looks again soon. What was read ahead is not installed: it waits in
-//! its frames, and the fault that comes to it installs the whole run by one call (`fault.rs`).
+//! Pure. The worker asks for a plan with the lock held, carries it out with the lock released, and reports each task as
+//! the faulting threads do. Demand has priority: read-ahead never takes the last frames, and a plan is short, so that
+//! the worker soon asks for the next one. Blocks that were read ahead are not installed: they wait in their frames, and
+//! the fault on the first of them installs the whole run with one call (`fault.rs`).
 //!
 //! Next on the path: the driver's `pager/src/worker.rs`.
 
@@ -15,16 +15,16 @@ use crate::block::{State, Waiting};
 use crate::map::{Pages, Pattern};
 use crate::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
-/// Tasks in one plan at most. Enough that neighbours can be moved by one kernel call.
+/// Maximum number of tasks in one plan. Enough that neighbours can be moved with one kernel call.
 pub const PLAN_MOST: usize = 64;
 
-/// Runs of read-ahead that wait at most. When more come, the oldest is forgotten: its stream has moved on.
+/// Maximum number of read-ahead runs that wait. When the queue is full, the oldest is dropped: its stream has moved on.
 const RUNS_MOST: usize = 32;
 
 /// One thing for the worker to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {
-    /// As [`FaultStep::Clean`](super::FaultStep::Clean). `known_clean` spares the comparison.
+    /// As [`FaultStep::Clean`](super::FaultStep::Clean). `known_clean` makes the comparison unnecessary.
     Clean {
         /// The block.
         block: BlockIndex,
@@ -40,9 +40,9 @@ pub enum Task {
         /// A filled frame of another block size.
         frame: FrameIndex,
     },
-    /// As [`FaultStep::Evict`](super::FaultStep::Evict), but for `copied`: then the block is sealed and the frame
-    /// has pages. Copy the block's bytes there and give its own pages back to the kernel, together with those of
-    /// the plan's other such blocks.
+    /// As [`FaultStep::Evict`](super::FaultStep::Evict), unless `copied` is true: then the block is sealed and the
+    /// frame has pages. Copy the block's bytes into the frame and give the block's own pages back to the kernel,
+    /// together with those of the plan's other such blocks.
     Evict {
         /// The victim.
         block: BlockIndex,
@@ -53,7 +53,7 @@ pub enum Task {
         /// Whether to copy.
         copied: bool,
     },
-    /// The block is sealed, and a fetch costs no more than a rescue: give its pages back to the kernel, together with
+    /// The block is sealed, and a fetch costs no more than a rescue. Give its pages back to the kernel, together with
     /// those of the plan's other such blocks; then report `dropped` or `eviction_refused`.
     Drop {
         /// The victim.
@@ -61,7 +61,7 @@ pub enum Task {
         /// Its pages.
         pages: Pages,
     },
-    /// Read the slot into the frame, check it; then report `read_ahead_arrived` or `fetch_failed`.
+    /// Read the slot into the frame and check it; then report `read_ahead_arrived` or `fetch_failed`.
     Fetch {
         /// The block.
         block: BlockIndex,
@@ -71,7 +71,7 @@ pub enum Task {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: u64,
-        /// True when the frame has no pages yet: the kernel gives some at the first touch.
+        /// True when the frame has no pages yet: the kernel allocates them at the first touch.
         fresh: bool,
     },
     /// Zero the frame ahead of the first touch; then report `read_ahead_arrived`.
@@ -87,10 +87,10 @@ pub enum Task {
     },
 }
 
-/// What the worker shall do now.
+/// The worker's next tasks.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// In the order to start them.
+    /// In the order in which to start them.
     pub tasks: Vec<Task>,
 }
 
@@ -113,34 +113,34 @@ impl Plan {
     }
 }
 
-/// How much of a plan may need the tier.
+/// How much of a plan may use the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfers {
-    /// Blocks at most.
+    /// Maximum number of blocks.
     pub blocks: usize,
-    /// From so many pages on, no other block.
+    /// Once the plan covers this many pages, no further block is added.
     pub pages: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// First page that was not started yet.
+    /// First page that has not been started yet.
     start: u64,
     /// One past the last such page.
     end: u64,
-    /// The last page is wanted first.
+    /// True when the last page is wanted first.
     descending: bool,
-    /// Only what has contents is wanted.
+    /// True when only blocks with contents are wanted.
     stored: bool,
 }
 
 impl Run {
-    /// The next page to start, unless the run is through.
+    /// The next page to start; `None` when the run is finished.
     fn next(&self) -> Option<u64> {
         (self.start < self.end).then(|| if self.descending { self.end - 1 } else { self.start })
     }
 
-    /// The block with `pages` was started.
+    /// Advances the run past the block with `pages`, which has been started.
     fn passed(&mut self, pages: Pages) {
         if self.descending {
             self.end = pages.start;
@@ -150,7 +150,7 @@ impl Run {
     }
 }
 
-/// Runs of pages that the prefetcher advised and that were not started yet.
+/// Runs of pages that the prefetcher advised and that have not been started yet.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     runs: [Run; RUNS_MOST],
@@ -183,7 +183,7 @@ impl Ahead {
 }
 
 impl Engine {
-    /// Lets the prefetcher see a fault, and queues what it advises. Returns whether a stream has come by.
+    /// Shows a fault to the prefetcher and queues what it advises. Returns whether the fault belongs to a stream.
     pub(super) fn look_ahead(&mut self, page: u64, block: BlockIndex, thread: ThreadIndex) -> bool {
         let pattern = self.map.region_of(block).pattern;
         if !self.settings.prefetch || self.map.block(block).state == State::Resident || pattern == Pattern::Random {
@@ -204,7 +204,7 @@ impl Engine {
         advice.streams
     }
 
-    /// Queues what has contents of the pages `start..end`.
+    /// Queues the pages of `start..end` that have contents.
     pub(super) fn want(&mut self, start: u64, end: u64) {
         if !self.settings.prefetch {
             return;
@@ -215,8 +215,8 @@ impl Engine {
         }
     }
 
-    /// Fills `plan` with what is to be done now, with at most `transfers` of it. Empty
-    /// when there is nothing.
+    /// Fills `plan` with the tasks to do now, of which at most `transfers` use the tier. The plan stays empty when
+    /// there is nothing to do.
     pub fn plan(&mut self, plan: &mut Plan, transfers: Transfers) {
         plan.tasks.clear();
         let before = self.watermarks;
@@ -233,7 +233,7 @@ impl Engine {
         self.plan_eviction(plan);
     }
 
-    /// What was over the budget at registration goes back to the kernel before anything else may have it.
+    /// Pages over the budget at registration are given back to the kernel before anything else may use them.
     fn plan_repayment(&mut self, plan: &mut Plan) {
         let mut repaid = 0;
         while !plan.is_full() && repaid < self.debt_pages {
@@ -243,14 +243,14 @@ impl Engine {
         }
     }
 
-    /// Whether small blocks come, and there is little credit to copy them with.
+    /// Whether small blocks are being installed, and little credit is left to copy them with.
     pub(super) fn wants_credit(&self) -> bool {
         let credit = self.frames.credit_pages();
         self.copies_lately && credit < self.watermarks.free_low && credit < self.frames.free_pages()
     }
 
-    /// Small blocks are copied to the program's address, which takes credit and leaves frames with pages behind.
-    /// Gives some of those back to the kernel, many at once.
+    /// Small blocks are copied to the program's address, which spends credit and leaves frames with pages. Gives some
+    /// of those pages back to the kernel, many at a time.
     fn plan_credit(&mut self, plan: &mut Plan) {
         if !self.wants_credit() {
             return;
@@ -292,7 +292,7 @@ impl Engine {
         }
     }
 
-    /// Starts one block of a run; `None` when no frame of its size is to be had now.
+    /// Starts one block of a run; `None` when no frame of its size is available now.
     fn start_ahead(&mut self, block: BlockIndex, pages: Pages, plan: &mut Plan) -> Option<()> {
         let state = self.map.block(block).state;
         if !matches!(state, State::Stored | State::Empty) {
@@ -320,7 +320,7 @@ impl Engine {
         Some(())
     }
 
-    /// Gives frames of other sizes back to the kernel until there is credit for one of `order`.
+    /// Gives frames of other sizes back to the kernel until there is credit for a frame of `order`.
     fn plan_room(&mut self, order: Order, plan: &mut Plan) {
         let mut missing = u64::from(order.pages()).saturating_sub(self.frames.credit_pages());
         while missing > 0 && !plan.is_full() {
@@ -356,7 +356,7 @@ impl Engine {
 
     fn plan_eviction(&mut self, plan: &mut Plan) {
         let target = self.watermarks.free_high + self.second_chance.target();
-        // What the tier does not take counts, too: ahead of demand, nothing more leaves in its place.
+        // Blocks whose write-back failed count too: ahead of demand, no other block is evicted in their place.
         let victims = self.standby.pages(Waiting::Evicted) + self.standby.pages(Waiting::Unwritable);
         let mut leaving = 0;
         while !plan.is_full() && self.frames.free_pages() + self.cleaning_pages + victims + leaving < target {
@@ -366,8 +366,8 @@ impl Engine {
         }
     }
 
-    /// Sends a block away that the policy has let go of. Returns by how many pages there will be more room; `None`, and
-    /// it stays, when it cannot leave now.
+    /// Evicts a block that the policy has given up. Returns how many pages of room this will make, or `None` when the
+    /// block cannot be evicted now and stays.
     pub(super) fn plan_leaving(&mut self, block: BlockIndex, plan: &mut Plan) -> Option<u64> {
         let (weight, pages) = (u64::from(self.weight(block)), self.map.pages(block));
         if self.map.block(block).sealed && self.settings.fetch_cost <= 1 {
@@ -382,7 +382,7 @@ impl Engine {
         Some(weight * if copied { 2 } else { 1 })
     }
 
-    /// A read-ahead arrived and was checked: it waits for its touch. Returns whether others wait for it.
+    /// A read-ahead arrived and was checked: it waits for its first touch. Returns whether a thread waits for it.
     pub fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
         self.map.block_mut(block).known_clean = true;
         let wanted = self.settle(block, State::Standby);

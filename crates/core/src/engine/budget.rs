@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The budget can change while the engine runs: the processes of a tree divide one (`shares.rs`).
+//! The budget can change while the engine runs: the processes of a tree share one (`shares.rs`).
 //!
-//! Pure, but may allocate, as the policy is told: not on the fault path. A larger budget can be spent at once. A
-//! smaller one is reached bit by bit: what is spent beyond it is debt, which eviction pays back before anything else.
+//! Pure, but may allocate, because the policy adjusts to the new size: not on the fault path. A larger budget can be
+//! spent immediately. A smaller one is reached gradually: pages in excess of it are debt, which eviction pays back
+//! before anything else.
 
 use super::{AHEAD_PART, Engine, elastic};
 use crate::frames::BUDGET_PAGES_MOST;
 use crate::units::REGION_PAGES;
 use crate::watermarks::Watermarks;
 
-/// The smallest budget that an engine can do with, in pages, where blocks have up to `largest` pages: so many blocks
-/// can be in somebody's hands at once; and what is left of a region into which a hole is cut becomes resident.
+/// The smallest budget with which an engine can work, in pages, when blocks have up to `largest` pages. It must cover
+/// the blocks that threads work on at the same time, and the rest of a region in which a hole is cut, which becomes
+/// resident.
 pub fn least(largest: u64) -> u64 {
     (largest * 8).max(4 * u64::from(REGION_PAGES))
 }
@@ -23,7 +25,7 @@ impl Engine {
         self.frames.budget_pages()
     }
 
-    /// Changes the budget, to [`BUDGET_PAGES_MOST`] at most. What is spent beyond it is [debt](Engine::debt_pages).
+    /// Changes the budget, to at most [`BUDGET_PAGES_MOST`]. Pages in excess of it become [debt](Engine::debt_pages).
     pub fn set_budget(&mut self, pages: u64) {
         let (before, pages) = (self.budget_pages(), pages.min(BUDGET_PAGES_MOST));
         if pages == before {

@@ -1,50 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whether pages that are fetched one by one lie in clusters, so that a large block would have brought several of them.
+//! Whether pages that are fetched one by one lie in clusters, so that one large block would have brought several of
+//! them.
 //!
-//! Pure, and called on the fault path. A fetch of a small block is *near* when another one of the same granule was
-//! fetched a short while before. Where one in two is near, a visit to a granule wants two pages; where three in four
-//! are, four. From how many on does a large block pay?
+//! Pure, and called on the fault path. A fetch of a small block is *near* when another block of the same granule was
+//! fetched shortly before. Where one fetch in two is near, a visit to a granule wants two pages; where three in four
+//! are near, it wants four. The constants below say from how many pages a large block pays.
 //!
-//! Of large blocks nothing can be seen. So while they are used, those of a few granules are split all the same, as
-//! *samples*.
+//! Large blocks hide how many of their pages are wanted. While they are in use, the blocks of a few granules are
+//! therefore split anyway, as *samples*.
 
 use crate::units::Order;
 
-/// Pages of a granule: the block size that all memory begins with.
+/// Pages of a granule: the block size with which all memory begins.
 const GRANULE_PAGES: u64 = Order::DEFAULT.pages() as u64;
-/// Fetches after which another one of the same granule is not near any more, at most, and in what part of the granules
-/// that the budget has room for. Choices. With as many as there is room for, what comes back by chance would count, and
-/// betweenness centrality at scale 18 took twice as long.
+/// A second fetch from a granule is near if it follows within `NEAR_MOST` fetches, and within one eighth (`NEAR_PART`)
+/// of the number of granules that fit in the budget. Both numbers are choices. With the full number of granules that
+/// fit in the budget, chance refetches counted as near, and betweenness centrality at scale 18 took twice as long.
 const NEAR_MOST: u32 = 256;
 const NEAR_PART: u64 = 8;
-/// Granules that are remembered, by the hash of their numbers.
+/// Number of granules remembered, indexed by a hash of the granule's number.
 const REMEMBERED: usize = 1024;
-/// One of so many granules is a sample: while it is plain which size suits, and while it is not.
+/// One granule in this many is a sample: `SAMPLE_PLAIN` while it is clear which size suits, `SAMPLE_OPEN` while it is
+/// not.
 const SAMPLE_PLAIN: u64 = 64;
 const SAMPLE_OPEN: u64 = 16;
-/// The part that is near, in these units, is a mean of some `1 << MEAN_SHIFT` fetches.
+/// The near part, in units of `1 / WHOLE`, is a running mean over about `1 << MEAN_SHIFT` fetches.
 const WHOLE: u32 = 1 << 16;
 const MEAN_SHIFT: u32 = 6;
-/// From which part on large blocks pay: six pages of a visit; and eight where a tier is memory, which copies 4 KiB in a
-/// fifth of the time for 128 KiB, and a medium in half. On the clock two pages and five would do. But the pages that
-/// nobody wants take the room of others, some of which are missed: betweenness centrality at scale 18 with 60 % local
-/// had as many fetches of 128 KiB as of 4 KiB, when two pages were enough for it.
+/// The near part from which large blocks pay: six pages of a visit on a storage medium, eight where the tier is memory.
+/// Memory copies 4 KiB in a fifth of the time of 128 KiB, a storage medium in half of it. By time alone two and five
+/// pages would be enough. But unwanted pages take the room of other pages, some of which are then missed: betweenness
+/// centrality at scale 18 with 60 % local had as many fetches of 128 KiB as of 4 KiB when the limit was two pages.
 const LIMIT_MEDIUM: u32 = WHOLE - WHOLE / 6;
 const LIMIT_MEMORY: u32 = WHOLE - WHOLE / 8;
-/// How far beyond the limit the part must be for a change, and from where on it is plain.
+/// How far beyond the limit the near part must be for a change, and from what distance the answer is clear.
 const MARGIN: u32 = WHOLE / 32;
 const PLAIN: u32 = WHOLE / 16;
 
-/// When a granule was fetched from last.
+/// The last fetch from a granule.
 #[derive(Clone, Copy, Debug, Default)]
 struct Visit {
     granule: u64,
     at: u32,
 }
 
-/// See the module.
+/// The evidence, and the conclusion drawn from it; see the module.
 #[derive(Clone, Debug)]
 pub(super) struct Clusters {
     visits: Box<[Visit; REMEMBERED]>,
@@ -56,16 +58,17 @@ pub(super) struct Clusters {
 }
 
 impl Clusters {
-    /// Nothing is known, and blocks stay as they are. `is_memory`: a fetch takes what copying takes.
+    /// Starts without evidence, so blocks keep their size. `is_memory` says that a fetch takes as long as a copy.
     pub(super) fn new(is_memory: bool, budget_pages: u64) -> Self {
         let limit = if is_memory { LIMIT_MEMORY } else { LIMIT_MEDIUM };
         let visits = Box::new([Visit::default(); REMEMBERED]);
         let near_fetches = (budget_pages / GRANULE_PAGES / NEAR_PART).clamp(1, u64::from(NEAR_MOST)) as u32;
-        // The first visit is not near one at the beginning of time.
+        // The count starts past the limit, so that the first visit is not near the zeroed entries.
         Self { visits, fetches: NEAR_MOST + 1, near_fetches, near: limit, limit, are_dense: true }
     }
 
-    /// A page is fetched that belongs to no stream; `alone`, or with more of its granule.
+    /// Records the fetch of a page that belongs to no stream. `alone` is false when other pages of its granule came
+    /// with it.
     pub(super) fn saw(&mut self, page: u64, alone: bool) {
         self.fetches = self.fetches.wrapping_add(1);
         if !alone {
@@ -83,8 +86,8 @@ impl Clusters {
         }
     }
 
-    /// Whether a large block suits the granule with this page: most visits want several of its pages, and it is no
-    /// sample.
+    /// Whether a large block suits the granule with this page: most visits want several of its pages, and the granule
+    /// is not a sample.
     pub(super) fn want_large(&self, page: u64) -> bool {
         let is_plain = self.near.abs_diff(self.limit) > PLAIN;
         let one_of = if is_plain { SAMPLE_PLAIN } else { SAMPLE_OPEN };
@@ -92,7 +95,7 @@ impl Clusters {
     }
 }
 
-/// Fibonacci hashing: neighbours are scattered, and the upper bits are good.
+/// Fibonacci hashing: scatters neighbours, and the upper bits are well mixed.
 fn hash(granule: u64) -> u64 {
     granule.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20)
 }
@@ -103,7 +106,7 @@ mod tests {
 
     const BUDGET: u64 = 1 << 17;
 
-    /// Granules that are no neighbours, one after the other.
+    /// Granules, none of which is a neighbour of the one before it.
     fn granules() -> impl Iterator<Item = u64> {
         (0..).map(|at: u64| at * 405 % 8192)
     }
@@ -112,7 +115,7 @@ mod tests {
         (0..1024).filter(|granule| clusters.want_large(granule * GRANULE_PAGES)).count()
     }
 
-    /// Fetches `pages` of each of the first granules, or one of those that are large.
+    /// Fetches `pages` pages of each of the first granules, or one large block where the granule has large blocks.
     fn visit(clusters: &mut Clusters, visits: usize, pages: u64) {
         for granule in granules().take(visits) {
             let first = granule * GRANULE_PAGES;

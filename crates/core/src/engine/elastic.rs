@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which size suits a block: large where a stream passes, small where faults are scattered.
+//! Which block size suits: large where a stream passes, small where faults are scattered.
 //!
-//! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many
-//! pages; where only one page of it is wanted, the others take the room of pages that are. Both are decided
-//! when a block is wanted that is away: its size may change then without moving a byte (`map.rs`).
+//! Pure, and called on the fault path. A large block costs one fault, one exchange and one request for many pages.
+//! Where only one of its pages is wanted, the others take the room of pages that are wanted. The size is decided at a
+//! fault on an evicted block, because it can then change without moving a byte (`map.rs`).
 //!
-//! What the program foretells of a region (`advice.rs`) comes first. Other evidence is what the prefetcher says of
-//! each fault. A fault of a stream merges the block it comes to with its neighbours. One of no stream is *scattered*;
-//! when most fetches of late were, and one by one they would be of few pages for each block (`clusters.rs`), it splits
-//! the block. Where they would be of many it makes the block whole again.
+//! The program's advice about a region (`advice.rs`) has priority. Other evidence is the prefetcher's verdict on each
+//! fault. A fault of a stream merges its block with the neighbours. A fault of no stream is *scattered*. When most
+//! recent fetches were scattered, `clusters.rs` decides: where visits want few pages of a block, the fault splits the
+//! block; where they want many, it makes the block whole again.
 //!
-//! A large block that came with a stream, and is used page by page since, does not leave by itself: some page of it is
-//! always touched while it waits on standby, and brings all of it back. So a victim is cut where what faults there
-//! would be split, and its parts leave one by one: those that nobody touches go. Not where the tier is memory: there an
-//! exchange for each part costs more than is spared.
+//! A large block that was fetched by a stream and is used page by page afterwards is never evicted for good: some page
+//! of it is always touched while it waits on standby, and that brings all of it back. So a victim is split where a
+//! fault would split it, and its parts are evicted one by one; those that nobody touches stay out. This is not done
+//! where the tier is memory, because an exchange for each part costs more than it saves.
 //!
-//! The large size was compared with others by STREAM (docs/decisions/0008); the other numbers are choices.
+//! The large size was chosen by comparing sizes with STREAM (docs/decisions/0008); the other numbers are choices.
 
 use super::Engine;
 use crate::block::State;
 use crate::map::Pattern;
 use crate::units::{BlockIndex, Order};
 
-/// Where streams pass: 1 MiB, or less where the budget has not room for many of them.
+/// The block size for streams: 1 MiB, or less where the budget has no room for `LARGE_BLOCKS_LEAST` such blocks.
 const LARGE: u8 = 8;
 const LARGE_BLOCKS_LEAST: u64 = 256;
 
-/// [`Scatter`]'s ceiling, the level from which blocks are split, and what a fault of a stream takes away.
+/// [`Scatter`]'s maximum, the level from which blocks are split, and how much a fault of a stream subtracts.
 const SCATTER_MAX: u8 = 64;
 const SCATTERED: u8 = 32;
 const STREAM_WEIGHT: u8 = 4;
 
-/// How scattered the latest fetches on demand were: rises with each that belongs to no stream.
+/// How scattered the latest demand fetches were: rises with each fetch that belongs to no stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scatter(u8);
 
@@ -48,8 +48,8 @@ impl Scatter {
 }
 
 impl Engine {
-    /// Changes the size of the block with `page`, when another suits better and may be had now. Returns the
-    /// block that holds the page from now on.
+    /// Changes the size of the block with `page` when another size suits better and is possible now. Returns the block
+    /// that holds the page afterwards.
     pub(super) fn suit_fault(&mut self, page: u64, block: BlockIndex, streams: bool) -> BlockIndex {
         if !self.settings.elastic || !self.map.block(block).is_away() {
             return block;
@@ -76,7 +76,7 @@ impl Engine {
         suited
     }
 
-    /// Takes the next victim out of the policy, cut to the size that suits what faults there.
+    /// Takes the next victim from the policy, split to the size that suits the faults there.
     pub(super) fn next_victim(&mut self) -> Option<BlockIndex> {
         let victim = self.policy.victim()?;
         Some(if self.leaves_in_parts(victim) { self.cut(victim) } else { victim })
@@ -87,13 +87,13 @@ impl Engine {
         // Parts outside the mapping would be blocks without a page.
         let whole = pages.count == self.map.block(block).order.pages();
         let scattered = self.scatter.is_high() && !self.clusters.want_large(pages.start);
-        // Where a fetch costs no more than a rescue, an exchange for each part costs more than is spared.
+        // Where a fetch costs no more than a rescue, an exchange for each part costs more than it saves.
         let pays = self.settings.elastic && self.settings.fetch_cost > 1;
         pays && whole && self.map.stride(block) > 1 && (scattered || region.pattern == Pattern::Random)
     }
 
-    /// Cuts a resident block that the policy has let go of, and gives it back all parts but the first, which it will
-    /// let go of next.
+    /// Splits a resident block that the policy has given up. All parts but the first go back to the policy, which will
+    /// give them up next.
     fn cut(&mut self, block: BlockIndex) -> BlockIndex {
         let (unit, end) = (self.map.region_of(block).unit, block.0 + self.map.stride(block));
         let first = self.map.split(block, unit, self.map.pages(block).start);
@@ -111,7 +111,7 @@ impl Engine {
         if self.settings.elastic { order.max(self.large) } else { order }
     }
 
-    /// A stream comes to `block`. Returns the block that begins where it did, or before.
+    /// A stream reaches `block`. Returns the block that holds its first page after merging, which may begin earlier.
     pub(super) fn suit_stream(&mut self, block: BlockIndex) -> BlockIndex {
         let entry = self.map.block(block);
         let random = self.map.region_of(block).pattern == Pattern::Random;
@@ -121,7 +121,8 @@ impl Engine {
         self.grow(block, self.large)
     }
 
-    /// Makes one block of `most` of those around `block`. Where a part of that is in DRAM, as much as is away.
+    /// Merges `block` with the blocks around it, up to the size `most`. Where a part of that range is in DRAM, merges
+    /// the largest range that is not.
     fn grow(&mut self, block: BlockIndex, most: Order) -> BlockIndex {
         let exponents = self.map.block(block).order.exponent() as u8 + 1..=most.exponent() as u8;
         for order in exponents.rev().filter_map(Order::new) {
@@ -134,7 +135,7 @@ impl Engine {
     }
 }
 
-/// The block size for streams in a budget of `budget_pages`.
+/// The block size for streams under a budget of `budget_pages`.
 pub(super) fn large(budget_pages: u64) -> Order {
     let fits = |order: &Order| u64::from(order.pages()) * LARGE_BLOCKS_LEAST <= budget_pages;
     (0..=LARGE).rev().filter_map(Order::new).find(fits).unwrap_or(Order::MIN).max(Order::DEFAULT)
@@ -170,7 +171,7 @@ mod tests {
         engine.map.block(engine.map.find(page).expect("managed")).order
     }
 
-    /// Says that every block but that with `page` has been written back.
+    /// Marks every block as written back, except the block with `page`.
     fn store_all_but(engine: &mut Engine, page: u64) {
         let but = engine.map.find(page).expect("managed");
         let blocks: Vec<BlockIndex> = engine.map.blocks_in(0, PAGES).filter(|block| *block != but).collect();
@@ -219,10 +220,10 @@ mod tests {
         }
     }
 
-    /// Touches a page of each of many blocks that are away, until fetches count as scattered. Returns the last one.
+    /// Touches a page of each of many evicted blocks until fetches count as scattered. Returns the last page touched.
     fn scatter(engine: &mut Engine) -> u64 {
         let blocks = PAGES / u64::from(Order::DEFAULT.pages());
-        // Places of a linear congruential generator with the full period.
+        // Positions from a linear congruential generator with full period.
         let places = std::iter::successors(Some(1), |at| Some((at * 405 + 131) % blocks)).take(300);
         let mut last = 0;
         for page in places.map(|at| at * 32 + at % 7 * 4) {

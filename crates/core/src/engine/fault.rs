@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One fault's way through the engine: which step is next.
+//! The path of one fault through the engine: which step is next.
 //!
-//! Pure. Called with the engine's lock held, from the thread that resolves the fault.
+//! Pure. Called with the engine's lock held, on the thread that resolves the fault.
 //!
-//! A fault is resolved in rounds: [`Engine::fault`] answers with one step, the driver carries it out and
-//! reports (`reports.rs`), and asks again until the block is installed. Making room (`room.rs`) is part of the same
-//! loop, so a fault never waits for the worker unless every block is busy.
+//! A fault is resolved in rounds. [`Engine::fault`] returns one step; the driver carries it out, reports the outcome
+//! (`reports.rs`) and asks again until the block is installed. Making room (`room.rs`) is part of the same loop, so a
+//! fault never waits for the worker unless every block is busy.
 //!
-//! Next on the path: the driver's `pager/src/resolve.rs`, which carries the steps out.
+//! Next on the path: the driver's `pager/src/resolve.rs`, which carries out the steps.
 
 use super::Engine;
 use crate::block::{State, Waiting};
@@ -21,7 +21,7 @@ use crate::units::{BlockIndex, FrameIndex, ThreadIndex};
 /// What the faulting thread must do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultStep {
-    /// Read the block's slot into the frame, check it, install it; then report `installed` or `fetch_failed`.
+    /// Read the block's slot into the frame, check it and install it; then report `installed` or `fetch_failed`.
     Fetch {
         /// The block.
         block: BlockIndex,
@@ -31,7 +31,7 @@ pub enum FaultStep {
         frame: FrameIndex,
         /// Where its bytes are in the tier.
         slot: u64,
-        /// True when the frame has no pages yet: the kernel gives some at the first touch.
+        /// True when the frame has no pages yet: the kernel allocates them at the first touch.
         fresh: bool,
     },
     /// Install zeros: the block has no contents yet. Then report `installed`.
@@ -42,14 +42,14 @@ pub enum FaultStep {
         pages: Pages,
         /// A frame to zero.
         frame: FrameIndex,
-        /// True when the frame never had pages, so that the kernel's are zero already.
+        /// True when the frame never had pages, so that the kernel's are already zero.
         fresh: bool,
         /// How to install it.
         exchange: Exchange,
     },
-    /// A resident block was touched where the kernel did not let it happen. Lift the block's write-protection;
-    /// where it was not `sealed`, one page inside it has never been touched: install a zero page there unless
-    /// one has come meanwhile. Then report `installed`.
+    /// A resident block was accessed in a way that the kernel did not allow. Lift the block's write-protection. If it
+    /// was not `sealed`, one of its pages has never been touched: install a zero page there unless another thread has
+    /// already done so. Then report `installed`.
     FillHole {
         /// The block.
         block: BlockIndex,
@@ -57,11 +57,11 @@ pub enum FaultStep {
         pages: Pages,
         /// The page.
         page: u64,
-        /// True when every page of it is there.
+        /// True when every page of the block is populated.
         sealed: bool,
     },
-    /// The block waits in a frame with the right bytes, and so may the blocks that follow it, in the frames
-    /// that follow: install them all. Then report `installed_run`.
+    /// The block waits in a frame with the right bytes, and so may the blocks that follow it, in the frames that
+    /// follow. Install them all; then report `installed_run`.
     Rescue {
         /// The first block.
         block: BlockIndex,
@@ -71,7 +71,7 @@ pub enum FaultStep {
         pages: Pages,
         /// The frame that holds the first.
         frame: FrameIndex,
-        /// How their arrival is to be judged.
+        /// The kind of arrival to record for them.
         arrival: Arrival,
         /// How to install them.
         exchange: Exchange,
@@ -85,8 +85,8 @@ pub enum FaultStep {
         /// A hollow frame.
         frame: FrameIndex,
     },
-    /// No frame is free: find out whether the tier holds the same bytes, write back if not; report
-    /// `cleaned`; ask again.
+    /// No frame is free: compare the block with the tier's copy and write it back if it differs; report `cleaned`; ask
+    /// again.
     Clean {
         /// The block.
         block: BlockIndex,
@@ -102,30 +102,30 @@ pub enum FaultStep {
         /// A filled frame of another block size.
         frame: FrameIndex,
     },
-    /// Somebody is at work on the block, or on every frame. Wait for the next report; ask again.
+    /// Another thread is working on the block, or on every frame. Wait for the next report; ask again.
     Wait,
-    /// The block was lost. The toucher is told, never given other bytes.
+    /// The block is lost. Report an error to the thread that touched it; never give it other bytes.
     Poisoned,
-    /// The page is not ours.
+    /// The page is not managed.
     Foreign,
 }
 
-/// How a block's bytes get from its frame to the program's address.
+/// How a block's bytes move from its frame to the program's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
-    /// The frame's pages are handed over; the frame has none afterwards.
+    /// The frame's pages are moved to the program; the frame has none afterwards.
     Move,
-    /// The bytes are copied to new pages, and the frame keeps its own. For small blocks: a move interrupts every
-    /// CPU that runs the program, a copy none.
+    /// The bytes are copied to new pages, and the frame keeps its own. For small blocks: a move interrupts every CPU
+    /// that runs the program, and a copy interrupts none.
     Copy {
-        /// Whether to write-protect them, so that the block is known to be clean for as long as nobody writes.
+        /// Whether to write-protect the new pages, so that the block is known to be clean until it is written to.
         seal: bool,
     },
 }
 
 impl Engine {
     /// Decides the next step for a fault at `page`. `write` is false only when the access is known to be a read.
-    /// `first` is true the first time this fault asks, and lets the prefetcher see it once.
+    /// `first` is true on the first call for this fault, so that the prefetcher sees each fault once.
     pub fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
         let Some(mut block) = self.map.find(page) else { return FaultStep::Foreign };
         if first {
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Brings a standby block back. One that was read ahead brings its followers in the same frames' row.
+    /// Brings a standby block back. A block that was read ahead brings those that follow it in consecutive frames.
     fn rescue(&mut self, block: BlockIndex, write: bool) -> FaultStep {
         let frame = FrameIndex(self.map.block(block).frame);
         let mut pages = self.map.pages(block);
@@ -208,9 +208,9 @@ impl Engine {
         FaultStep::Rescue { block, count, pages, frame, arrival: Arrival::Prefetched, exchange }
     }
 
-    /// How the `count` blocks from `first` on, which are being installed, get to the program's address. Small ones
-    /// are copied while there is credit for the second set of pages, and sealed where nothing is about to be
-    /// written and the tier has the same bytes.
+    /// How the `count` blocks from `first` on, which are being installed, move to the program's address. Small blocks
+    /// are copied while there is credit for the second set of pages; they are sealed if the access is not a write and
+    /// the tier has the same bytes.
     pub(super) fn exchange(&mut self, first: BlockIndex, count: u32, write: bool) -> Exchange {
         let weight = self.weight(first);
         let small = weight * count <= self.settings.copied_pages_most;
@@ -229,7 +229,7 @@ impl Engine {
         Exchange::Copy { seal }
     }
 
-    /// Whether the block with `page` was read ahead and not touched yet.
+    /// Whether the block with `page` was read ahead and has not been touched yet.
     fn is_read_ahead(&self, page: u64) -> bool {
         self.map.find(page).is_some_and(|block| {
             let entry = self.map.block(block);
@@ -237,8 +237,8 @@ impl Engine {
         })
     }
 
-    /// Of a block that was read ahead: whether it came from the tier. Otherwise zeros were prepared for it, which the
-    /// tier never has.
+    /// Whether a block that was read ahead was fetched from the tier. Otherwise it was prepared as zeros, which the
+    /// tier never stores.
     pub(super) fn was_fetched(&self, block: BlockIndex) -> bool {
         self.map.guards(block).iter().any(|guard| *guard != guard::ZERO)
     }
@@ -248,8 +248,8 @@ impl Engine {
         self.map.block_mut(block).become_state(State::Installing);
     }
 
-    /// The block behind `last`, the end of `run`, if it was read ahead, too, into the frame `frame`, and pages
-    /// and frames go on without a gap.
+    /// The block after `last`, where `last` ends the `run`, if that block was also read ahead, lies in frame `frame`,
+    /// and continues the run's pages without a gap.
     fn follower(&self, last: BlockIndex, frame: u32, run: Pages) -> Option<BlockIndex> {
         let next = self.map.next_in_region(last)?;
         let (entry, order) = (self.map.block(next), self.map.block(last).order);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fork(2): from one engine to two that share what is in the tier.
+//! fork(2): turns one engine into two that share the tier's contents.
 //!
-//! Pure, but allocates: never on the fault path. The driver sees to it that nobody is at work on a block, and brings
-//! home what is on standby and nowhere else; frames are not inherited. Then [`Engine::inherit`] in the parent, fork(2),
-//! and [`Engine::become_child`] in the child.
+//! Pure, but allocates: never on the fault path. The driver ensures that no thread is working on a block, and makes
+//! blocks resident that are on standby and not in the tier; frames are not inherited. It then calls [`Engine::inherit`]
+//! in the parent, fork(2), and [`Engine::become_child`] in the child.
 //!
-//! Resident pages come to the child as the kernel's copies on write. Nothing tells it of stores that happen before it
-//! has registered its memory, so none of its blocks is sealed.
+//! The child gets resident pages as the kernel's copy-on-write pages. It is not notified of stores before it has
+//! registered its memory, so none of its blocks is sealed.
 
 use super::Engine;
 use crate::block::State;
@@ -17,13 +17,13 @@ use crate::guard;
 use crate::map::Delivery;
 use crate::units::BlockIndex;
 
-/// What stands in the way of fork(2).
+/// What prevents fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForkObstacle {
-    /// Somebody is at work on a block. Wait for a report; ask again.
+    /// A thread is working on a block. Wait for a report; ask again.
     Busy,
-    /// The bytes of the block with this page are in a frame and nowhere else, or in a slab that must not be inherited
-    /// once more: resolve a fault there; ask again.
+    /// The only copy of the bytes of the block with this page is in a frame, or in a slab that must not be inherited
+    /// again. Resolve a fault there; ask again.
     Bring {
         /// A page of the block.
         page: u64,
@@ -31,7 +31,7 @@ pub enum ForkObstacle {
 }
 
 impl Engine {
-    /// What stands in the way of fork(2) now, if anything.
+    /// What prevents fork(2) now, if anything.
     pub fn fork_obstacle(&mut self) -> Option<ForkObstacle> {
         let obstacle = self.obstacle_to_fork();
         while obstacle.is_none()
@@ -40,7 +40,7 @@ impl Engine {
             if self.map.block(block).state != State::Resident {
                 return Some(ForkObstacle::Bring { page: self.map.pages(block).start });
             }
-            // Its copy is forgotten: it is written whole to a slab of the region's own when it leaves.
+            // Drops its inherited copy: the next write-back writes the whole block to the region's own slab.
             self.map.leave_inherited(block);
             self.map.guards_mut(block).fill(guard::UNKNOWN);
             self.map.block_mut(block).sealed = false;
@@ -59,13 +59,14 @@ impl Engine {
         })
     }
 
-    /// In the parent, right before fork(2), when there is no obstacle: the slabs are inherited ones from now on.
-    /// `each` is told those that the child will use.
+    /// Called in the parent right before fork(2), when there is no obstacle: the slabs are inherited from now on.
+    /// `each` receives the number of each slab that the child will use.
     pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
         self.map.inherit(each);
     }
 
-    /// In the child, after fork(2): what was in a frame is in the tier only, and all faults come by signal.
+    /// Called in the child after fork(2): blocks in frames are now in the tier only, and all faults are delivered by
+    /// signal.
     pub fn become_child(&mut self) {
         let blocks: Vec<BlockIndex> = self.all_blocks().collect();
         for block in blocks {
@@ -85,7 +86,7 @@ impl Engine {
     }
 
     fn forget_frame(&mut self, block: BlockIndex) {
-        // Not as a wasted prefetch: the parent has it still, and counts what becomes of it.
+        // Not a wasted prefetch: the parent still has the block and counts its outcome.
         self.standby.remove(&mut self.map, block);
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
         let entry = self.map.block_mut(block);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Mappings come, are discarded in part, and go.
+//! Adds mappings, discards parts of them, and removes them.
 //!
-//! Pure, but allocates: never on the fault path. The driver holds the engine's lock across the kernel call
-//! that belongs to each of these, so that no fault sees one without the other.
+//! Pure, but allocates: never on the fault path. The driver holds the engine's lock across the matching kernel call, so
+//! that no fault sees one change without the other.
 
 use super::Engine;
 use crate::block::{Block, State};
@@ -12,23 +12,23 @@ use crate::map::Delivery;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, Order, REGION_BYTES, REGION_PAGES};
 
-/// Whether a discard or a removal could be done.
+/// The outcome of a discard or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiscardStep {
     /// Done.
     Done,
-    /// The block at this page must be made resident first: the request cuts through it.
+    /// The block at this page must be made resident first: the request covers only part of it.
     MakeResident {
         /// A page of that block.
         page: u64,
     },
-    /// Somebody is at work on a block in the range. Wait for a report; ask again.
+    /// A thread is working on a block in the range. Wait for a report; ask again.
     Wait,
 }
 
 impl Engine {
-    /// Adds the pages `start..end`. `present` says for each block whether any of its pages is populated
-    /// already; those are resident from now on.
+    /// Adds the pages `start..end`. `present` says for each block whether any of its pages is already populated; such
+    /// blocks are resident from now on.
     pub fn add(
         &mut self,
         start: u64,
@@ -57,8 +57,8 @@ impl Engine {
         self.enter(block, Arrival::Fresh);
     }
 
-    /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` is told each
-    /// slab, as a range of bytes in the tier, that nobody needs any more; another region may have it next.
+    /// Forgets the contents of the pages `start..end`. The caller drops the pages themselves. `freed` receives each
+    /// slab that is no longer needed, as a range of bytes in the tier; another region may get it next.
     pub fn discard(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
         match self.discard_step(start, end, false) {
             DiscardStep::Done => {}
@@ -72,7 +72,7 @@ impl Engine {
                 self.forget(block);
                 regions.push(self.map.block(block).region);
             } else {
-                // Some of its pages read as zeros from now on: it is not the tier's any more. Its other pages stay
+                // Some of its pages read as zeros from now on, so it differs from the tier's copy. Its other pages stay
                 // protected.
                 self.map.block_mut(block).sealed = false;
             }
@@ -84,14 +84,14 @@ impl Engine {
         DiscardStep::Done
     }
 
-    /// What [`discard`](Self::discard) or, with `remove`, [`remove`](Self::remove) would answer. Changes nothing.
+    /// What [`discard`](Self::discard) or, with `remove`, [`remove`](Self::remove) would return. Changes nothing.
     pub fn discard_step(&self, start: u64, end: u64, remove: bool) -> DiscardStep {
         let beyond = if remove { self.beyond_cut(start, end) } else { Vec::new() };
         let mut blocks = beyond.into_iter().chain(self.map.blocks_in(start, end));
         blocks.find_map(|block| self.obstacle(block, start, end)).unwrap_or(DiscardStep::Done)
     }
 
-    /// What stands in the way of discarding `start..end` at this block.
+    /// What prevents discarding `start..end` at this block.
     fn obstacle(&self, block: BlockIndex, start: u64, end: u64) -> Option<DiscardStep> {
         let state = self.map.block(block).state;
         let pages = self.map.pages(block);
@@ -106,7 +106,7 @@ impl Engine {
     }
 
     /// The first block that must be resident before the pages `start..end` can be discarded or, with `remove`, removed.
-    /// For when nobody is at work on any block.
+    /// Valid only while no thread is working on any block.
     pub fn cut_obstacle(&self, start: u64, end: u64, remove: bool) -> Option<u64> {
         let steps = self.map.blocks_in(start, end).filter_map(|block| self.obstacle(block, start, end));
         let mut within = steps.filter_map(|step| match step {
@@ -144,7 +144,7 @@ impl Engine {
         self.map.block_mut(block).become_state(State::Empty);
     }
 
-    /// Takes the pages `start..end` out of our care, contents and all. The caller unmaps them.
+    /// Stops managing the pages `start..end` and forgets their contents. The caller unmaps them.
     pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
         match self.discard_step(start, end, true) {
             DiscardStep::Done => {}
@@ -152,7 +152,8 @@ impl Engine {
         }
         let beyond = self.beyond_cut(start, end);
         self.discard(start, end, freed);
-        // Behind the cut, blocks get new numbers, and lose what is known of them but their state and their protection.
+        // After the cut, blocks get new numbers and lose everything recorded about them except their state and
+        // protection.
         let carried: Vec<(u64, u64, State, bool)> = beyond
             .iter()
             .map(|block| {
@@ -162,7 +163,7 @@ impl Engine {
             })
             .collect();
         for block in beyond {
-            // A block around the hole stays with the first piece, and is met again in the second.
+            // A block around the hole stays with the first piece, and appears again in the second.
             if self.map.pages(block).start >= start {
                 self.forget(block);
             }
@@ -196,8 +197,8 @@ impl Engine {
         }
     }
 
-    /// Blocks that lie, at least in part, behind a hole that is cut into the inside of one region: they get
-    /// a region of their own.
+    /// Blocks that lie at least partly after a hole that is cut into the inside of one region: they move to a new
+    /// region.
     fn beyond_cut(&self, start: u64, end: u64) -> Vec<BlockIndex> {
         let Some(mapping) = self.map.mapping_of(end) else { return Vec::new() };
         if mapping.start >= start {
@@ -212,7 +213,7 @@ impl Engine {
         self.map.blocks_in(end, region_end).collect()
     }
 
-    /// A block that loses all its pages to cuts on both sides would be forgotten with its account open.
+    /// Checks that a block that loses all its pages to cuts on both sides has no open account.
     fn release_cut(&mut self, start: u64, end: u64) {
         let blocks: Vec<BlockIndex> = self.map.blocks_in(start, end).collect();
         for block in blocks {

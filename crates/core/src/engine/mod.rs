@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The engine: is told what happened, answers with what must be done.
+//! The engine: it receives events and returns the actions that must follow.
 //!
-//! Pure, and allocation-free except where a mapping is added. The driver holds one lock around it and
-//! carries the answers out with the lock released; a block that is being worked on is in a busy state, and
-//! everybody else waits until the worker on it reports back.
+//! Pure, and allocation-free except where a mapping is added. The driver holds one lock around it and carries the
+//! actions out with the lock released. A block that a thread is working on is in a busy state, and every other thread
+//! waits until that thread reports back.
 //!
-//! - [`fault`](Engine::fault) is in `fault.rs`: one fault's way. It makes room in `room.rs`, and each step ends with a
-//!   report, in `reports.rs`.
+//! - [`fault`](Engine::fault) is in `fault.rs`: the path of one fault. It makes room in `room.rs`, and each step ends
+//!   with a report, in `reports.rs`.
 //! - [`plan`](Engine::plan) is in `background.rs`: eviction, cleaning and read-ahead ahead of demand.
-//! - What the program foretells by madvise(2) is in `advice.rs`.
-//! - How much DRAM there is may change: `budget.rs`.
-//! - Which block size suits a region is decided in `elastic.rs`, with the evidence of `clusters.rs`.
+//! - The program's advice, by madvise(2), is in `advice.rs`.
+//! - Changes of the budget are in `budget.rs`.
+//! - The choice of a block size is in `elastic.rs`, with the evidence of `clusters.rs`.
 //! - fork(2) is in `fork.rs`.
 //! - Adding, discarding and removing mappings is in `mappings.rs`.
 //!
-//! Invariants, restored by every call: a block's frame is known if and only if its state has one; the
-//! frame pool's sum is the budget; a block is with the policy exactly while it is Resident.
+//! Invariants, restored by every call: a block's frame is known if and only if its state has one; the frame pool's sum
+//! is the budget; a block is with the policy exactly while it is Resident.
 
 mod advice;
 mod background;
@@ -52,29 +52,29 @@ use crate::temperature::Histogram;
 use crate::units::{BlockIndex, FrameIndex, Order};
 use crate::watermarks::Watermarks;
 
-/// Read-ahead may take this part of the budget: more would push out what it has just brought.
+/// The part of the budget that read-ahead may take: more would push out blocks that it has just fetched.
 const AHEAD_PART: u64 = 16;
 
-/// Frames beside what is resident take about this part of the budget, where all of the memory fits.
+/// The part of the budget that frames take, roughly, in addition to the resident pages when all memory fits.
 const FRAMES_PART: u64 = 16;
 
-/// How the engine is to behave; fixed for its life, but for the budget.
+/// The engine's settings, fixed for its life except for the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Pages that may be in local DRAM at once, resident and in frames together, until
-    /// [`set_budget`](Engine::set_budget) says otherwise.
+    /// Pages that may be in local DRAM at the same time, resident and in frames together, until
+    /// [`set_budget`](Engine::set_budget) changes the number.
     pub budget_pages: u64,
-    /// Regions of 2 MiB for which the tier has room.
+    /// Number of 2 MiB regions for which the tier has room.
     pub tier_slabs: u32,
     /// Whether to read ahead.
     pub prefetch: bool,
-    /// Whether regions may change their block size.
+    /// Whether blocks may change their size.
     pub elastic: bool,
-    /// Pages up to which blocks are copied to the program's address rather than moved.
+    /// Blocks of up to this many pages are copied to the program's address rather than moved.
     pub copied_pages_most: u32,
     /// Whether the driver can install pages write-protected.
     pub seals: bool,
-    /// What fetching a small block costs, in rescues of one from standby.
+    /// Cost of fetching a small block from the tier, relative to rescuing one from standby.
     pub fetch_cost: u64,
 }
 
@@ -85,17 +85,17 @@ pub struct Tally {
     pub evicted_pages: u64,
     /// Blocks that left the resident set.
     pub evicted_blocks: u64,
-    /// Evicted blocks whose frame was free without a look at the bytes: the tier was known to hold them.
+    /// Evicted blocks whose frame was freed without comparing bytes, because the tier was known to hold them.
     pub dropped_clean_blocks: u64,
-    /// Blocks found on standby by a fault.
+    /// Blocks that a fault found on standby.
     pub rescued_blocks: u64,
-    /// Blocks that read-ahead fetched and a fault then asked for. Zeros that were prepared are not counted.
+    /// Blocks that read-ahead fetched and a fault then asked for. Prepared zeros are not counted.
     pub prefetch_hits: u64,
-    /// Blocks that read-ahead fetched and that left without a touch that we saw.
+    /// Blocks that read-ahead fetched and that were evicted before any touch that the engine saw.
     pub prefetch_wasted: u64,
 }
 
-/// See the module.
+/// The engine; see the module.
 pub struct Engine {
     pub(crate) map: BlockMap,
     pub(crate) frames: FramePool,
@@ -106,37 +106,37 @@ pub struct Engine {
     pub(crate) second_chance: SecondChance,
     ahead: background::Ahead,
     departures: advice::Departures,
-    /// How scattered the latest fetches on demand were.
+    /// How scattered the latest demand fetches were.
     scatter: elastic::Scatter,
-    /// Whether they lie in clusters.
+    /// Whether those fetches lie in clusters.
     clusters: Clusters,
     /// The block size where streams pass.
     large: Order,
     pub(crate) settings: Settings,
     pub(crate) resident_pages: u64,
-    /// Pages in use for which there is no budget: found resident at registration, or spent before the budget shrank.
-    /// Paid back by eviction.
+    /// Pages in use in excess of the budget: found resident at registration, or spent before the budget shrank.
+    /// Eviction pays them back.
     pub(crate) debt_pages: u64,
-    /// Pages of standby blocks being cleaned: they will be free soon.
+    /// Pages of standby blocks that are being cleaned: they will soon be free.
     pub(crate) cleaning_pages: u64,
     pub(crate) tally: Tally,
-    /// How far back fetched blocks were evicted.
+    /// Refault distances of fetched blocks.
     refaults: Refaults,
-    /// Write-backs that failed since the last one that did not.
+    /// Consecutive failed write-backs.
     pub(crate) failed_in_a_row: u32,
-    /// Whether the worker shall see if the tier takes what it did not take before.
+    /// Whether the worker should retry blocks whose write-back failed.
     pub(crate) tries_again: bool,
-    /// Whether a small block was installed since credit was last made for such.
+    /// Whether a small block has been installed since credit was last made for small blocks.
     pub(crate) copies_lately: bool,
 }
 
 impl Engine {
-    /// An engine with nothing mapped, and the tier to itself.
+    /// Creates an engine with nothing mapped, which has the tier to itself.
     pub fn new(settings: Settings, policy: Box<dyn Policy>) -> Self {
         Self::with_slabs(settings, policy, Box::new(OwnSlabs::new(settings.tier_slabs)))
     }
 
-    /// As [`new`](Self::new), with another account of the tier's slabs.
+    /// As [`new`](Self::new), with the caller's own allocator of the tier's slabs.
     pub fn with_slabs(settings: Settings, policy: Box<dyn Policy>, slabs: Box<dyn Slabs>) -> Self {
         Self {
             map: BlockMap::new(slabs, if settings.elastic { Order::MIN } else { Order::UNIT }),
@@ -163,60 +163,62 @@ impl Engine {
         }
     }
 
-    /// The block map, to look things up.
+    /// The block map, for lookups.
     pub fn map(&self) -> &BlockMap {
         &self.map
     }
 
-    /// What was done so far.
+    /// Counts of what the engine has done so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// How many pages more of budget would halve the fetches, by an estimate. Never more than all that has contents
-    /// would need. `None` before there is evidence.
+    /// An estimate of how many more pages of budget would halve the fetches. Never more than all contents would need.
+    /// `None` until there is evidence.
     pub fn pages_to_halve_fetches(&self) -> Option<u64> {
         let pages = self.refaults.pages_to_halve()?;
         let Histogram { resident, away } = self.map.temperatures().histogram();
         let contents: u64 = resident.iter().chain(away).sum();
-        // The room in which frames turn is needed, too.
+        // Frames in circulation need room, too.
         let enough = (contents + contents / FRAMES_PART).saturating_sub(self.budget_pages());
         Some(pages.min(enough))
     }
 
-    /// A block's fetch begins.
+    /// Records that the fetch of a block begins.
     fn count_refault(&mut self, block: BlockIndex) {
         let (pages, distance) = (u64::from(self.weight(block)), self.distance(block));
         let standby = self.standby.pages(Waiting::Evicted);
         self.refaults.fetched(pages, distance, standby, self.budget_pages());
     }
 
-    /// Pages at the program's addresses now.
+    /// Pages resident at the program's addresses now.
     pub fn resident_pages(&self) -> u64 {
         self.resident_pages
     }
 
-    /// Pages out of the program's reach and still in DRAM: victims, what was read ahead, what the tier did not take.
+    /// Pages out of the program's reach and still in DRAM: victims, read-ahead, and blocks whose write-back failed.
     pub fn standby_pages(&self) -> u64 {
         self.standby.pages_all()
     }
 
-    /// Those of them that the tier did not take.
+    /// Pages on standby whose write-back failed.
     pub fn unwritable_pages(&self) -> u64 {
         self.standby.pages(Waiting::Unwritable)
     }
 
-    /// Pages that a fault could have without evicting.
+    /// Pages that faults could use without evicting.
     pub fn free_pages(&self) -> u64 {
         self.frames.free_pages()
     }
 
-    /// Pages over the budget that are not paid back yet: they were resident at registration, or the budget shrank.
+    /// Pages over the budget that have not been paid back yet: they were resident at registration, or the budget
+    /// shrank.
     pub fn debt_pages(&self) -> u64 {
         self.debt_pages
     }
 
-    /// Whether the worker should look: frames run low, or there is something to read ahead.
+    /// Whether the worker has work: frames run low, there is debt, credit is short, or read-ahead or departures are
+    /// queued.
     pub fn wants_worker(&self) -> bool {
         self.frames.free_pages() + self.cleaning_pages < self.watermarks.free_low
             || self.debt_pages > 0
@@ -229,7 +231,7 @@ impl Engine {
         self.map.block(block).order.pages()
     }
 
-    /// Puts a block into the resident set, for the policy and for the account.
+    /// Adds a block to the resident set, in the policy and in the accounts.
     fn enter(&mut self, block: BlockIndex, arrival: Arrival) {
         let weight = self.weight(block);
         self.policy.arrived(block, weight, arrival);
@@ -237,7 +239,7 @@ impl Engine {
         self.resident_pages += u64::from(weight);
     }
 
-    /// Takes a block out of the account. The policy has let go of it already.
+    /// Removes a block from the accounts. The policy has already given it up.
     fn leave(&mut self, block: BlockIndex) {
         let weight = u64::from(self.weight(block));
         self.resident_pages -= weight;
@@ -259,17 +261,17 @@ impl Engine {
         self.frames.credit(weight - paid);
     }
 
-    /// Gives a frame with its pages back.
+    /// Gives a frame with its pages back to the pool.
     fn release(&mut self, frame: FrameIndex) {
         self.frames.put_filled(frame);
     }
 
-    /// How long ago, in evicted pages, the block left.
+    /// How long ago the block was evicted, in evicted pages.
     fn distance(&self, block: BlockIndex) -> u64 {
         u64::from((self.tally.evicted_pages as u32).wrapping_sub(self.map.block(block).evicted_at))
     }
 
-    /// Ends somebody's work on a block; true when others wait for it.
+    /// Ends a thread's work on a block. Returns true when other threads wait for it.
     fn settle(&mut self, block: BlockIndex, state: State) -> bool {
         if state == State::Empty {
             self.map.forget_temperature(block);

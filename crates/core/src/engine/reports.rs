@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the driver reports: the end of each step that a fault or a plan has begun.
+//! The driver's reports: each ends a step that a fault or a plan began.
 //!
-//! Pure. Each report moves one block along an arrow of the drawing in `block.rs`, and says whether others wait for it.
+//! Pure. Each report moves one block along an arrow of the diagram in `block.rs`, and returns whether other threads
+//! wait for the block.
 
 use super::Engine;
 use super::fault::Exchange;
@@ -13,13 +14,13 @@ use crate::map::OwnSlot;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex};
 
-/// A block that comes back within evictions of this part of the budget is hot.
+/// A dropped block that is fetched again within evictions of this part of the budget counts as hot.
 const HOT_PART: u64 = 16;
 
-/// What comparing a standby block with the tier's copy has shown.
+/// The outcome of comparing a standby block with the tier's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanVerdict {
-    /// The tier holds the same bytes: it was so, or they have been written now.
+    /// The tier holds the same bytes, either already or because they have just been written.
     Stored,
     /// Every byte is zero.
     Zero,
@@ -28,7 +29,7 @@ pub enum CleanVerdict {
 }
 
 impl Engine {
-    /// The bytes arrived and were checked: the driver installs them next, as the answer says.
+    /// The bytes arrived and were checked. The driver installs them next, in the returned way.
     pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
         let entry = self.map.block_mut(block);
         entry.become_state(State::Installing);
@@ -36,7 +37,7 @@ impl Engine {
         self.exchange(block, 1, write)
     }
 
-    /// The block is at the program's address. Returns whether others wait for it.
+    /// The block is at the program's address. Returns whether other threads wait for it.
     pub fn installed(&mut self, block: BlockIndex, arrival: Arrival) -> bool {
         let entry = self.map.block_mut(block);
         if entry.frame == NONE {
@@ -50,14 +51,15 @@ impl Engine {
         self.settle(block, State::Resident)
     }
 
-    /// The blocks `first..first + count` are at the program's address. Returns whether others wait.
+    /// The blocks `first..first + count` are at the program's address. Returns whether other threads wait for any of
+    /// them.
     pub fn installed_run(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
         let stride = self.map.stride(first);
         (0..count).fold(false, |wanted, place| self.installed(BlockIndex(first.0 + place * stride), arrival) | wanted)
     }
 
-    /// How the arrival of a block that a fault has fetched is to be judged. One that was dropped without a wait on
-    /// standby counts as rescued when it is back soon.
+    /// The kind of arrival of a block that a fault has fetched. A block that was dropped without a wait on standby
+    /// counts as rescued if it is fetched again soon.
     pub fn refault(&self, block: BlockIndex) -> Arrival {
         let distance = self.distance(block);
         if self.settings.fetch_cost <= 1 && distance <= self.budget_pages() / HOT_PART {
@@ -66,19 +68,19 @@ impl Engine {
         Arrival::Refault { distance }
     }
 
-    /// The bytes could not be had. `lost` says that trying again is pointless. Returns whether others wait.
+    /// The bytes could not be fetched. `lost` says that a retry is pointless. Returns whether other threads wait.
     pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
         let frame = self.map.block_mut(block).take_frame();
         self.release(frame);
         self.settle(block, if lost { State::Poisoned } else { State::Stored })
     }
 
-    /// The victim's pages are in its frame. Returns whether others wait for it.
+    /// The victim's pages are in its frame. Returns whether other threads wait for it.
     pub fn evicted(&mut self, block: BlockIndex) -> bool {
         self.leave(block);
         let weight = u64::from(self.weight(block));
         let entry = self.map.block_mut(block);
-        // Sealed: not written to since it was the tier's.
+        // A sealed block has not been written to since its bytes came from the tier.
         entry.known_clean = std::mem::take(&mut entry.sealed);
         entry.protected = false;
         if std::mem::take(&mut entry.copied) {
@@ -89,8 +91,8 @@ impl Engine {
         wanted
     }
 
-    /// The victim's pages went back to the kernel, also where it was to leave into a frame. It must be sealed. Returns
-    /// whether others wait for it.
+    /// The victim's pages went back to the kernel, even if a frame had been taken for them. The victim must be sealed.
+    /// Returns whether other threads wait for it.
     pub fn dropped(&mut self, block: BlockIndex) -> bool {
         assert!(self.map.block(block).sealed, "only what the tier has may be dropped");
         self.leave(block);
@@ -103,10 +105,10 @@ impl Engine {
         self.settle(block, if zero { State::Empty } else { State::Stored })
     }
 
-    /// The kernel would not let the victim go. Returns whether others wait for it.
+    /// The kernel refused to release the victim's pages. Returns whether other threads wait for it.
     pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
         let entry = self.map.block_mut(block);
-        // The driver may have lifted the protection to put everything back; it need not have (`protected`).
+        // The driver may have lifted the protection when it put everything back, but need not have (`protected`).
         entry.sealed = false;
         self.give_back_frame(block);
         let weight = self.weight(block);
@@ -114,7 +116,7 @@ impl Engine {
         self.settle(block, State::Resident)
     }
 
-    /// A victim does not leave into its frame, if it has one.
+    /// Returns the frame of a victim that does not move into it, if it has one.
     fn give_back_frame(&mut self, block: BlockIndex) {
         let entry = self.map.block_mut(block);
         let copied = std::mem::take(&mut entry.copied);
@@ -124,18 +126,18 @@ impl Engine {
         }
     }
 
-    /// Reserves the slot to write `block` to; `None` when the tier is full. When it has `moved`, all of the block is to
-    /// be written.
+    /// Reserves the slot to write `block` to; `None` when the tier is full. If the slot has `moved`, the whole block
+    /// must be written.
     pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
         let OwnSlot { offset, moved } = self.map.own_slot(block)?;
         if moved {
-            // Nothing of it is there. Should the write fail, none of what is in the slot may pass for the block's.
+            // The slot holds none of the block's bytes. If the write fails, nothing in the slot may pass for them.
             self.map.guards_mut(block).fill(guard::UNKNOWN);
         }
         Some(OwnSlot { offset, moved })
     }
 
-    /// Cleaning has ended. `guards` are those of the bytes in the frame. Returns whether others wait.
+    /// Cleaning has ended. `guards` are those of the bytes in the frame. Returns whether other threads wait.
     pub fn cleaned(&mut self, block: BlockIndex, verdict: CleanVerdict, guards: &[u64]) -> bool {
         self.cleaning_pages -= u64::from(self.weight(block));
         let wanted = self.map.block(block).wanted;
@@ -151,8 +153,8 @@ impl Engine {
                 }
             }
             CleanVerdict::Failed => {
-                // Some of the new bytes may be there. Should the program undo its change, the old guards
-                // would call the slot clean.
+                // Some of the new bytes may be in the slot. If the program undid its change, the old guards would call
+                // the slot clean.
                 for (stored, found) in self.map.guards_mut(block).iter_mut().zip(guards) {
                     if stored != found {
                         *stored = guard::UNKNOWN;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Making room: the cheapest way to a free frame, and what becomes of blocks that the tier does not take.
+//! Makes room: the cheapest way to a free frame, and the handling of blocks whose write-back failed.
 //!
-//! Pure. What is on standby goes first, then a victim of the policy. A block whose write-back failed waits apart, so
-//! that it is in nobody's way; it is tried again once in a while, and when nothing else is left.
+//! Pure. Standby blocks are used first, then a victim of the policy. A block whose write-back failed waits on a list of
+//! its own, so that it delays no other block; it is retried occasionally, and when nothing else is left.
 //!
-//! Next on the path: `reports.rs`, which ends what is begun here.
+//! Next on the path: `reports.rs`, which ends the steps begun here.
 
 use super::Engine;
 use super::fault::FaultStep;
@@ -16,20 +16,20 @@ use crate::guard;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order};
 
-/// What was read ahead and not touched yet may take this part of the budget: twice what read-ahead aims at. Beyond, the
-/// oldest leaves before any victim does.
+/// Read-ahead blocks that have not been touched may take this part of the budget: twice what read-ahead aims at. Beyond
+/// it, the oldest of them gives up its frame before any victim does.
 pub(super) const READ_AHEAD_PART: u64 = 8;
 
-/// What the tier does not take may take this part of the budget. Beyond, no other block leaves in its place: a program
-/// that is told that there is no room is better off than one that makes do with what is left.
+/// Blocks whose write-back failed may take this part of the budget. Beyond it, no other block is evicted in their
+/// place: an error for lack of room serves the program better than running with what little DRAM is left.
 const UNWRITABLE_PART: u64 = 2;
 
-/// Write-backs that fail in a row before cleaning ahead of demand pauses: some may be one block's own
-/// trouble, but a tier that is full or broken must not keep the worker, and the blocks, busy.
+/// Consecutive failed write-backs after which cleaning ahead of demand pauses. A few may be the fault of single blocks,
+/// but a full or broken tier must not keep the worker and the blocks busy.
 const FAILURES_MOST: u32 = 8;
 
 impl Engine {
-    /// A frame to fill, if one is to be had without anything for the driver to do.
+    /// A frame to fill, if one is available without any work by the driver.
     pub(super) fn take_frame(&mut self, order: Order) -> Option<Taken> {
         let mut dropped = 0;
         loop {
@@ -60,13 +60,13 @@ impl Engine {
         FaultStep::Clean { block, pages: self.map.pages(block), frame, known_clean: false }
     }
 
-    /// Takes the next standby block to be cleaned.
+    /// Starts cleaning the next standby block.
     pub(super) fn start_cleaning(&mut self) -> Option<(BlockIndex, FrameIndex)> {
         let block = self.next_to_leave()?;
         Some((block, self.start_cleaning_of(block)))
     }
 
-    /// Takes this standby block to be cleaned.
+    /// Starts cleaning this standby block.
     pub(super) fn start_cleaning_of(&mut self, block: BlockIndex) -> FrameIndex {
         self.stop_waiting(block);
         self.cleaning_pages += u64::from(self.weight(block));
@@ -75,15 +75,15 @@ impl Engine {
         FrameIndex(entry.frame)
     }
 
-    /// The standby block whose frame is the first to be wanted: the oldest victim, or what was read ahead longest ago
-    /// where that takes too much room.
+    /// The standby block whose frame is reused first: the oldest victim, or the oldest read-ahead block when read-ahead
+    /// takes too much room.
     fn next_to_leave(&self) -> Option<BlockIndex> {
         let (victim, ahead) = (self.standby.oldest(Waiting::Evicted), self.standby.oldest(Waiting::ReadAhead));
         let is_little = self.standby.pages(Waiting::ReadAhead) <= self.budget_pages() / READ_AHEAD_PART;
         victim.filter(|_| is_little).or(ahead).or(victim)
     }
 
-    /// Takes a block off the list on which it waits, for its frame.
+    /// Removes a block from its standby list, because its frame is needed.
     pub(super) fn stop_waiting(&mut self, block: BlockIndex) {
         self.standby.remove(&mut self.map, block);
         if self.map.block(block).waiting == Waiting::ReadAhead {
@@ -93,11 +93,11 @@ impl Engine {
         }
     }
 
-    /// Frees the frame of the next standby block, if the tier is known to hold its bytes. Returns how many pages
-    /// that is.
+    /// Frees the frame of the next standby block if the tier is known to hold its bytes. Returns the frame's size in
+    /// pages.
     pub(super) fn drop_clean(&mut self) -> Option<u32> {
         let block = self.next_to_leave().filter(|block| self.map.block(*block).known_clean)?;
-        // What was read ahead has not been the program's, so it was never evicted.
+        // A read-ahead block was never resident, so it was never evicted.
         self.tally.dropped_clean_blocks += u64::from(self.map.block(block).waiting != Waiting::ReadAhead);
         self.stop_waiting(block);
         let zero = self.map.guards(block).iter().all(|guard| *guard == guard::ZERO);
@@ -109,14 +109,14 @@ impl Engine {
         Some(frame.order().pages())
     }
 
-    /// Takes a frame for a victim of the policy: a hollow one to move its pages into, or, where `copies` allows it and
-    /// the block is sealed, one with pages to copy them to.
+    /// Takes a frame for a victim of the policy: a hollow frame to move the victim's pages into or, where `copies`
+    /// allows it and the block is sealed, a frame with pages to copy them to.
     pub(super) fn start_leaving(&mut self, block: BlockIndex, copies: bool) -> Option<FrameIndex> {
         let Block { order, sealed, .. } = *self.map.block(block);
         let full = if copies && sealed { self.frames.take_filled(order) } else { None };
         let copied = full.is_some();
         let Some(frame) = full.map(|taken| taken.frame).or_else(|| self.frames.take_hollow(order)) else {
-            // Only while debt is open: the class has frames for the whole budget, and all are being cleaned.
+            // Happens only while there is debt: the class has frames for the whole budget, and all are being cleaned.
             self.policy.arrived(block, order.pages(), Arrival::Rescued);
             return None;
         };
@@ -127,30 +127,30 @@ impl Engine {
         Some(frame)
     }
 
-    /// Whether write-backs fail, so that nothing is cleaned ahead of demand until `try_again`.
+    /// Whether so many write-backs fail that nothing is cleaned ahead of demand until `try_again`.
     pub fn holds_back(&self) -> bool {
         self.failed_in_a_row >= FAILURES_MOST
     }
 
-    /// Whether there is something that the tier did not take, or nothing is cleaned ahead of demand any more, so that
-    /// `try_again` is to be called once in a while.
+    /// Whether there are blocks whose write-back failed, or cleaning ahead of demand is paused. Then the driver calls
+    /// `try_again` at intervals.
     pub fn waits_for_tier(&self) -> bool {
         self.holds_back() || self.standby.oldest(Waiting::Unwritable).is_some()
     }
 
-    /// Lets one more cleaning ahead of demand start, to see whether the tier has recovered, and one that has failed
-    /// before. Called once in a while, by the driver's clock.
+    /// Allows one cleaning ahead of demand, to test whether the tier has recovered, and one retry of a block that
+    /// failed before. The driver calls it at intervals, by its clock.
     pub fn try_again(&mut self) {
         self.failed_in_a_row = self.failed_in_a_row.min(FAILURES_MOST - 1);
         self.tries_again = true;
     }
 
-    /// Of a block that is being cleaned: whether the tier did not take it the last time.
+    /// Whether the previous write-back of a block that is being cleaned failed.
     pub fn has_failed(&self, block: BlockIndex) -> bool {
         self.map.block(block).waiting == Waiting::Unwritable
     }
 
-    /// The tier has taken a block that it did not take before: the others may try, too.
+    /// The tier has accepted a block that it refused before: makes the other such blocks eligible again.
     pub(super) fn recovered(&mut self) {
         while let Some(block) = self.standby.oldest(Waiting::Unwritable) {
             self.standby.remove(&mut self.map, block);

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counts of changes to what is resident, by which somebody without the engine's lock can tell that there was none.
+//! Counts of changes to resident blocks, with which a thread without the engine's lock can tell that there was none.
 //!
-//! A system call may touch pages that were found resident once, as long as nothing has happened to their blocks since.
-//! Written with the engine's lock held, read by anybody. One count stands for many granules of 64 KiB, so a count
-//! that has moved may mean nothing; one that has not says that no resident block of its granules has changed.
+//! A system call may use pages that were once found resident, as long as their blocks have not changed since. The
+//! counts are written with the engine's lock held and read by any thread. One count stands for many granules of 64 KiB,
+//! so a count that has moved may mean nothing; a count that has not moved proves that no resident block of its granules
+//! has changed.
 //!
-//! The order is the reader's safety: who takes a block away counts first and asks for holds then; who wants to use it
-//! publishes a hold first and reads the count then. One of the two sees the other.
+//! The order makes the reader safe: a thread that evicts a block first increments the count and then looks for holds; a
+//! thread that wants to use the block first publishes a hold and then reads the count. At least one of the two sees the
+//! other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pages of one granule: 64 KiB.
 const GRANULE_PAGES: u64 = 16;
-/// Counts. 512 MiB of neighbouring addresses share none.
+/// Number of counts. Addresses within 512 MiB of each other share none.
 const COUNTS: u64 = 8192;
-/// Pages that have a stamp at most: 256 KiB.
+/// Maximum number of pages in one stamp: 256 KiB.
 pub const STAMPED_PAGES_MOST: u64 = 64;
 
-/// See the module.
+/// The counts; see the module.
 #[derive(Debug)]
 pub struct Changes {
     counts: [AtomicU32; COUNTS as usize],
@@ -32,7 +34,7 @@ impl Default for Changes {
 }
 
 impl Changes {
-    /// Something becomes of the pages `start..end`.
+    /// Counts a change to the pages `start..end`.
     pub(crate) fn count(&self, start: u64, end: u64) {
         let first = start / GRANULE_PAGES;
         let granules = end.div_ceil(GRANULE_PAGES).saturating_sub(first).min(COUNTS);
@@ -41,8 +43,8 @@ impl Changes {
         }
     }
 
-    /// A number that stays the same while nothing becomes of the pages `start..end`; `None` where they are more than
-    /// [`STAMPED_PAGES_MOST`] or none.
+    /// A number that stays the same while the pages `start..end` do not change; `None` for more than
+    /// [`STAMPED_PAGES_MOST`] pages, or none.
     pub fn stamp(&self, start: u64, end: u64) -> Option<u64> {
         if start >= end || end - start > STAMPED_PAGES_MOST {
             return None;

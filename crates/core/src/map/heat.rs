@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The temperatures of the map's blocks: what an arrival, a departure and a change of size do to them.
+//! The temperatures of the map's blocks: how an arrival, an eviction and a change of size affect them.
 //!
-//! Pure, and called on the fault path: constant time, except that a change of size goes over the block's units, which
-//! it does anyway. What the numbers mean is in `temperature.rs`.
+//! Pure, and called on the fault path: constant time, except that a change of size visits the block's units, which it
+//! does anyway. `temperature.rs` defines the numbers.
 
 use super::BlockMap;
 use crate::block::State;
@@ -18,18 +18,18 @@ impl BlockMap {
         self.temperatures.of(self.block(block).reading)
     }
 
-    /// How hot all blocks with contents are.
+    /// The temperatures of all blocks with contents.
     pub fn temperatures(&self) -> &Temperatures {
         &self.temperatures
     }
 
-    /// A block is resident from now on; `near` is the distance up to which a refault is soon.
+    /// Records that a block becomes resident; `near` is the distance up to which a refault counts as soon.
     pub(crate) fn heat(&mut self, block: BlockIndex, arrival: Arrival, near: u64) {
         let entry = &mut self.blocks[block.0 as usize];
         self.temperatures.arrived(&mut entry.reading, entry.order.pages(), arrival, near);
     }
 
-    /// A block was evicted from a budget of `budget_pages`: it cools from now on.
+    /// Records that a block was evicted under a budget of `budget_pages`: it cools from now on.
     pub(crate) fn cool(&mut self, block: BlockIndex, budget_pages: u64) {
         let entry = &mut self.blocks[block.0 as usize];
         self.temperatures.left(&mut entry.reading, entry.order.pages());
@@ -39,14 +39,14 @@ impl BlockMap {
         }
     }
 
-    /// A block has no contents any more.
+    /// Forgets a block that no longer has contents.
     pub(crate) fn forget_temperature(&mut self, block: BlockIndex) {
         let entry = &mut self.blocks[block.0 as usize];
         self.temperatures.take_out(&mut entry.reading, entry.order.pages());
     }
 
-    /// Before blocks change their size: takes those of `units` units from `first` on out of the account. Returns how
-    /// hot the hottest of them was.
+    /// Called before blocks change their size: removes the blocks in `units` units from `first` on from the account.
+    /// Returns the highest of their temperatures.
     pub(super) fn take_heat(&mut self, first: BlockIndex, units: u32) -> Option<Temperature> {
         let (mut at, mut hottest) = (first, None);
         while at.0 < first.0 + units {
@@ -57,8 +57,8 @@ impl BlockMap {
         hottest
     }
 
-    /// After blocks have changed their size: those of `units` units from `first` on are all in one state, and as hot as
-    /// that.
+    /// Called after blocks have changed their size: gives the blocks in `units` units from `first` on, all in one
+    /// state, the temperature `heat`.
     pub(super) fn share_heat(&mut self, heat: Option<Temperature>, first: BlockIndex, units: u32) {
         let (Some(heat), stride) = (heat, self.stride(first)) else { return };
         let resident = self.block(first).state == State::Resident;

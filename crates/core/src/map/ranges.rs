@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Puts ranges of the program's addresses into the block map, and takes them out again, also in part.
+//! Adds ranges of the program's addresses to the block map, and removes them, also in part.
 //!
-//! Pure. Allocates, and so never runs on the fault path: the program maps and unmaps, the driver tells.
+//! Pure. Allocates, and so never runs on the fault path: the driver calls it when the program maps or unmaps.
 
 use super::{BlockMap, Delivery, Mapping, Pattern, Region};
 use crate::block::{Block, NONE};
 use crate::units::{Order, REGION_PAGES};
 
-/// Units that may be as small as the map was told. What is known of one takes some 50 bytes, here, at the policy and
-/// as guards: 25 MiB for the first 2 GiB in units of 4 KiB, half a percent for what comes after in larger ones.
+/// Number of units that may have the map's smallest size. One unit costs about 50 bytes, in the map, in the policy and
+/// for guards: 25 MiB for the first 2 GiB in units of 4 KiB, and half a percent of later memory in larger units.
 const SMALL_UNITS_MOST: usize = 1 << 19;
 
 impl BlockMap {
@@ -77,8 +77,8 @@ impl BlockMap {
         first
     }
 
-    /// Takes the pages `start..end` out of the map. Every block wholly inside must be Empty. A block that
-    /// is only cut loses the pages and keeps its state. `freed` is told each slab that no region needs any more.
+    /// Removes the pages `start..end` from the map. Every block wholly inside must be Empty. A block that is only
+    /// partly inside loses those pages and keeps its state. `freed` receives each slab that no region needs any more.
     pub fn remove(&mut self, start: u64, end: u64, freed: &mut dyn FnMut(u32)) {
         self.changes.count(start, end);
         let touched: Vec<u64> = self.overlapping(start, end).map(|mapping| mapping.start).collect();
@@ -94,9 +94,9 @@ impl BlockMap {
         }
     }
 
-    /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and
-    /// the second piece gets regions of its own, so a cut *inside* one region needs its blocks Empty
-    /// beyond the cut; the driver makes sure.
+    /// Replaces `mapping` by its `pieces`. A region cut in two keeps its blocks for the first piece, and the second
+    /// piece gets new regions. A cut *inside* one region therefore needs the blocks beyond the cut to be Empty; the
+    /// driver ensures that.
     fn recut(&mut self, mapping: Mapping, pieces: &[(u64, u64)], freed: &mut dyn FnMut(u32)) {
         let span = u64::from(REGION_PAGES);
         let mut kept = vec![false; mapping.regions.len()];
@@ -109,7 +109,7 @@ impl BlockMap {
                 let clip = ((*from).max(grid), (*to).min(grid + span));
                 if kept[index as usize] {
                     let old = self.regions[region as usize].clone();
-                    // The smallest blocks: none of them covers two of the old ones.
+                    // Uses the smallest blocks, so that none of them covers two of the old ones.
                     let region = self.new_region(grid, clip, old.unit, old.delivery);
                     self.regions[region as usize].pattern = old.pattern;
                     regions.push(region);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Changes the size of blocks: one that is away or resident into several, several that are away into one.
+//! Changes the size of blocks: splits an evicted or resident block, and merges evicted blocks.
 //!
-//! Pure, and allocates nothing: a block has the index of its first unit, so a fault may do it. No byte moves: what is
-//! away has its place in the tier by its address, and what is resident has no frame. Which size suits is decided in
+//! Pure, and allocates nothing: a block has the index of its first unit, so a fault may change its size. No byte moves:
+//! the tier slot of an evicted block follows from its address, and a resident block has no frame. The size is chosen in
 //! `engine/elastic.rs`.
 
 use super::BlockMap;
@@ -12,7 +12,7 @@ use crate::block::{Block, State};
 use crate::units::{BlockIndex, Order};
 
 impl BlockMap {
-    /// Cuts a block that is away or resident into blocks of `order`. The one with `page` is returned.
+    /// Splits an evicted or resident block into blocks of `order`. Returns the block with `page`.
     pub(crate) fn split(&mut self, block: BlockIndex, order: Order, page: u64) -> BlockIndex {
         assert!(
             order <= self.block(block).order && order >= self.region_of(block).unit,
@@ -27,7 +27,7 @@ impl BlockMap {
         self.find(page).expect("a split takes no page away")
     }
 
-    /// Makes one block of `order` of the blocks around `block`, if they are all away and alike.
+    /// Merges the blocks around `block` into one block of `order`, if all of them are evicted and in the same state.
     pub(crate) fn merge(&mut self, block: BlockIndex, order: Order) -> BlockIndex {
         let region = self.region_of(block);
         let units = 1 << (order.exponent() - region.unit.exponent());
@@ -50,7 +50,7 @@ impl BlockMap {
         first
     }
 
-    /// Gives the `units` from `first` on, at whose blocks nobody is at work, blocks of `order` in `state`.
+    /// Gives the `units` units from `first` on, on whose blocks no thread is working, blocks of `order` in `state`.
     fn resize(&mut self, first: BlockIndex, state: State, order: Order, units: u32) {
         let Block { region, sealed, protected, evicted_at, .. } = *self.block(first);
         for unit in first.0..first.0 + units {

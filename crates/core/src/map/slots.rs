@@ -4,9 +4,9 @@
 //! Where the bytes of blocks are in the tier.
 //!
 //! Pure. A region has one slab of its own, in which its slots lie in address order. After fork(2) that slab is
-//! *inherited*, by the parent and by the child: both read it, neither writes to it. What either writes back goes whole
-//! into a new slab of the region's own, until nothing is left of the inherited one. A region can inherit several times.
-//! Before it would too often, what is left in the slab with the least goes home.
+//! *inherited* by the parent and by the child: both read it, and neither writes to it. Each writes whole blocks back to
+//! a new slab of the region's own, until no block needs the inherited slab. A region can inherit several times. Before
+//! it exceeds the limit, the blocks in the inherited slab with the fewest copies are made resident.
 //!
 //! Only [`BlockMap::inherit`] allocates; it does not run on the fault path.
 
@@ -14,14 +14,14 @@ use super::BlockMap;
 use crate::block::{NONE, State};
 use crate::units::{BlockIndex, PAGE_BYTES, REGION_PAGES};
 
-/// Slabs that one region inherits at most. Each costs room in the tier for a whole region.
+/// Maximum number of slabs that one region inherits. Each takes the tier's room for a whole region.
 pub const INHERITED_MOST: usize = 4;
 
-/// A slab that other processes use, too.
+/// A slab that other processes also use.
 #[derive(Clone, Debug)]
 pub(super) struct Inherited {
     slab: u32,
-    /// The region's pages whose copies are here, one bit each.
+    /// The region's pages whose copies are in this slab, one bit each.
     pages: [u64; REGION_PAGES as usize / 64],
 }
 
@@ -48,12 +48,12 @@ impl Inherited {
 pub struct OwnSlot {
     /// Where it begins in the tier, in bytes.
     pub offset: u64,
-    /// True when none of the block's bytes is there yet: until now its copy was in an inherited slab.
+    /// True when the slot holds none of the block's bytes yet: until now its copy was in an inherited slab.
     pub moved: bool,
 }
 
 impl BlockMap {
-    /// Slabs of the tier that are in use.
+    /// Number of the tier's slabs in use.
     pub fn slabs_in_use(&self) -> u32 {
         self.slabs.in_use()
     }
@@ -73,13 +73,13 @@ impl BlockMap {
         region.inherited.iter().find(|it| it.has(offset)).map_or(region.slab, |it| it.slab)
     }
 
-    /// The slot to write the block to, reserved now if there was none. `None` when the tier has no room left.
+    /// The slot to write the block to, reserved now if there was none. `None` when the tier is full.
     pub fn own_slot(&mut self, index: BlockIndex) -> Option<OwnSlot> {
         let at = self.block(index).region as usize;
         if self.regions[at].slab == NONE {
             let region = &mut self.regions[at];
             let slabs = &mut self.slabs;
-            // Whoever shared it may be gone.
+            // The other processes that shared a slab may have ended; then it can be used alone.
             let alone = region.inherited.iter().position(|it| !slabs.is_shared(it.slab));
             region.slab = match alone {
                 Some(place) => region.inherited.swap_remove(place).slab,
@@ -92,7 +92,7 @@ impl BlockMap {
         Some(OwnSlot { offset, moved })
     }
 
-    /// The copy of a block in an inherited slab, if it has one there, is not its copy any more. Returns whether it had.
+    /// Drops the block's copy in an inherited slab, if it has one there. Returns whether it had.
     pub(crate) fn leave_inherited(&mut self, index: BlockIndex) -> bool {
         if self.region_of(index).inherited.is_empty() {
             return false;
@@ -109,23 +109,23 @@ impl BlockMap {
         true
     }
 
-    /// Slabs that have become free since the last time, one after the other.
+    /// Takes the next of the slabs that became free since the previous call.
     pub fn next_freed(&mut self) -> Option<u32> {
         self.freed.pop()
     }
 
     fn give_back(&mut self, slab: u32) {
-        // Where there is no room on the list, the medium keeps the bytes until the slab is used again.
+        // When the list is full, the medium keeps the bytes until the slab is used again.
         if self.slabs.release(slab) && self.freed.len() < self.freed.capacity() {
             self.freed.push(slab);
         }
     }
 
-    /// Gives the region's own slab to others, if it has one and none of its blocks needs it. Returns it if it is free.
+    /// Releases the region's own slab, if it has one and none of its blocks needs it. Returns the slab if it is free.
     pub(crate) fn release_slab(&mut self, region: u32) -> Option<u32> {
         let mut block = Some(BlockIndex(self.regions[region as usize].first));
         while let Some(at) = block {
-            // What a split has left outside the mapping holds nothing, whatever it says.
+            // A part that a split has left outside the mapping holds nothing, whatever its state.
             if self.block(at).state != State::Empty && self.pages(at).count > 0 {
                 return None;
             }
@@ -134,7 +134,7 @@ impl BlockMap {
         self.free_slab(region)
     }
 
-    /// Gives all slabs of a region back. Returns its own one if that is free.
+    /// Releases all slabs of a region. Returns its own slab if that is free.
     pub(super) fn free_slab(&mut self, region: u32) -> Option<u32> {
         while let Some(inherited) = self.regions[region as usize].inherited.pop() {
             self.give_back(inherited.slab);
@@ -143,8 +143,8 @@ impl BlockMap {
         (slab != NONE && self.slabs.release(slab)).then_some(slab)
     }
 
-    /// A block whose copy must go home before the next fork(2), because its region has inherited as often as it can:
-    /// one of the slab with the fewest copies.
+    /// A block that must be made resident before the next fork(2), because its region has reached the limit of
+    /// inherited slabs: a block in the slab with the fewest copies.
     pub(crate) fn too_many_versions(&self) -> Option<BlockIndex> {
         let regions = self.mappings.values().flat_map(|mapping| mapping.regions.iter());
         let mut full = regions.filter(|at| self.regions[**at as usize].inherited.len() >= INHERITED_MOST);
@@ -155,8 +155,9 @@ impl BlockMap {
         self.find(region.start + u64::from(page))
     }
 
-    /// Before fork(2): makes every slab an inherited one, of this process and of the child. `each` is told every slab
-    /// that is used now, which the child will use, too. [`too_many_versions`](Self::too_many_versions) comes before.
+    /// Called before fork(2): makes every slab an inherited one, shared by this process and the child. `each` receives
+    /// every slab in use, all of which the child will use too. The caller first resolves
+    /// [`too_many_versions`](Self::too_many_versions).
     pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
         let used: Vec<u32> = self.mappings.values().flat_map(|mapping| mapping.regions.iter().copied()).collect();
         for at in used {

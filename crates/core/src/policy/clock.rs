@@ -3,21 +3,22 @@
 
 //! CLOCK: a ring of blocks and a hand; a block that proved useful is passed over once.
 //!
-//! Paper: F. J. Corbató, "A Paging Experiment with the Multics System", 1969. The reference bit there is
-//! set by hardware. Here it is set when a block comes back, by a refault or by a rescue from standby; a
-//! block seen for the first time has none.
+//! Paper: F. J. Corbató, "A Paging Experiment with the Multics System", 1969. There, hardware sets the reference bit.
+//! Here it is set when a block returns, by a refault or by a rescue from standby; a block seen for the first time has
+//! none.
 //!
 //! Parameters: the hand passes at most 64 blocks per victim, so that one fault never pays for a long walk.
 
 use super::{Arrival, Policy, list::Lists};
 use crate::units::BlockIndex;
 
-/// Steps of the hand per victim.
+/// Maximum number of steps of the hand per victim.
 const HAND_STEPS_MAX: u32 = 64;
 /// Mark of a block that the hand passes over once.
 const REFERENCED: u8 = 1;
 
-/// See the module. The hand stands at the oldest end of the list; passing a block moves it to the newest.
+/// The CLOCK policy; see the module. The hand stands at the oldest end of the list; passing a block moves it to the
+/// newest.
 #[derive(Default)]
 pub struct Clock {
     ring: Lists<1>,

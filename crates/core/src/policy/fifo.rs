@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! FIFO: the block that arrived first leaves first. A baseline, and the order UMap uses.
+//! FIFO: the block that arrived first is evicted first. A baseline, and the order UMap uses.
 //!
-//! Parameters: none. A rescued block goes to the back of the queue like any arrival; left at its old
-//! place it would be the next victim again, and would bounce between standby and the program.
+//! Parameters: none. A rescued block goes to the back of the queue like any arrival. At its old place it would be the
+//! next victim again, and would bounce between standby and the program.
 
 use super::{Arrival, Policy, list::Lists};
 use crate::units::BlockIndex;
 
-/// See the module.
+/// The FIFO policy; see the module.
 #[derive(Default)]
 pub struct Fifo {
     queue: Lists<1>,

@@ -5,8 +5,8 @@
 //!
 //! Pure; allocates only in [`Lists::grow`]. Every other operation takes constant time.
 //!
-//! Invariant: a block is on at most one of the `N` lists. While it is on none, the two words of its links
-//! are free, and hold a [`Note`] that the policy may leave there about a block that went away.
+//! Invariant: a block is on at most one of the `N` lists. While it is on none, the two words of its links are free, and
+//! hold a [`Note`] that the policy may leave about an evicted block.
 
 use crate::units::BlockIndex;
 
@@ -19,7 +19,7 @@ const ON_NO_LIST: u8 = u8::MAX;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Note(pub u32, pub u32);
 
-/// 12 bytes per block, whatever the policy.
+/// 12 bytes per block, for every policy.
 #[derive(Clone, Copy)]
 struct Node {
     /// Towards the newest end; the first word of the note while on no list.
@@ -64,7 +64,7 @@ impl<const N: usize> Lists<N> {
         }
     }
 
-    /// Puts `block` at the newest end of `list`. It must be on none.
+    /// Adds `block` at the newest end of `list`. It must be on no list.
     pub fn push(&mut self, list: usize, block: BlockIndex, weight: u32) {
         self.join(list, block, weight);
         let ends = &mut self.ends[list];
@@ -76,7 +76,7 @@ impl<const N: usize> Lists<N> {
         }
     }
 
-    /// As [`push`](Self::push), at the oldest end: the block that `pop` takes next.
+    /// As [`push`](Self::push), but at the oldest end: the block that `pop` takes next.
     pub fn push_oldest(&mut self, list: usize, block: BlockIndex, weight: u32) {
         self.join(list, block, weight);
         let ends = &mut self.ends[list];
@@ -98,7 +98,7 @@ impl<const N: usize> Lists<N> {
         self.ends[list].blocks += 1;
     }
 
-    /// Takes the oldest block of `list`.
+    /// Removes and returns the oldest block of `list`.
     pub fn pop(&mut self, list: usize) -> Option<BlockIndex> {
         let block = self.oldest(list)?;
         self.remove(block);
@@ -111,7 +111,7 @@ impl<const N: usize> Lists<N> {
         (oldest != NIL).then_some(BlockIndex(oldest))
     }
 
-    /// Takes `block` off its list and clears its note; tells which list that was.
+    /// Removes `block` from its list and clears its note; returns which list that was.
     pub fn remove(&mut self, block: BlockIndex) -> Option<usize> {
         let list = self.list_of(block)?;
         let Node { newer, older, weight, .. } = self.nodes[block.0 as usize];
@@ -131,7 +131,7 @@ impl<const N: usize> Lists<N> {
         Some(list)
     }
 
-    /// The list that `block` is on. `None` for blocks that were never announced, too.
+    /// The list that `block` is on. Also `None` for blocks beyond the range given to `grow`.
     pub fn list_of(&self, block: BlockIndex) -> Option<usize> {
         let list = self.nodes.get(block.0 as usize)?.list;
         (list != ON_NO_LIST).then_some(list as usize)
@@ -142,7 +142,7 @@ impl<const N: usize> Lists<N> {
         u32::from(self.nodes[block.0 as usize].weight)
     }
 
-    /// What the policy marked `block` with; 0 at first.
+    /// The policy's mark on `block`; 0 at first.
     pub fn mark(&self, block: BlockIndex) -> u8 {
         self.nodes[block.0 as usize].mark
     }
@@ -159,7 +159,7 @@ impl<const N: usize> Lists<N> {
         Note(node.newer, node.older)
     }
 
-    /// Leaves a note on an absent block, until it is pushed again.
+    /// Leaves a note on an absent block, which lasts until the block is pushed again.
     pub fn set_note(&mut self, block: BlockIndex, note: Note) {
         let node = &mut self.nodes[block.0 as usize];
         assert!(node.list == ON_NO_LIST, "{block:?} cannot carry a note while it is on a list");

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! LRU, as far as user space can see it: the block whose latest *visible* touch is oldest leaves first.
+//! LRU, as far as user space can see it: the block whose latest *visible* touch is oldest is evicted first.
 //!
-//! A fault and a rescue from standby are visible touches; touches of resident blocks are not, so between
-//! them this is FIFO. Blocks fetched ahead have no touch yet: they enter at the midpoint, as pages read
-//! ahead do in InnoDB's buffer pool, and leave before blocks that a fault asked for at the same time.
+//! A fault and a rescue from standby are visible touches; touches of resident blocks are not, so between visible
+//! touches this is FIFO. Blocks fetched ahead have no touch yet. They enter at the midpoint, as pages read ahead do in
+//! InnoDB's buffer pool, and are evicted before blocks that a fault asked for at the same time.
 //!
 //! Parameters: the old part holds 3/8 of the pages (`innodb_old_blocks_pct`, 37 by default).
 
 use super::{Arrival, Policy, list::Lists};
 use crate::units::BlockIndex;
 
-/// Blocks whose latest touch was seen lately.
+/// Blocks whose latest touch was seen recently.
 const YOUNG: usize = 0;
 /// Blocks that aged out of `YOUNG`, and blocks fetched ahead. Victims come from here.
 const OLD: usize = 1;
 /// The old part, in eighths of all pages.
 const OLD_EIGHTHS: u64 = 3;
 
-/// See the module.
+/// The LRU policy; see the module.
 #[derive(Default)]
 pub struct Lru {
     lists: Lists<2>,
 }
 
 impl Lru {
-    /// Lets the oldest young blocks become old until the old part has its share.
+    /// Moves the oldest young blocks to the old part until that part has its share.
     fn age(&mut self) {
         while self.lists.pages(OLD) * 8 < self.lists.pages_all() * OLD_EIGHTHS {
             let Some(block) = self.lists.pop(YOUNG) else { break };

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which resident block leaves next. One file per policy, one trait, one conformance suite.
+//! Which resident block is evicted next. One file per policy, one trait, one conformance suite.
 //!
 //! Pure and allocation-free after [`Policy::grow`]: called with the engine's lock held, on the fault path.
 //!
-//! What a policy can see: hardware tells user space nothing about hits on resident blocks. A policy
-//! learns of a block when it arrives after a fault, and by asking: a victim first waits on the *standby*
-//! list, still in DRAM, and when the program touches it there it comes back as [`Arrival::Rescued`], which
-//! is this world's "accessed" bit.
+//! What a policy can see: hardware does not report hits on resident blocks to user space. A policy learns of a block
+//! when it arrives after a fault, and by testing it: a victim first waits on the *standby* list, still in DRAM, and if
+//! the program touches it there it returns as [`Arrival::Rescued`]. This replaces the hardware's "accessed" bit.
 //!
 //! Sizes differ: a block has `weight` pages, and shares of the resident set are counted in pages.
 
@@ -22,14 +21,14 @@ pub mod list;
 pub mod lru;
 pub mod s3fifo;
 
-/// Why a block is in the resident set from now on.
+/// Why a block enters the resident set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arrival {
     /// First touch ever: it had no contents.
     Fresh,
-    /// Fetched ahead of a fault by the prefetcher and not yet known to be touched.
+    /// Fetched by the prefetcher ahead of a fault, and not yet known to be touched.
     Prefetched,
-    /// Fetched by a fault; `distance` is how many pages were evicted since this block was.
+    /// Fetched by a fault.
     Refault {
         /// Pages evicted between this block's eviction and now.
         distance: u64,
@@ -38,34 +37,35 @@ pub enum Arrival {
     Rescued,
 }
 
-/// Chooses victims. See the module for what may be assumed.
+/// Chooses victims. The module says what a policy may assume.
 pub trait Policy: Send {
     /// The word for `--policy`, metrics and messages.
     fn name(&self) -> &'static str;
 
-    /// Makes room for block indices below `blocks`, and for a resident set of `resident_pages`.
-    /// The only call that may allocate. Called again whenever either grows; both may also shrink.
+    /// Makes room for block indices below `blocks`, and for a resident set of `resident_pages`. The only call that may
+    /// allocate. Called again whenever either changes; both may also shrink.
     fn grow(&mut self, blocks: u32, resident_pages: u64);
 
-    /// `block`, of `weight` pages, is resident from now on. It is not among the policy's blocks now.
+    /// Adds `block`, of `weight` pages, which is resident from now on. The policy does not hold it yet.
     fn arrived(&mut self, block: BlockIndex, weight: u32, arrival: Arrival);
 
-    /// `block` left without being asked to: unmapped, discarded, pinned. No-op for blocks it does not hold.
+    /// Removes a block that was not chosen as a victim: unmapped, discarded, pinned. No-op for blocks that the policy
+    /// does not hold.
     fn removed(&mut self, block: BlockIndex);
 
-    /// Takes the next victim out of the policy. `None` only when it holds no block. The caller reports
-    /// with `arrived(.., Rescued)` when the block turns out to be hot, and otherwise not at all.
+    /// Removes and returns the next victim. `None` only when the policy holds no block. If the block turns out to be
+    /// hot, the caller reports it with `arrived(.., Rescued)`; otherwise it reports nothing.
     fn victim(&mut self) -> Option<BlockIndex>;
 
-    /// `block`, of `weight` pages, is a part of the last victim, which was cut, and stays for now. It is not among the
-    /// policy's blocks. The one that was put back last is the next victim.
+    /// Returns `block`, of `weight` pages, to the policy: a part of the last victim, which was split. The policy does
+    /// not hold it. The part that was put back last is the next victim.
     fn put_back(&mut self, block: BlockIndex, weight: u32);
 
     /// Pages of all blocks held now.
     fn resident_pages(&self) -> u64;
 }
 
-/// Every policy there is. To add one: its file, a line here, a line in each `match` below, and the docs.
+/// Every policy. To add one: its file, a line here, a line in each `match` below, and the docs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PolicyName {
     /// [`clock::Clock`].

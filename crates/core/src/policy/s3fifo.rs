@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! S3-FIFO for a world without hit bits: a small queue for newcomers, a main queue for blocks worth
-//! keeping, and a running comparison between the two that decides how fast main turns over. The default.
+//! S3-FIFO without hit bits: a small queue for newcomers, a main queue for blocks worth keeping, and a running
+//! comparison between the two that decides how fast main turns over. The default policy.
 //!
-//! Paper: Yang, Zhang, Qiu, Yue, Vinayak, "FIFO Queues are All You Need for Cache Eviction", SOSP 2023.
-//! Kept: newcomers pass through a small queue (10 % of the pages), so that what is used once leaves soon;
-//! a block that comes back goes to main. Changed, because hits on resident blocks are invisible here:
+//! Paper: Yang, Zhang, Qiu, Yue, Vinayak, "FIFO Queues are All You Need for Cache Eviction", SOSP 2023. Kept: newcomers
+//! pass through a small queue (10 % of the pages), so that blocks used once are evicted soon; a block that is fetched
+//! again goes to main. Changed, because hits on resident blocks are invisible here:
 //!
-//! - Second chance is the standby list: a victim touched there comes back as `Rescued`, into main.
-//! - The paper counts hits, and lets a block of main that has some go round again. Here the count is of rescues:
-//!   each one in a row doubles the rounds that the block goes before it is asked again, since asking costs
-//!   two exchanges.
-//! - No ghost queue: an absent block carries a note saying when it left.
-//! - The paper moves every ghost hit to main. On a cyclic scan a little larger than memory every arrival
-//!   is a ghost hit, and main becomes a FIFO that never hits. Here a block that comes back takes only room
-//!   that main has, unless it came back much sooner than others do.
-//! - Main would then keep for ever what it held first. So main and small hold *duels*: the oldest block of
-//!   each leaves at about the same time, and the one that is wanted back first wins. Where main wins (a cyclic
-//!   scan: main's block is next used at a random moment, small's a full cycle later) main stands nearly
-//!   still and keeps its share of every pass. Where small wins (main holds leftovers of an earlier phase)
-//!   main's oldest leave faster and faster, and what comes back takes their room.
+//! - The second chance is the standby list: a victim touched there returns as `Rescued`, into main.
+//! - The paper counts hits, and a block of main with hits goes round again. Here rescues are counted. Each consecutive
+//!   rescue doubles the rounds that the block makes before it is tested again, since a test costs two exchanges.
+//! - No ghost queue: an absent block carries a note saying when it was evicted.
+//! - The paper moves every ghost hit to main. On a cyclic scan a little larger than memory every arrival is a ghost
+//!   hit, and main becomes a FIFO that never hits. Here a refaulting block enters main only if main has room, unless it
+//!   refaults much sooner than others do.
+//! - Main would then keep its first blocks for ever. So main and small hold *duels*: the oldest block of each is
+//!   evicted at about the same time, and the block that is wanted again first wins. Where main wins (a cyclic scan:
+//!   main's block is next used at a random moment, small's a full cycle later), main turns over very slowly and keeps
+//!   its share of every pass. Where small wins (main holds leftovers of an earlier phase), main's oldest blocks are
+//!   evicted faster and faster, and refaulting blocks take their room.
 //!
-//! Parameters: the constants below; chosen with `aquifer-sim`, whose table is the evidence.
+//! Parameters: the constants below, chosen with `aquifer-sim`, whose table is the evidence.
 
 use super::{
     Arrival, Policy,
@@ -34,63 +33,65 @@ use crate::units::BlockIndex;
 const SMALL: usize = 0;
 /// Blocks worth keeping.
 const MAIN: usize = 1;
-/// Parts of a victim that was cut: they leave first.
+/// Parts of a victim that was split: they are evicted first.
 const PARTS: usize = 2;
 
 /// Shares and rates are in 1/1024.
 const ONE: u32 = 1024;
-/// Part of the pages that small may hold before victims come from it: at the start (the paper's 10 %),
-/// when main wins every duel, and when small does.
+/// Part of the pages that small may hold before victims come from it: at the start (the paper's 10 %), the minimum when
+/// main wins every duel, and the maximum when small does.
 const SMALL_SHARE: u32 = 102;
 const SMALL_SHARE_MIN: u32 = 24;
 const SMALL_SHARE_MAX: u32 = 205;
-/// Part of the victims that comes from main while small is over its share.
-/// A lost duel is answered faster than a won one, and with a jump: leftovers in main cost a fetch per visit,
-/// needless turnover costs one fetch per block turned over.
+/// Part of the victims that comes from main while small is over its share. The rate reacts faster to a duel that main
+/// loses than to one it wins, and with a jump: leftovers in main cost a fetch per visit, needless turnover costs one
+/// fetch per block turned over.
 const MAIN_RATE_MIN: u32 = ONE / 128;
 const MAIN_RATE_JUMP: u32 = ONE / 32;
 const MAIN_RATE_MAX: u32 = ONE * 3 / 4;
-/// Victims that main owes at most, times `ONE`.
+/// Maximum number of victims owed by main, times `ONE`.
 const MAIN_DUE_MAX: u32 = 64 * ONE;
-/// A block comes back soon below this part of the mean distance: a multiple of main's rate, up to a limit.
+/// A refault is soon when its distance is below this part of the mean distance: a multiple of main's rate, up to a
+/// limit.
 const SOON_PER_RATE: u32 = 4;
 const SOON_MAX: u32 = ONE * 3 / 4;
 
-/// Duels that wait for their end at the same time.
+/// Maximum number of duels in progress.
 const DUELS: usize = 256;
-/// A duel waits for about this many turnovers of the resident set, then it is a draw.
+/// After about this many turnovers of the resident set, an undecided duel is a draw.
 const DUEL_TURNOVERS: u32 = 4;
 
-/// Read-ahead is at most this part of memory, so a block that was read ahead and is asked for within so
-/// many departures left before it was used. It is not hot, and proves nothing in a duel.
+/// Read-ahead is at most this part of memory. A block that was read ahead and is asked for within that many evicted
+/// pages was therefore evicted before it was used. It is not hot, and proves nothing in a duel.
 const AHEAD_PART: u64 = 8;
 
-/// Mark of a block that was fetched ahead and not asked for since.
+/// Mark of a block that was fetched ahead and has not been asked for since.
 const UNTOUCHED: u8 = 1;
-/// Rescues in a row that count, and what a mark has of them: rounds of main to go, in the higher bits.
+/// Consecutive rescues are counted up to this maximum. A mark holds that count and, in the higher bits, the rounds of
+/// main still to go.
 const RESCUES_MOST: u8 = 4;
 const RESCUE: u8 = 1 << 1;
 const RESCUES: u8 = 7 << 1;
 const ROUND: u8 = 1 << 4;
-/// Blocks that one search for a victim sends round again at most.
+/// Maximum number of blocks that one search for a victim sends round again.
 const SEARCH_MOST: u32 = 64;
-/// In the second word of a note: the first word says when the block left.
+/// Set in the second word of a note once the block was evicted; the first word says when.
 const LEFT: u32 = 1 << 30;
-/// In the second word of a note: place of the block's duel plus one; 0 for none.
+/// Bits of the second word of a note: index of the block's duel plus one; 0 for none.
 const DUEL_MASK: u32 = 0xffff;
 
-/// Two blocks that left at about the same time. `None` is a place not taken.
+/// Two blocks that were evicted at about the same time. `None` is an empty side.
 #[derive(Clone, Copy, Default)]
 struct Duel {
     main: Option<BlockIndex>,
     small: Option<BlockIndex>,
-    /// What `left_pages` was when it began.
+    /// The value of `left_pages` when the duel began.
     begun: u32,
     /// Set when small won.
     won: Option<SmallWon>,
 }
 
-/// What to go back to when main's block turns up little later than small's after all.
+/// The settings to restore if main's block is wanted again only a little later than small's.
 #[derive(Clone, Copy)]
 struct SmallWon {
     after_pages: u32,
@@ -98,28 +99,29 @@ struct SmallWon {
     small_share: u32,
 }
 
-/// See the module.
+/// The S3-FIFO policy; see the module.
 pub struct S3Fifo {
     lists: Lists<3>,
-    /// What the caller said the resident set may hold.
+    /// The capacity of the resident set as the caller gave it.
     capacity_pages: u64,
-    /// What was held when a victim was last asked for: what the resident set holds in truth.
+    /// Pages held when a victim was last asked for: the real capacity of the resident set.
     full_pages: Option<u64>,
-    /// Pages that left so far; wraps.
+    /// Pages evicted so far; wraps.
     left_pages: u32,
     small_share: u32,
-    /// Main's victories shrink small no further: below it, read-ahead left before it was used. Sinks slowly.
+    /// Main's wins do not shrink small below this: with a smaller share, read-ahead was evicted before it was used.
+    /// Decays slowly.
     small_floor: u32,
     main_rate: u32,
-    /// Fractions of a main victim that are due.
+    /// Accumulated fractions of a victim that main owes.
     main_due: u32,
-    /// Mean distance at which blocks come back, in pages; 0 until known.
+    /// Mean distance of refaults, in pages; 0 until known.
     distance_mean: u64,
     duels: Box<[Duel; DUELS]>,
     duel_place: usize,
     /// Victims until the next duel may start.
     duel_wait: u32,
-    /// The newest duel lacks its block from small.
+    /// True while the newest duel lacks its block from small.
     duel_half: bool,
 }
 
@@ -154,32 +156,32 @@ impl S3Fifo {
         self.full() * u64::from(self.small_share) / u64::from(ONE)
     }
 
-    /// Main is below its share, and small is not. Without the second half a loop forms: a victim from main
-    /// because small is short, a block into main because main is short, and main is a FIFO.
+    /// Whether main is below its share and small is not. Without the second condition a loop forms: small is short, so
+    /// a victim comes from main; main is short, so a block enters main; and main becomes a FIFO.
     fn main_has_room(&self, weight: u32) -> bool {
         let target = self.small_target();
         self.lists.pages(SMALL) >= target && self.lists.pages(MAIN) + u64::from(weight) + target <= self.full()
     }
 
-    /// The resident set is clearly below what it can hold, so that there is nothing to be choosy about.
-    /// One sixteenth is left for callers that evict in batches.
+    /// Whether the resident set is clearly below its capacity, so that any block may stay. One sixteenth is left for
+    /// callers that evict in batches.
     fn filling(&self, weight: u32) -> bool {
         let full = self.full();
         let slack = if self.full_pages.is_some() { full / 16 } else { 0 };
         self.lists.pages_all() + u64::from(weight) <= full - slack
     }
 
-    /// Tells the duel that `block` is part of, if any, that it came back. `wanted` is false when it came back
-    /// as something new: then there is nothing to compare.
+    /// Reports the return of `block` to its duel, if it has one. `wanted` is false when the block returned with new
+    /// contents: then there is nothing to compare.
     fn came_back(&mut self, block: BlockIndex, note: Note, wanted: bool) {
         let Some(place) = ((note.1 & DUEL_MASK) as usize).checked_sub(1) else { return };
         let duel = self.duels[place];
         let from_main = duel.main == Some(block);
         if !from_main && duel.small != Some(block) {
-            return; // The place was given to another duel: this one was a draw.
+            return; // The slot was reused for another duel: this one was a draw.
         }
         if place == self.duel_place && self.duel_half {
-            self.duel_half = false; // Back before its opponent even left.
+            self.duel_half = false; // It returned before its opponent was evicted.
         }
         let after_pages = self.left_pages.wrapping_sub(duel.begun);
         self.duels[place] = Duel::default();
@@ -206,14 +208,14 @@ impl S3Fifo {
         self.small_share = (self.small_share * 17 / 16 + 1).min(SMALL_SHARE_MAX);
     }
 
-    /// A block that was read ahead left before the program came to it: small is too short for read-ahead.
+    /// A read-ahead block was evicted before the program reached it: small is too short for read-ahead.
     fn left_too_early(&mut self) {
         self.small_share = (self.small_share * 9 / 8 + 1).min(SMALL_SHARE_MAX);
         self.small_floor = self.small_share;
     }
 
-    /// Main's block is back too. Within a quarter of the time that small's took it was a draw: when a scan passes
-    /// main's oldest blocks, both are next used a full cycle later, and main has lost nothing.
+    /// Main's block has returned too. If it took at most a quarter longer than small's, the duel was a draw: when a
+    /// scan passes main's oldest blocks, both are next used a full cycle later, and main has lost nothing.
     fn undo(&mut self, won: SmallWon, after_pages: u32) {
         if after_pages <= won.after_pages.saturating_add(won.after_pages / 4) {
             self.main_rate = self.main_rate.min(won.main_rate);
@@ -221,9 +223,9 @@ impl S3Fifo {
         }
     }
 
-    /// Whether a block that came back after `distance` pages belongs into main: when main has room, or when
-    /// the block came back soon. What is soon follows the duels: as long as main wins them, 1/32 of the mean
-    /// distance. With a fixed half of the mean every turnover of main on a scan caused half of the next one.
+    /// Whether a block that refaults after `distance` pages belongs in main: when main has room, or when the refault is
+    /// soon. The limit for "soon" follows the duels: as long as main wins them, it is 1/32 of the mean distance. With a
+    /// fixed half of the mean, every turnover of main on a scan caused half of the next one.
     fn worth_keeping(&mut self, weight: u32, distance: u64) -> bool {
         let mean = self.distance_mean;
         self.distance_mean = if mean == 0 { distance } else { mean - mean / 64 + distance / 64 };
@@ -236,7 +238,7 @@ impl S3Fifo {
         soon || room
     }
 
-    /// Writes the note on a block that just left `list`, and enters it into a duel when one is due.
+    /// Writes the note on a block just evicted from `list`, and enters the block into a duel when one is due.
     fn record_departure(&mut self, block: BlockIndex, list: usize) {
         self.left_pages = self.left_pages.wrapping_add(self.lists.weight(block));
         let mut note = Note(self.left_pages, LEFT);
@@ -269,14 +271,14 @@ impl S3Fifo {
         }
     }
 
-    /// Which queue the next victim comes from.
+    /// Chooses the queue that the next victim comes from.
     fn victim_list(&mut self) -> usize {
-        // Half, not all: a rescue that always took its room from main would take the block that a scan comes to
-        // next, whose rescue would take the one after, and so through all of main.
+        // Half the target, not all of it: if every rescue took its room from main, it would evict the block that a scan
+        // reaches next, whose rescue would evict the one after, and so on through all of main.
         if self.lists.pages(SMALL) * 2 < self.small_target() || self.lists.oldest(SMALL).is_none() {
             return MAIN;
         }
-        // Main below half its share has been drained already; taking more would teach nothing.
+        // Below half its share, main has been drained already; taking more would teach nothing.
         if self.lists.pages(MAIN) * 2 + self.small_target() < self.full() {
             return SMALL;
         }
@@ -289,7 +291,7 @@ impl S3Fifo {
     }
 }
 
-/// The mark of a block that had `before` and arrives now.
+/// The new mark of a block that arrives with the mark `before`.
 fn mark_of(before: u8, arrival: Arrival) -> u8 {
     match arrival {
         Arrival::Prefetched => UNTOUCHED,
@@ -358,7 +360,7 @@ impl Policy for S3Fifo {
     }
 
     fn put_back(&mut self, block: BlockIndex, weight: u32) {
-        self.left_pages = self.left_pages.wrapping_sub(weight); // It was counted with the whole.
+        self.left_pages = self.left_pages.wrapping_sub(weight); // Its pages were counted with the whole block.
         self.lists.push_oldest(PARTS, block, weight);
         self.lists.set_mark(block, 0);
     }
@@ -374,7 +376,7 @@ mod tests {
 
     const WEIGHT: u32 = 32;
 
-    /// Plays visits of blocks against the policy without standby; returns hits.
+    /// Plays visits to blocks against the policy without standby; returns hits.
     fn play(policy: &mut S3Fifo, state: &mut State, visits: impl Iterator<Item = u32>) -> u32 {
         let mut hits = 0;
         for block in visits {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides what to read ahead of a thread's faults: sequential runs in both directions, strides, several of
-//! them interleaved, and the majority trend of what remains.
+//! Decides what to read ahead of a thread's faults: sequential runs in both directions, strides, several of them
+//! interleaved, and the majority trend of the remaining faults.
 //!
-//! Pure, and allocates only in [`Prefetcher::new`]: called with the engine's lock held, on the fault path.
-//! Every table has a size with a name. What looks random yields nothing.
+//! Pure, and allocates only in [`Prefetcher::new`]: called with the engine's lock held, on the fault path. Every table
+//! has a named size. Random faults yield no advice.
 //!
-//! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or
-//! more than half of the latest took the same step (`trend.rs`). Its window doubles each time the program
-//! reaches the marker, and halves on waste (`stream.rs`). While much of what is read ahead is wasted, or where a fetch
-//! costs little, a stream must prove itself first: among random accesses many are neighbours by chance, and where a
-//! graph's neighbours are visited in ascending order half of the next pages are wanted, which is not enough.
+//! A stream is found when two faults of one thread are one block apart, or three are equally far apart, or more than
+//! half of the latest took the same step (`trend.rs`). Its window doubles each time the program reaches the marker, and
+//! halves on waste (`stream.rs`). While much of the read-ahead is wasted, or where a fetch costs little, a stream must
+//! prove itself first: among random accesses many are neighbours by chance, and where a graph's neighbours are visited
+//! in ascending order only half of the next pages are wanted, which is not enough.
 
 use crate::units::{PAGE_BYTES, ThreadIndex};
 
@@ -21,47 +21,48 @@ mod trend;
 use stream::Stream;
 use trend::Trend;
 
-/// Threads with a table of their own; higher ones share.
+/// Number of threads with their own table; threads with higher numbers share these.
 pub const THREADS_MAX: usize = 64;
-/// Streams per thread: STREAM has three at most, a stencil of 27 points nine.
+/// Streams per thread: the STREAM benchmark has at most three, a stencil of 27 points has nine.
 pub const STREAMS_MAX: usize = 12;
-/// Runs in one advice.
+/// Maximum number of runs in one advice.
 pub const RUNS_MAX: usize = 8;
-/// Pages that a stream starts with, unless two blocks are more: 128 KiB.
+/// Pages with which a stream's window starts, unless two blocks are more: 128 KiB.
 pub const WINDOW_MIN: u32 = (128 << 10) / PAGE_BYTES as u32;
-/// Pages that a stream reads ahead at most: 4 MiB, some 3 ms of the disk of design.md. Larger windows push out
-/// of a small budget what they have just brought.
+/// Maximum number of pages that a stream reads ahead: 4 MiB, about 3 ms of the disk of design.md. In a small budget,
+/// larger windows push out pages that they have just fetched.
 pub const WINDOW_MAX: u32 = (4 << 20) / PAGE_BYTES as u32;
-/// Faults farther apart than this many blocks are not taken for a stride.
+/// Faults farther apart than this many blocks are not treated as a stride.
 pub const STRIDE_BLOCKS_MAX: u64 = 64;
 /// The marker of a run that needs none.
 pub const NO_MARKER: u64 = u64::MAX;
-/// A stream that was not heard of for this many faults no longer takes a share of the cap.
+/// A stream without a fault in this many faults no longer takes a share of the cap.
 const SILENT_MAX: u64 = 512;
-/// Trust is in 1/1024. A page that was used raises it by this part of what is missing, a wasted one lowers it by this
-/// part of what is there, as if there had been no more than so many.
+/// Trust is in 1/1024. A used page raises it by `1 / TRUST_PART` of the missing trust, and a wasted page lowers it by
+/// the same part of the present trust. A report of more than `TRUST_PAGES_MOST` pages counts as that many.
 const TRUST_FULL: u32 = 1024;
 const TRUST_PART: u32 = 1024;
 const TRUST_PAGES_MOST: u32 = 32;
-/// Below this, streams prove themselves first. Betweenness centrality used 60 %, at a loss even on a disk;
-/// breadth-first search 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
+/// Below this trust, streams must prove themselves first. Betweenness centrality used 60 %, at a loss even on a disk;
+/// breadth-first search used 95 %, and STREAM all (`prefetch_hits` and `prefetch_wasted` of `--stats-json`).
 const TRUST_LEAST: u32 = TRUST_FULL * 7 / 8;
 /// Pages that a stream must have passed before anything is read ahead of it, while trust is low or where a fetch costs
-/// little: 256 KiB. Two blocks of the default size, 64 of the smallest.
+/// little: 256 KiB. That is two blocks of the default size, or 64 of the smallest.
 const PROOF_PAGES: u32 = (256 << 10) / PAGE_BYTES as u32;
-/// Faults between two counts of the streams that are alive.
+/// Faults between two counts of the live streams.
 const COUNT_INTERVAL: u64 = 64;
 
-/// Pages to have in memory before the program comes to them.
+/// Pages that should be in memory before the program reaches them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// First page.
     pub start: u64,
     /// How many.
     pub pages: u64,
-    /// The block with this page shall be fetched but not installed, so that the stream is heard of again.
+    /// The block with this page is to be fetched but not installed, so that the program's fault there reports the
+    /// stream's progress.
     pub marker: u64,
-    /// The program comes from above: the last page is wanted first.
+    /// True when the program approaches from above: the last page is wanted first.
     pub descending: bool,
 }
 
@@ -70,9 +71,9 @@ pub struct Run {
 pub struct Advice {
     runs: [Run; RUNS_MAX],
     count: usize,
-    /// Times in a row that the stream went on as foreseen; saturates.
+    /// Consecutive times that the stream continued as predicted; saturates.
     pub confidence: u8,
-    /// The fault belongs to a stream, also when there is nothing to read now.
+    /// True when the fault belongs to a stream, even if there is nothing to read now.
     pub streams: bool,
 }
 
@@ -104,37 +105,37 @@ struct Thread {
     trend: Trend,
 }
 
-/// See the module.
+/// The prefetcher; see the module.
 pub struct Prefetcher {
     threads: Box<[Thread]>,
-    /// Pages that all streams together may be ahead.
+    /// Maximum number of pages that all streams together may be ahead.
     ahead_pages_max: u64,
     /// Faults seen so far.
     faults: u64,
-    /// Streams alive when last counted.
+    /// Number of live streams at the latest count.
     alive: u64,
-    /// The part of what was read ahead lately that was used.
+    /// The part of recent read-ahead that was used.
     trust: u32,
-    /// Every stream must prove itself.
+    /// True when every stream must prove itself.
     wary: bool,
 }
 
 impl Prefetcher {
-    /// An empty table. All streams together will be at most about `ahead_pages_max` pages ahead. `wary`: a block that
-    /// was read ahead costs its fault about as much as one that was not, so that only sure streams gain.
+    /// Creates an empty table. All streams together will be at most about `ahead_pages_max` pages ahead. `wary` means
+    /// that a fault on a block that was read ahead costs about as much as any other, so that only certain streams gain.
     pub fn new(ahead_pages_max: u64, wary: bool) -> Prefetcher {
         let threads = vec![Thread::default(); THREADS_MAX].into_boxed_slice();
         Prefetcher { threads, ahead_pages_max, faults: 0, alive: 1, trust: TRUST_FULL, wary }
     }
 
-    /// Another cap, when the budget changes.
+    /// Sets another cap, when the budget changes.
     pub fn set_ahead_pages_max(&mut self, ahead_pages_max: u64) {
         self.ahead_pages_max = ahead_pages_max;
     }
 
-    /// `thread` faulted at `page`, in a block of `block_pages` pages: what shall be read ahead?
-    /// To be told of faults on blocks that wait on standby, too: markers are such blocks. `foretold`: the program says
-    /// that it goes on from here, block after block, so that nothing need be proved.
+    /// Decides what to read ahead after `thread` faulted at `page`, in a block of `block_pages` pages. Also call it for
+    /// faults on blocks that wait on standby: markers are such blocks. `foretold` means that the program has announced
+    /// sequential access from here, so that nothing need be proved.
     pub fn fault(&mut self, thread: ThreadIndex, page: u64, block_pages: u32, foretold: bool) -> Advice {
         let mut advice = Advice::default();
         self.faults += 1;
@@ -184,11 +185,11 @@ impl Prefetcher {
         advice
     }
 
-    /// `pages` that were read ahead, the first of them at `page`, were asked for. `waits_before` and `waits_behind`:
-    /// whether their neighbour was read ahead, too, and was not asked for yet.
+    /// Reports that `pages` read-ahead pages, the first of them at `page`, were asked for. `waits_before` and
+    /// `waits_behind` say whether the neighbour on that side was read ahead, too, and has not been asked for yet.
     ///
-    /// A stream takes what is read ahead of it in order. Among random accesses, too, nearly all of it is asked for
-    /// sooner or later, but from the middle, and no more than the blocks that it has displaced: that counts as wasted.
+    /// A stream uses its read-ahead in order. Random accesses also use nearly all of it sooner or later, but from the
+    /// middle, and no more often than the blocks that it has displaced: that counts as wasted.
     pub fn used(&mut self, page: u64, pages: u32, waits_before: bool, waits_behind: bool) {
         let mut streams = self.threads.iter().flat_map(|thread| &thread.streams);
         let Some(stream) = streams.find(|stream| stream.covers(page)) else { return };
@@ -201,7 +202,7 @@ impl Prefetcher {
         }
     }
 
-    /// A block of `pages` that was read ahead at `page` left memory unused.
+    /// Reports that a block of `pages` that was read ahead at `page` was evicted unused.
     pub fn wasted(&mut self, page: u64, pages: u32) {
         self.trust -= (self.trust * pages.min(TRUST_PAGES_MOST)).div_ceil(TRUST_PART).min(self.trust);
         let streams = self.threads.iter_mut().flat_map(|thread| &mut thread.streams);
@@ -210,7 +211,7 @@ impl Prefetcher {
         }
     }
 
-    /// Pages that one stream may be ahead: its share of the cap.
+    /// Maximum number of pages that one stream may be ahead: its share of the cap.
     fn limit(&self) -> u32 {
         let share = self.ahead_pages_max / self.alive.max(1);
         u32::try_from(share).unwrap_or(u32::MAX).min(WINDOW_MAX)
@@ -222,7 +223,7 @@ impl Prefetcher {
         self.alive = streams.filter(|stream| stream.has_step() && stream.heard > oldest).count() as u64;
     }
 
-    /// The majority's step, when it is one that blocks of this size can follow.
+    /// The majority's step, if blocks of this size can follow it.
     fn trend_step(trend: &Trend, block: u32) -> Option<i64> {
         let step = trend.majority()?;
         let near = step.unsigned_abs() <= STRIDE_BLOCKS_MAX * u64::from(block);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One stream of faults that go on by equal steps, and how far ahead of it we read.
+//! One stream of faults that advance by equal steps, and how far ahead of it to read.
 //!
-//! Blocks inside the window are installed before the program comes to them, so the stream is heard of again
-//! only at its *marker*: a block that is fetched but left uninstalled. Any fault from the stream's
-//! latest page to one step past what was advised is therefore its continuation.
+//! Blocks inside the window are installed before the program reaches them, so the next fault of the stream is at its
+//! *marker*: a block that is fetched but not installed. Any fault from the stream's latest page to one step past the
+//! advised pages therefore continues it.
 //!
 //! ```text
 //!   latest                    marker            frontier
@@ -15,19 +15,19 @@
 
 use super::{Advice, NO_MARKER, Run, WINDOW_MAX, WINDOW_MIN};
 
-/// Faults before the marker that make us repeat the advice: what was advised did not come.
+/// Number of faults before the marker after which the advice is repeated: the advised pages did not arrive.
 const MISSED_MAX: u8 = 2;
 
-/// See the module. Pages are start pages of blocks.
+/// One stream; see the module. Pages are start pages of blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stream {
-    /// Where it faulted last.
+    /// Page of its latest fault.
     latest: u64,
     /// Pages from one block of the stream to the next; 0 until two faults agree.
     step: i64,
     /// Step between the latest two faults while there is no step yet.
     candidate: i64,
-    /// First page of the stream that was not advised yet. Meaningful with a step.
+    /// First page of the stream that has not been advised yet. Meaningful only with a step.
     frontier: u64,
     /// Faults at or after this page (in the stream's direction) move the window.
     marker: u64,
@@ -35,10 +35,10 @@ pub(super) struct Stream {
     window: u32,
     /// Pages per block when `step` was learnt.
     block: u32,
-    /// Continuations in a row.
+    /// Consecutive continuations.
     successes: u8,
     missed: u8,
-    /// The prefetcher's count of faults when this stream was last heard of; 0 for never.
+    /// The prefetcher's count of faults at this stream's latest fault; 0 for never.
     pub(super) heard: u64,
 }
 
@@ -59,20 +59,21 @@ impl Stream {
         self.step != 0
     }
 
-    /// Steps from this stream's latest fault to `page`, in its direction; `None` when it does not pass there.
+    /// Steps from this stream's latest fault to `page`, in its direction; `None` when the stream does not pass that
+    /// page.
     fn steps_to(&self, page: u64) -> Option<u64> {
         let delta = page.wrapping_sub(self.latest) as i64;
         (self.step != 0 && delta.signum() == self.step.signum() && delta % self.step == 0)
             .then(|| (delta / self.step).unsigned_abs())
     }
 
-    /// Whether a fault at `page` is this stream going on.
+    /// Whether a fault at `page` continues this stream.
     pub(super) fn continues_at(&self, page: u64) -> bool {
         let to_frontier = self.steps_to(self.frontier).unwrap_or(0);
         self.steps_to(page).is_some_and(|steps| steps > 0 && steps <= to_frontier + 1)
     }
 
-    /// Whether `page` lies in what was advised and not yet passed.
+    /// Whether `page` has been advised and not yet passed.
     pub(super) fn covers(&self, page: u64) -> bool {
         let (low, high) = (self.latest.min(self.frontier), self.latest.max(self.frontier));
         self.step != 0 && (low..=high).contains(&page)
@@ -83,7 +84,7 @@ impl Stream {
         self.step > 0
     }
 
-    /// Takes a fault of a stream without step; returns whether it has one now. `block` is in pages.
+    /// Records a fault of a stream without a step; returns whether it has one now. `block` is in pages.
     pub(super) fn learn(&mut self, page: u64, block: u32, heard: u64) -> bool {
         let delta = page.wrapping_sub(self.latest) as i64;
         if delta.unsigned_abs() == u64::from(block) || delta == self.candidate {
@@ -94,13 +95,13 @@ impl Stream {
         false
     }
 
-    /// Distance to a fault that might belong to this stream, for choosing the nearest.
+    /// Distance to a fault that might belong to this stream, for choosing the nearest stream.
     pub(super) fn distance(&self, page: u64) -> u64 {
         self.latest.abs_diff(page)
     }
 
-    /// Takes a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead, if there was
-    /// `proof`, in pages that it passed, that this is a stream. Returns whether there was.
+    /// Records a continuation at `page` and appends what to read ahead now, at most `limit` pages ahead, once the
+    /// stream has passed `proof` pages. Returns whether it has.
     pub(super) fn advance(
         &mut self,
         page: u64,
@@ -139,7 +140,7 @@ impl Stream {
         true
     }
 
-    /// Part of what was read ahead was not used: look less far ahead, and begin anew when nothing is left.
+    /// Part of the read-ahead was not used: reads less far ahead, and restarts the stream when too little is left.
     pub(super) fn wasted(&mut self) {
         self.window /= 2;
         self.successes = 0;
@@ -148,8 +149,8 @@ impl Stream {
         }
     }
 
-    /// The stream came to a region with blocks of another size: one that took block after block goes on so,
-    /// any other goes on if its steps still lead from block to block. False when they do not.
+    /// Adjusts to a region with blocks of another size. A stream that visits every block continues block by block; any
+    /// other continues if its steps still lead from block to block. Returns false when they do not.
     fn follow_block_size(&mut self, page: u64, block: u32) -> bool {
         if self.step.unsigned_abs() == u64::from(self.block) {
             self.step = i64::from(block) * self.step.signum();
@@ -161,7 +162,7 @@ impl Stream {
         true
     }
 
-    /// Whether so many pages were passed in a row.
+    /// Whether the stream has passed this many pages in a row.
     fn has_passed(&self, pages: u32) -> bool {
         u32::from(self.successes) * self.block >= pages
     }
@@ -173,13 +174,13 @@ impl Stream {
 
     /// Appends runs from the frontier to the end of the window.
     fn advise(&mut self, block: u32, window: u32, advice: &mut Advice) {
-        // Below page 0 there is nothing: the frontier wraps there, and the stream ends.
+        // There are no pages below page 0: the frontier wraps there, and the stream ends.
         if self.step < 0 && self.frontier > self.latest {
             return;
         }
         let stride = self.step.unsigned_abs();
         let already = self.steps_to(self.frontier).unwrap_or(1) - 1;
-        // Windows count the pages that are read, not those that are stepped over.
+        // Windows count the pages that are read, not those that are skipped.
         let blocks = u64::from(window / block.max(1)).saturating_sub(already);
         let blocks = if stride == u64::from(block) { blocks } else { blocks.min(advice.room() as u64) };
         let blocks = if self.step < 0 { blocks.min(self.frontier / stride + 1) } else { blocks };

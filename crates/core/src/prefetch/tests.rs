@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Traces against the prefetcher. The model program faults on every block that was not advised, and on
-//! markers; nothing else reaches the prefetcher, just as in the pager.
+//! Traces against the prefetcher. The model program faults on every block that was not advised, and on markers; nothing
+//! else reaches the prefetcher, as in the pager.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,18 +13,18 @@ use super::*;
 const BLOCK: u32 = 32;
 const CAP: u64 = 1 << 16;
 
-/// What became of a trace.
+/// The outcome of a trace.
 #[derive(Debug, Default)]
 struct Outcome {
     visits: usize,
-    /// Visits of blocks that nobody had advised.
+    /// Visits to blocks that had not been advised.
     misses: usize,
     markers: usize,
     advised: usize,
     unused: usize,
 }
 
-/// Plays visits of (thread, block number).
+/// Plays visits, each a pair of thread and block number.
 fn play(visits: impl IntoIterator<Item = (u16, u64)>) -> Outcome {
     let mut prefetcher = Prefetcher::new(CAP, false);
     let mut ahead: HashMap<u64, bool> = HashMap::new();
@@ -108,8 +108,8 @@ fn where_a_fetch_costs_little_a_stream_proves_itself_first() {
     }
 }
 
-/// What a program asks for in order was foretold. What it asks for from the middle of what is read ahead, it would have
-/// asked for anyway, at some time: a stream must prove itself then.
+/// A program that asks for read-ahead pages in order was predicted. Pages from the middle of the read-ahead would have
+/// been asked for anyway at some time: after that, a stream must prove itself.
 #[test]
 fn what_is_used_out_of_order_is_no_evidence_of_a_stream() {
     let (up, down) = (1i64, -1i64);

@@ -3,22 +3,22 @@
 
 //! The majority trend of a thread's recent faults: the step that more than half of them took.
 //!
-//! Paper: Al Maruf, Chowdhury, "Effectively Prefetching Remote Memory with Leap", USENIX ATC 2020 (arXiv
-//! 1911.09829). Boyer and Moore's majority vote over the latest steps, first over few and then over twice as
-//! many, so that a fresh trend is seen at once and a noisy one still is.
+//! Paper: Al Maruf, Chowdhury, "Effectively Prefetching Remote Memory with Leap", USENIX ATC 2020 (arXiv 1911.09829).
+//! Boyer and Moore's majority vote over the latest steps, first over a few and then over twice as many, so that a new
+//! trend is seen immediately and a noisy one is still found.
 //!
 //! Parameters: the constants below. Pure, constant memory.
 
-/// Steps that are remembered; Leap's default.
+/// Number of steps remembered; Leap's default.
 const STEPS: usize = 32;
 /// Steps in the first window.
 const WINDOW_MIN: usize = 4;
 
-/// Where a thread faulted lately, as differences.
+/// A thread's recent faults, as differences.
 #[derive(Clone, Copy, Debug)]
 pub struct Trend {
     steps: [i64; STEPS],
-    /// Where the next step goes.
+    /// Where the next step is stored.
     place: usize,
     known: usize,
     page: Option<u64>,
@@ -31,7 +31,7 @@ impl Default for Trend {
 }
 
 impl Trend {
-    /// Takes in a fault.
+    /// Records a fault.
     pub fn record(&mut self, page: u64) {
         if let Some(before) = self.page.replace(page) {
             self.steps[self.place] = page.wrapping_sub(before) as i64;
@@ -54,7 +54,7 @@ impl Trend {
         None
     }
 
-    /// Boyer and Moore: if any step has the majority of the window, it is this one.
+    /// Boyer and Moore: if any step has the majority of the window, it is the returned one.
     fn vote(&self, window: usize) -> i64 {
         let (mut candidate, mut count) = (0, 0u32);
         for step in self.latest(window) {

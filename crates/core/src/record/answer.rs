@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is kept of an engine's answer: enough to see that another one was the same.
+//! The recorded form of an engine's answer: enough to tell whether another answer was the same.
 //!
-//! Pure. An answer that is a flag is kept whole; of a larger one its kind and 32 bits of a digest over every
-//! field. Two different answers with one digest go unseen once in 2^32; the answers after them would differ, too.
+//! Pure. A flag is kept whole. Of a larger answer its kind is kept, and 32 bits of a digest over every field. Two
+//! different answers have the same digest once in 2^32; the answers after them would then differ, too.
 
 use std::hash::{Hash, Hasher};
 
 use crate::engine::{DiscardStep, Engine, Exchange, FaultStep, Task};
 use crate::units::REGION_BYTES;
 
-/// What is kept of one answer.
+/// The recorded form of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// A flag's value, which of the possible steps it was, or how many tasks a plan has.
+    /// A flag's value, the kind of the step, or the number of tasks in a plan.
     pub kind: u8,
-    /// Over all fields. 0 for flags; for a slot, its slab.
+    /// A digest over all fields. 0 for flags; for a slot, its slab.
     pub digest: u32,
 }
 
@@ -38,12 +38,12 @@ const STEPS: [&str; 11] = [
 const DISCARDS: [&str; 3] = ["done", "make resident", "wait"];
 
 impl Summary {
-    /// Of an answer that is yes or no.
+    /// Summarises a yes-or-no answer.
     pub fn of_flag(flag: bool) -> Self {
         Self { kind: u8::from(flag), digest: 0 }
     }
 
-    /// Of the way in which a block is to be installed.
+    /// Summarises the way in which a block is to be installed.
     pub fn of_exchange(exchange: Exchange) -> Self {
         let kind = match exchange {
             Exchange::Move => 0,
@@ -53,7 +53,7 @@ impl Summary {
         Self { kind, digest: 0 }
     }
 
-    /// Of a fault's next step.
+    /// Summarises a fault's next step.
     pub fn of_step(step: &FaultStep) -> Self {
         let kind = match step {
             FaultStep::Fetch { .. } => 0,
@@ -75,19 +75,19 @@ impl Summary {
         STEPS[usize::from(self.kind).min(STEPS.len() - 1)]
     }
 
-    /// Of a reserved slot. Its slab is kept whole: which slab the tier has free is not the engine's decision, so that a
-    /// replay has to be told ([`Summary::slab`]).
+    /// Summarises a reserved slot. Its slab is kept whole: which slab of the tier is free is not the engine's decision,
+    /// so a replay needs it as an input ([`Summary::slab`]).
     pub fn of_slot(slot: Option<u64>) -> Self {
         let slab = slot.map(|offset| u32::try_from(offset / REGION_BYTES).expect("slabs have 32 bits"));
         Self { kind: u8::from(slot.is_some()), digest: slab.unwrap_or(0) }
     }
 
-    /// The slab of a reserved slot; `None` where the tier was full.
+    /// The slab of a reserved slot; `None` if the tier was full.
     pub fn slab(self) -> Option<u32> {
         (self.kind != 0).then_some(self.digest)
     }
 
-    /// Of a discard or a removal, and the ranges of slots that it gave back.
+    /// Summarises a discard or a removal, and the ranges of slots that it gave back.
     pub fn of_discard(step: DiscardStep, freed: Digest) -> Self {
         let kind = match step {
             DiscardStep::Done => 0,
@@ -104,8 +104,8 @@ impl Summary {
         DISCARDS[usize::from(self.kind).min(DISCARDS.len() - 1)]
     }
 
-    /// Of a plan, and of the engine's account along with it: plans are frequent enough to find soon what the
-    /// answers alone would not show yet.
+    /// Summarises a plan together with the engine's accounts: plans are frequent enough to reveal soon a difference
+    /// that the answers alone would not show yet.
     pub fn of_plan(tasks: &[Task], engine: &Engine) -> Self {
         let mut digest = Digest::default();
         tasks.hash(&mut digest);
@@ -117,7 +117,7 @@ impl Summary {
     }
 }
 
-/// A hash that is the same wherever and whenever it is computed. A multiplication and a shift for each word, as in
+/// A hash that is the same on every machine and in every build. One multiplication and one shift for each word, as in
 /// the finaliser of MurmurHash3; not meant to withstand an adversary.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Digest(u64);
@@ -129,7 +129,7 @@ impl Digest {
         digest.short()
     }
 
-    /// Takes in a range of slots.
+    /// Adds a range of slots.
     pub fn range(&mut self, slot: u64, bytes: u64) {
         self.word(slot);
         self.word(bytes);
@@ -145,7 +145,7 @@ impl Digest {
     }
 }
 
-/// Every width counts as one word, so that a digest does not depend on how wide the compiler makes a field.
+/// Every width counts as one word, so that a digest does not depend on the width that the compiler gives a field.
 impl Hasher for Digest {
     fn finish(&self) -> u64 {
         self.0
@@ -186,7 +186,7 @@ mod tests {
     use crate::map::Pages;
     use crate::units::{BlockIndex, FrameIndex};
 
-    /// Golden: recordings outlive compilers, and how these derive a hash is promised by nobody.
+    /// Golden: recordings outlive compilers, and no compiler promises how it derives a hash.
     #[test]
     fn digests_are_pinned() {
         let (block, pages, frame) = (BlockIndex(7), Pages { start: 1000, count: 32 }, FrameIndex(3));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of one event: a tag, what was told, what was answered. Golden file: `tests/golden/recording_v1.bin`.
+//! The bytes of one event: a tag, the input, the answer. Golden file: `tests/golden/recording_v1.bin`.
 //!
 //! Pure. Numbers are varints: seven bits to a byte, the lowest first, the high bit set in all but the last.
 //!
@@ -39,8 +39,8 @@ use crate::map::Delivery;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
 
-/// Pages that one mapping may have: a quarter of the address space that x86-64 programs have with five levels of
-/// page tables. More is no recording of ours.
+/// Maximum number of pages in one mapping: a quarter of the address space that x86-64 programs have with five levels of
+/// page tables. A larger number does not come from a valid recording.
 const MAPPING_PAGES_MOST: u64 = 1 << 42;
 /// Page numbers are below this: 64 bits of addresses.
 const PAGE_MOST: u64 = 1 << 52;
@@ -60,16 +60,16 @@ const READ_AHEAD_ARRIVED: u8 = 12;
 const SLOT_FOR: u8 = 13;
 const TRY_AGAIN: u8 = 14;
 const DROPPED: u8 = 15;
-/// A fault; with these bits beside.
+/// A fault, combined with the two bits below.
 const FAULT: u8 = 16;
 const FAULT_FIRST: u8 = 1;
 const FAULT_WRITE: u8 = 2;
 const FAULT_MOST: u8 = FAULT + FAULT_FIRST + FAULT_WRITE;
 const ADVISE: u8 = 20;
 
-/// Where bytes go, one after the other.
+/// Receives bytes, one after the other.
 pub trait Sink {
-    /// Takes one byte, or remembers that there was no room for it.
+    /// Stores one byte, or records that there was no room for it.
     fn put(&mut self, byte: u8);
 }
 
@@ -90,13 +90,13 @@ pub(super) fn put_varint(sink: &mut impl Sink, mut value: u64) {
 /// One event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// What was told.
+    /// The input.
     pub told: Told<'a>,
-    /// What was answered.
+    /// The summary of the answer.
     pub summary: Summary,
 }
 
-/// What follows the fields of one tag.
+/// The form of the answer that follows the fields of a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Nothing,
@@ -122,7 +122,7 @@ impl Told<'_> {
     }
 }
 
-/// Writes what was told. [`put_summary`] must follow.
+/// Writes the input. [`put_summary`] must follow.
 pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
     let mut put = |tag: u8, fields: &[u64]| {
         sink.put(tag);
@@ -173,7 +173,7 @@ pub fn put_told(sink: &mut impl Sink, told: &Told<'_>) {
     }
 }
 
-/// Writes what is kept of the answer to `told`.
+/// Writes the summary of the answer to `told`.
 pub fn put_summary(sink: &mut impl Sink, told: &Told<'_>, summary: Summary) {
     match told.form() {
         Form::Nothing => {}
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next event; `None` when the bytes are none.
+    /// The next event; `None` when the bytes are not an event.
     pub(super) fn event(&mut self) -> Option<Event<'a>> {
         let told = self.told()?;
         let summary = match told.form() {

@@ -29,9 +29,9 @@
 //! | 24     | 8     | CRC-64 of the bytes 0 to 24                                               |
 //! | 32     | –     | payload                                                                   |
 //!
-//! The payload of `STAT` is three numbers of 8 bytes: events so far, events lost after them, and 1 when the
-//! recording is closed. The last one counts. A file that ends within a batch was cut short, by a kill for instance,
-//! and is good up to there; anything else that does not fit is damage, and an error.
+//! The payload of `STAT` is three numbers of 8 bytes: events so far, events lost after them, and 1 when the recording
+//! is closed. The last `STAT` counts. A file that ends within a batch was cut short, for instance by a kill, and is
+//! valid up to there; any other inconsistency is damage, and an error.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ pub const VERSION: u32 = 1;
 pub const HEADER_BYTES: usize = 192;
 /// Bytes of a batch before its payload.
 pub const BATCH_HEADER_BYTES: usize = 32;
-/// Bytes of one batch's payload at most.
+/// Maximum number of bytes in one batch's payload.
 pub const BATCH_PAYLOAD_MOST: usize = 16 << 20;
 
 const MAGIC: &[u8; 8] = b"AQUIFREC";
@@ -68,9 +68,9 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 /// What a recording says about its engine before the first event.
 #[derive(Clone, Debug)]
 pub struct Header {
-    /// How the engine was to behave.
+    /// The engine's settings.
     pub settings: Settings,
-    /// The policy's word.
+    /// The policy's name.
     pub policy: String,
     /// Process that was recorded.
     pub pid: u32,
@@ -81,7 +81,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Its bytes. Texts that are too long are cut.
+    /// The header's bytes. Texts that are too long are cut.
     pub fn bytes(&self) -> [u8; HEADER_BYTES] {
         let Settings { budget_pages, tier_slabs, prefetch, elastic, copied_pages_most, seals, fetch_cost } =
             self.settings;
@@ -143,28 +143,28 @@ impl Header {
     }
 }
 
-/// What a batch holds.
+/// The contents of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Batch<'a> {
     /// Whole events.
     Events(&'a [u8]),
-    /// How the recording stands.
+    /// The state of the recording.
     Standing(End),
 }
 
-/// How a recording stands, and at last how it ended.
+/// The state of a recording, and finally how it ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End {
     /// Events that were recorded.
     pub events: u64,
-    /// Events that came after them and were not, because the writer could not keep up.
+    /// Events that followed them and were lost, because the writer could not keep up.
     pub lost: u64,
-    /// Whether the writer closed it. Otherwise the program ended in a way that left no time for that.
+    /// Whether the writer closed it. Otherwise the program ended in a way that left no time to close it.
     pub closed: bool,
 }
 
 impl End {
-    /// The payload that says so.
+    /// The payload that encodes this state.
     pub fn payload(&self) -> [u8; STANDING_BYTES] {
         let mut bytes = [0; STANDING_BYTES];
         for (place, value) in bytes.chunks_exact_mut(8).zip([self.events, self.lost, self.closed.into()]) {
@@ -195,24 +195,24 @@ pub fn batch_header(standing: bool, number: u64, payload: &[u8]) -> [u8; BATCH_H
     bytes
 }
 
-/// Why bytes are not a recording that can be read.
+/// Why bytes are not a readable recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Damage {
-    /// A batch's bytes are not what was written.
+    /// A batch's bytes differ from those written.
     Batch {
         /// Where it starts in the file.
         offset: u64,
     },
-    /// There is nothing in it.
+    /// The file is empty.
     Empty,
     /// Not a recording at all.
     Foreign,
-    /// The header's bytes are not what was written.
+    /// The header's bytes differ from those written.
     Header,
     /// Shorter than a header.
     Headless,
-    /// Written by another release.
+    /// The format is that of another release.
     Version {
         /// The version in the file.
         found: u32,
@@ -263,7 +263,7 @@ impl<'a> Recording<'a> {
         Ok((header, Self { bytes, offset: HEADER_BYTES, number: 0, events: 0, end: End::default() }))
     }
 
-    /// The next batch; `None` at the end, wherever that is.
+    /// The next batch; `None` at the end of the complete batches.
     fn batch(&mut self) -> Result<Option<Batch<'a>>, Damage> {
         let damage = Damage::Batch { offset: self.offset as u64 };
         let rest = &self.bytes[self.offset..];
@@ -290,8 +290,8 @@ impl<'a> Recording<'a> {
         }
     }
 
-    /// Hands every event to `each`, with its number from 0 on, until that says to stop. Returns how the recording
-    /// ended as far as it was read.
+    /// Passes every event to `each`, with its number from 0 on, until `each` returns false. Returns how the recording
+    /// ended, as far as it was read.
     pub fn read(&mut self, mut each: impl FnMut(u64, Event<'a>) -> bool) -> Result<End, Damage> {
         loop {
             let offset = self.offset as u64;
@@ -315,7 +315,7 @@ impl<'a> Recording<'a> {
     }
 }
 
-/// How many events `payload` holds; `None` when it is not whole events.
+/// The number of events in `payload`; `None` when it is not whole events.
 pub fn count_events(payload: &[u8]) -> Option<u64> {
     let (mut reader, mut count) = (Reader::new(payload), 0);
     while !reader.is_empty() {

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Recordings: everything that an engine was told, in order, and a digest of everything that it answered.
+//! Recordings: every input of an engine, in order, and a digest of every answer.
 //!
-//! Pure. The pager writes what it tells its engine ([`Told`]) and what that answered ([`Summary`]); the simulator
-//! reads it back, tells another engine the same, and compares. An engine is a function of what it is told, so a
-//! recording repeats a run, decision by decision, without the program and without its memory's contents.
+//! Pure. The pager writes the inputs of its engine ([`Told`]) and the answers ([`Summary`]). The simulator reads them
+//! back, gives another engine the same inputs, and compares. An engine is a function of its inputs, so a recording
+//! repeats a run, decision by decision, without the program and without its memory's contents.
 //!
-//! - `told.rs`: the engine's doors, as values, and how to go through them again.
-//! - `answer.rs`: what is kept of an answer.
-//! - `event.rs`: the bytes of one event: what was told, and what was answered.
-//! - `runs.rs`: lists within an event, run by run.
+//! - `told.rs`: the engine's calls, as values, and how to repeat them.
+//! - `answer.rs`: the recorded form of an answer.
+//! - `event.rs`: the bytes of one event: the input and the answer.
+//! - `runs.rs`: lists within an event, run-length encoded.
 //! - `file.rs`: the bytes of a recording: header, batches of events, checksums.
 //!
-//! The format is in `docs/recording.md`. Writing allocates nothing and goes byte by byte to a [`Sink`], since it
-//! happens on the fault path. Next on the way: `pager/src/recorder.rs`, which writes, and the simulator's
+//! `docs/recording.md` describes the format. Writing allocates nothing and goes byte by byte to a [`Sink`], since it
+//! happens on the fault path. Next on the path: `pager/src/recorder.rs`, which writes, and the simulator's
 //! `recording.rs`, which reads.
 
 mod answer;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Lists within an event, as runs of equal entries: which blocks were populated, and how each page's guard
-//! compares with the tier's.
+//! Lists within an event, as runs of equal entries: which blocks were populated, and how each page's guard compares
+//! with that of the tier's copy.
 //!
-//! Pure. A guard is 64 bits that nobody can foresee, but the engine only ever asks whether it is zero and whether
-//! it equals the one it has. So one of three words for each page tells an engine everything, in a byte or two for
-//! a whole block; a replay makes up guards of its own that compare in the same way.
+//! Pure. A guard is 64 unpredictable bits, but the engine only ever asks whether it is zero and whether it equals the
+//! stored guard. So one of three values for each page tells an engine everything, in a byte or two for a whole block; a
+//! replay makes up guards that compare in the same way.
 //!
 //! A run is a varint: its kind in the low two bits, its length above them.
 
@@ -14,7 +14,7 @@ use super::event::{Reader, Sink, put_varint};
 use crate::guard;
 use crate::units::REGION_PAGES;
 
-/// What a page's guard is, next to the one of the tier's copy.
+/// A page's guard, compared with that of the tier's copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guarded {
     /// The page is zero.
@@ -38,7 +38,7 @@ impl Guarded {
     }
 }
 
-/// Bytes that the runs of one block's guards take at most: each page a run of its own.
+/// Maximum number of bytes that the runs of one block's guards take, when each page is a run by itself.
 pub const GUARD_RUNS_BYTES: usize = REGION_PAGES as usize;
 
 /// Runs in their encoded form.
@@ -46,12 +46,12 @@ pub const GUARD_RUNS_BYTES: usize = REGION_PAGES as usize;
 pub struct Runs<'a>(&'a [u8]);
 
 impl<'a> Runs<'a> {
-    /// Runs that [`push_run`] has written.
+    /// Wraps runs that [`push_run`] has written.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Runs of foreign bytes: `None` when they are malformed, or longer than `most` entries in all.
+    /// Wraps runs from untrusted bytes: `None` when they are malformed, or have more than `most` entries in all.
     pub(super) fn checked(bytes: &'a [u8], most: u64) -> Option<Self> {
         let (mut reader, mut total) = (Reader::new(bytes), 0u64);
         while !reader.is_empty() {
@@ -75,12 +75,12 @@ impl<'a> Runs<'a> {
         std::iter::from_fn(move || reader.varint().map(|run| ((run & 3) as u8, run >> 2)))
     }
 
-    /// Each entry, as whether its kind is not 0.
+    /// For each entry, whether its kind is not 0.
     pub fn flags(self) -> impl Iterator<Item = bool> + 'a {
         self.iter().flat_map(|(kind, len)| (0..len).map(move |_| kind != 0))
     }
 
-    /// How each page's guard compares.
+    /// The comparison of each page's guard.
     pub fn guarded(self) -> impl Iterator<Item = Guarded> + 'a {
         let kind = |kind: u8| Guarded::ALL[usize::from(kind).min(Guarded::ALL.len() - 1)];
         self.iter().flat_map(move |(run, len)| (0..len).map(move |_| kind(run)))
@@ -92,7 +92,7 @@ pub fn push_run(sink: &mut impl Sink, kind: u8, len: u64) {
     put_varint(sink, len << 2 | u64::from(kind));
 }
 
-/// The runs of one block's guards, written into `buffer`.
+/// Writes the runs of one block's guards into `buffer`.
 pub fn guard_runs<'a>(stored: &[u64], found: &[u64], buffer: &'a mut [u8; GUARD_RUNS_BYTES]) -> Runs<'a> {
     let mut sink = Slice { bytes: buffer, len: 0 };
     let (mut kind, mut len) = (Guarded::Zero, 0);
@@ -112,7 +112,7 @@ pub fn guard_runs<'a>(stored: &[u64], found: &[u64], buffer: &'a mut [u8; GUARD_
     Runs(&buffer[..len])
 }
 
-/// A slice that is filled from its start. One that is too short is a bug of its user.
+/// A slice that is filled from its start. If it is too short, its user has a bug.
 struct Slice<'a> {
     bytes: &'a mut [u8],
     len: usize,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The engine's doors as values: one variant for each call that changes an engine.
+//! The engine's calls as values: one variant for each call that changes an engine.
 //!
-//! Pure. [`Told::tell`] makes the call. To add a door to the engine: a variant here, an arm in `tell`, its bytes in
-//! `event.rs`, and a method of the pager's `EngineGuard`, which does not compile without. Then raise
-//! [`super::VERSION`]: the golden recording asks for it.
+//! Pure. [`Told::tell`] makes the call. To add a call to the engine: add a variant here, an arm in `tell`, its bytes in
+//! `event.rs`, and a method of the pager's `EngineGuard`, which does not compile without it. Then raise
+//! [`super::VERSION`]; the golden recording fails until you do.
 
 use super::answer::{Digest, Summary};
 use super::runs::{Guarded, Runs};
@@ -15,7 +15,7 @@ use crate::map::Delivery;
 use crate::policy::Arrival;
 use crate::units::{BlockIndex, FrameIndex, Order, REGION_PAGES, ThreadIndex};
 
-/// One thing that an engine is told, or asked.
+/// One input of an engine: a report or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told<'a> {
     /// [`Engine::add`].
@@ -24,9 +24,9 @@ pub enum Told<'a> {
         start: u64,
         /// One past the last page.
         end: u64,
-        /// The block size to begin with.
+        /// The block size at first.
         order: Order,
-        /// How its faults arrive.
+        /// How its faults are delivered.
         delivery: Delivery,
         /// For each block, in order, whether any of its pages was populated.
         present: Runs<'a>,
@@ -37,16 +37,16 @@ pub enum Told<'a> {
         start: u64,
         /// One past the last page.
         end: u64,
-        /// What is foretold.
+        /// The advice.
         advice: Advice,
     },
     /// [`Engine::cleaned`].
     Cleaned {
         /// The block.
         block: BlockIndex,
-        /// What the comparison has shown.
+        /// The outcome of the comparison.
         verdict: CleanVerdict,
-        /// How each page's guard compares with the tier's: a [`Guarded`] each.
+        /// How each page's guard compares with that of the tier's copy: one [`Guarded`] each.
         guards: Runs<'a>,
     },
     /// [`Engine::discard`], or [`Engine::remove`].
@@ -55,7 +55,7 @@ pub enum Told<'a> {
         start: u64,
         /// One past the last page.
         end: u64,
-        /// Whether the addresses go, too.
+        /// Whether the pages are unmapped as well.
         remove: bool,
     },
     /// [`Engine::dropped`].
@@ -82,18 +82,18 @@ pub enum Told<'a> {
     Fault {
         /// The page.
         page: u64,
-        /// Who touched it.
+        /// The thread that touched it.
         thread: ThreadIndex,
         /// Whether it may be a store.
         write: bool,
-        /// Whether this fault asks for the first time.
+        /// Whether this is the first call for this fault.
         first: bool,
     },
     /// [`Engine::fetch_failed`].
     FetchFailed {
         /// The block.
         block: BlockIndex,
-        /// Whether trying again is pointless.
+        /// Whether a retry is pointless.
         lost: bool,
     },
     /// [`Engine::fetched`].
@@ -109,14 +109,14 @@ pub enum Told<'a> {
         first: BlockIndex,
         /// How many blocks.
         count: u32,
-        /// How their arrival is judged.
+        /// The kind of arrival to record for them.
         arrival: Arrival,
     },
     /// [`Engine::plan`].
     Plan {
-        /// How many blocks may need the tier.
+        /// Maximum number of blocks that may use the tier.
         blocks: u32,
-        /// From so many pages on, no other block.
+        /// Once the plan covers this many pages, no further block is added.
         pages: u32,
     },
     /// [`Engine::read_ahead_arrived`].
@@ -133,27 +133,27 @@ pub enum Told<'a> {
     TryAgain,
 }
 
-/// What an engine answers.
+/// An engine's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// To a report that asks for nothing.
+    /// The answer to a report that needs none.
     Nothing,
-    /// Whether others wait for the block.
+    /// Whether other threads wait for the block.
     Wanted(bool),
-    /// How a fetched block is to be installed.
+    /// How to install a fetched block.
     Exchange(Exchange),
     /// The next step of a fault.
     Step(FaultStep),
     /// The slot, unless the tier is full.
     Slot(Option<u64>),
-    /// Whether a discard could be done, and what its slots and its step hash to.
+    /// The outcome of a discard, and the digest of its slots and its step.
     Discard(DiscardStep, Summary),
-    /// The tasks are in the plan that was handed over.
+    /// The tasks are in the plan passed to the call.
     Plan(Summary),
 }
 
 impl Answer {
-    /// What is kept of it.
+    /// The recorded form of the answer.
     pub fn summary(&self) -> Summary {
         match self {
             Answer::Nothing => Summary::default(),
@@ -167,9 +167,10 @@ impl Answer {
 }
 
 impl Told<'_> {
-    /// Tells `engine`. `number` is the event's, and makes guards that no earlier event has made.
+    /// Makes the call on `engine`. `number` is the event's number, from which guards are made that no earlier event has
+    /// made.
     ///
-    /// As with the engine's own doors, what could not have happened is a bug, and a panic.
+    /// As with the engine's own calls, an input that could not have happened is a bug and panics.
     pub fn tell(self, engine: &mut Engine, number: u64, plan: &mut Plan) -> Answer {
         match self {
             Told::Add { start, end, order, delivery, present } => {

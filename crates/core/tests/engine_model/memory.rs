@@ -3,7 +3,7 @@
 
 //! What a kernel and a tier would hold: one small number for each page, wherever the page is.
 //!
-//! Strict where the kernel is: a page moves only to where there is none, and an access meets what is there.
+//! Strict where the kernel is: a page moves only to an address without a page, and an access sees the present contents.
 //! Strict where loss would be silent: bytes that were discarded or half-written read as garbage.
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use aquifer_core::units::{FrameIndex, PAGE_BYTES};
 
 use crate::relatives::Relative;
 
-/// What a slot holds that was torn or given back.
+/// The contents of a torn or freed slot.
 pub const GARBAGE: u32 = u32::MAX;
 
 /// One managed page of the program.
@@ -22,15 +22,15 @@ pub const GARBAGE: u32 = u32::MAX;
 pub struct Page {
     /// The last write: what a load must see.
     pub last: u32,
-    /// What is at the program's address now.
+    /// The contents at the program's address now; `None` when the page is not resident.
     pub there: Option<u32>,
-    /// True from a failed fetch until the program discards it: a load must be an error.
+    /// True from a failed fetch until the program discards the page: a load must be an error.
     pub lost: bool,
-    /// A store faults, though the page is there.
+    /// True when a store faults although the page is resident.
     pub protected: bool,
 }
 
-/// See the module.
+/// All memory; see the module.
 #[derive(Debug, Default)]
 pub struct Memory {
     /// The program's pages, by number.
@@ -39,7 +39,7 @@ pub struct Memory {
     tier: HashMap<u64, u32>,
     /// Forked processes that read the same tier.
     pub relatives: Vec<Relative>,
-    /// Pages that take DRAM now, at the program's address or in frames.
+    /// Pages of DRAM in use now, at the program's address or in frames.
     pub physical: u64,
 }
 
@@ -60,7 +60,7 @@ impl Memory {
         self.physical += u64::from(old.is_none());
     }
 
-    /// What is in a frame; a page that is not there reads as zeros.
+    /// The contents of one page of a frame; a missing page reads as zeros.
     pub fn frame_value(&mut self, frame: FrameIndex, at: usize) -> u32 {
         self.frame(frame)[at].unwrap_or(0)
     }
@@ -71,13 +71,13 @@ impl Memory {
         self.physical -= had as u64;
     }
 
-    /// Moves the first pages of a frame, and of those that follow it, to the program's address. What is
-    /// behind them in the last frame goes back.
+    /// Moves the first pages of a frame, and of those that follow it, to the program's address. Any further pages of
+    /// the last frame are given back.
     pub fn install(&mut self, pages: Pages, first: FrameIndex) {
         let span = first.order().pages() as usize;
         for at in 0..pages.count as usize {
             let frame = FrameIndex::in_class(first.order(), first.index() + (at / span) as u32);
-            // A block that had holes when it left has them when it comes back.
+            // A block that had holes when it was evicted still has them when it is installed.
             let value = self.frame(frame)[at % span].take();
             let number = pages.start + at as u64;
             let page = self.pages.get_mut(&number).expect("only managed pages are installed");
@@ -102,14 +102,14 @@ impl Memory {
         }
     }
 
-    /// Lets stores happen again.
+    /// Lets stores succeed again.
     pub fn lift_protection(&mut self, pages: Pages) {
         for (_, page) in self.pages.range_mut(pages.start..pages.start + u64::from(pages.count)) {
             page.protected = false;
         }
     }
 
-    /// Copies what is at the program's address into a frame, and drops it there. No store may come in between.
+    /// Copies the pages at the program's address into a frame, and drops them there. No store may happen in between.
     pub fn copy_away(&mut self, pages: Pages, frame: FrameIndex) {
         for at in 0..pages.count as usize {
             let page = self.pages[&(pages.start + at as u64)];
@@ -119,14 +119,14 @@ impl Memory {
         self.drop_sealed(pages);
     }
 
-    /// Drops a block that nobody may write to.
+    /// Drops a block that is write-protected.
     pub fn drop_sealed(&mut self, pages: Pages) {
         let range = pages.start..pages.start + u64::from(pages.count);
         assert!(self.pages.range(range.clone()).all(|(_, page)| page.protected), "{pages:?} could be written to");
         self.drop_pages(range.start, range.end);
     }
 
-    /// Moves what is at the program's address into a frame, which must have no pages.
+    /// Moves the pages at the program's address into a frame, which must have no pages.
     pub fn take_away(&mut self, pages: Pages, frame: FrameIndex) {
         assert!(self.frame(frame).iter().all(Option::is_none), "EEXIST: a hollow frame has pages");
         for at in 0..pages.count as usize {
@@ -144,14 +144,14 @@ impl Memory {
         self.physical += u64::from(old.is_none());
     }
 
-    /// Drops what is at the program's address: MADV_DONTNEED or munmap(2).
+    /// Drops the pages at the program's address: MADV_DONTNEED or munmap(2).
     pub fn drop_pages(&mut self, start: u64, end: u64) {
         for (_, page) in self.pages.range_mut(start..end) {
             self.physical -= u64::from(page.there.take().is_some());
         }
     }
 
-    /// A page of the tier, by its number.
+    /// The number of a page of the tier.
     pub fn place(slot: u64, at: usize) -> u64 {
         slot / PAGE_BYTES + at as u64
     }
@@ -177,7 +177,7 @@ impl Memory {
         self.tier.insert(Self::place(slot, at), value);
     }
 
-    /// The tier forgets a range.
+    /// Makes the tier forget a range.
     pub fn trim(&mut self, slot: u64, bytes: u64) {
         for at in 0..(bytes / PAGE_BYTES) as usize {
             self.is_free_to_change(Self::place(slot, at));
@@ -185,7 +185,7 @@ impl Memory {
         }
     }
 
-    /// A forked child has no frames, and no page of its is protected.
+    /// Turns this into a forked child's memory: no frames, and no protected pages.
     pub fn lose_frames(&mut self) {
         let framed: usize = self.frames.values().map(|frame| frame.iter().flatten().count()).sum();
         self.physical -= framed as u64;
@@ -193,7 +193,7 @@ impl Memory {
         self.pages.values_mut().for_each(|page| page.protected = false);
     }
 
-    /// Counts again what is kept as a running number.
+    /// Checks the running count by counting again.
     pub fn recount(&self) {
         let there = self.pages.values().filter(|page| page.there.is_some()).count();
         let framed: usize = self.frames.values().map(|frame| frame.iter().flatten().count()).sum();

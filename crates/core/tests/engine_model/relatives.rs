@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Forked processes that live beside the world: they do nothing, and what they can read in the tier must stay.
+//! Forked processes that live next to the world: they do nothing, and the tier's pages that they can read must not
+//! change.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,9 +15,9 @@ use crate::SETTLE_TURNS;
 use crate::memory::Memory;
 use crate::world::{Access, World};
 
-/// Blocks that one fork brings home at most.
+/// Maximum number of blocks that one fork makes resident first.
 const TRIES: usize = 4_000;
-/// Relatives that live at a time.
+/// Maximum number of relatives alive at a time.
 pub const RELATIVES_MOST: usize = 3;
 
 /// How many processes use each slab.
@@ -59,13 +60,13 @@ impl Slabs for Account {
 #[derive(Debug)]
 pub struct Relative {
     slabs: Vec<u32>,
-    /// What it can read, by the tier's pages.
+    /// What it can read, by page of the tier.
     pub reads: BTreeMap<u64, u32>,
 }
 
 impl World {
-    /// Forks, and goes on as the parent or as the child; the other lives beside from now on. Not done when something
-    /// stands in the way for long.
+    /// Forks, and continues as the parent or as the child; the other process becomes a relative. Gives up when an
+    /// obstacle persists.
     pub fn fork(&mut self, as_child: bool) {
         if self.memory.relatives.len() == RELATIVES_MOST {
             self.bury();
@@ -101,7 +102,7 @@ impl World {
         self.check();
     }
 
-    /// What is in the tier for this process.
+    /// The tier's pages that this process can read.
     fn readable(&self) -> BTreeMap<u64, u32> {
         let (map, mut reads) = (self.engine.map(), BTreeMap::new());
         for mapping in map.mappings() {
@@ -113,7 +114,7 @@ impl World {
                 let Some(slot) = map.slot(block) else { continue };
                 for at in 0..map.pages(block).count as usize {
                     let value = self.memory.pages[&(map.pages(block).start + at as u64)].last;
-                    // Zeros are kept nowhere.
+                    // Zeros are not stored.
                     if value != 0 && map.guards(block)[at] != aquifer_core::guard::ZERO {
                         assert_eq!(self.memory.stored(slot, at), value);
                         reads.insert(Memory::place(slot, at), value);
@@ -124,7 +125,7 @@ impl World {
         reads
     }
 
-    /// The oldest relative ends.
+    /// Ends the oldest relative.
     pub fn bury(&mut self) {
         if self.memory.relatives.is_empty() {
             return;

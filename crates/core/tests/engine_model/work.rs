@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The steps that an engine asks for, cut where another thread could come in between.
+//! The steps that an engine asks for, divided where another thread could intervene.
 //!
 //! Each call of [`Work::advance`] does one thing: one effect on memory, or one report to the engine.
 
@@ -12,33 +12,33 @@ use aquifer_core::units::{BlockIndex, FrameIndex};
 
 use crate::memory::{GARBAGE, Memory, guard};
 
-/// What may go wrong, in percent of the times that it could.
+/// What may go wrong, as a percentage of the opportunities.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trouble {
     /// A fetch fails.
     pub fetch: u32,
     /// A write-back fails, perhaps halfway.
     pub write: u32,
-    /// The kernel does not let a victim go.
+    /// The kernel refuses to release a victim.
     pub refuse: u32,
-    /// Every write-back to one of the tier's bytes before this one fails.
+    /// Every write-back to a byte of the tier below this one fails.
     pub bad_until: u64,
 }
 
-/// How far a piece of work has come.
+/// The progress of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// There is more.
+    /// It continues.
     More,
     /// It ended.
     Done,
-    /// It ended, without what it was for: a write-back that failed.
+    /// It ended without success: a write-back that failed.
     Failed,
     /// It ended: the block's contents are lost.
     Lost,
 }
 
-/// One step under way. `Install` and what comes before it end with the block at the program's address.
+/// One step in progress. `Install` and the variants before it end with the block at the program's address.
 #[derive(Clone, Debug)]
 pub enum Work {
     Clean { block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool },
@@ -59,7 +59,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// What a faulting thread does next. `None` for answers that are no work.
+    /// What a faulting thread does next. `None` for answers that involve no work.
     pub fn of_step(step: FaultStep, write: bool) -> Option<Work> {
         Some(match step {
             FaultStep::Clean { block, pages, frame, known_clean } => Work::Clean { block, pages, frame, known_clean },
@@ -91,12 +91,12 @@ impl Work {
         }
     }
 
-    /// The block of which cleaning ends next.
+    /// The block whose cleaning ends next.
     pub fn cleaned(&self) -> Option<BlockIndex> {
         if let Work::Cleaned { block, .. } = self { Some(*block) } else { None }
     }
 
-    /// Whether the fault that asked for it is over when it is done.
+    /// Whether the fault that asked for this work is resolved when it is done.
     pub fn resolves(&self) -> bool {
         !matches!(
             self,
@@ -129,7 +129,7 @@ impl Work {
                 engine.emptied(frame);
                 return Progress::Done;
             }
-            // One that does not move, and is sealed.
+            // A block that is not moved, and is sealed.
             Work::Evict { block, pages, copied: false, .. }
                 if engine.map().block(block).sealed && luck.is_multiple_of(3) =>
             {
@@ -163,7 +163,7 @@ impl Work {
                 return Progress::Done;
             }
             Work::Fetch { block, pages, frame, slot, access } => {
-                // What was in the frame before is overwritten, or garbage after a failure.
+                // The frame's old contents are overwritten, or garbage after a failure.
                 for at in 0..pages.count as usize {
                     memory.set_frame(frame, at, GARBAGE - 1);
                 }
@@ -230,8 +230,8 @@ impl Work {
     }
 }
 
-/// Reads a block from the tier. What arrives must be what the guards say: nothing here corrupts bytes, so
-/// a mismatch means that the engine took the tier's copy for something that it is not.
+/// Reads a block from the tier. The bytes must match the guards: nothing here corrupts bytes, so a mismatch means that
+/// the engine mistook the tier's contents for the block's.
 fn fetch(engine: &Engine, memory: &mut Memory, (block, pages, frame, slot): (BlockIndex, Pages, FrameIndex, u64)) {
     let stored = engine.map().guards(block).to_vec();
     for (at, expected) in stored.iter().enumerate() {
@@ -242,7 +242,7 @@ fn fetch(engine: &Engine, memory: &mut Memory, (block, pages, frame, slot): (Blo
     }
 }
 
-/// Compares a frame with the tier's copy and writes what differs, as far as luck lets it.
+/// Compares a frame with the tier's copy and writes the differences, unless `luck` makes the write fail.
 fn clean(
     engine: &mut Engine,
     memory: &mut Memory,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A program with threads, a worker and a tier around one engine, in whatever order the test says.
+//! A program with threads, a worker and a tier around one engine, run in the order that the test chooses.
 
 use aquifer_core::block::State;
 use aquifer_core::engine::{DiscardStep, Engine, FaultStep, Plan, Settings, Task, Transfers};
@@ -15,16 +15,16 @@ use crate::work::{Progress, Trouble, Work};
 
 /// Threads of the program.
 pub const THREADS: usize = 4;
-/// Tier transfers and other tasks that the worker has under way at most.
+/// Maximum number of tier transfers and other tasks that the worker has in progress.
 const JOBS_MOST: usize = 24;
-/// Write-backs that fail again after which a fault gives up, as the driver's does.
+/// Repeated failures of write-backs after which a fault gives up, as in the driver.
 const FAILURES_MOST: u32 = 16;
-/// The worker's clock ticks so often while everybody finishes.
+/// Turns between two ticks of the worker's clock while all pending work finishes.
 const TURNS_PER_TICK: u32 = 64;
-/// Ranges that calls remember.
+/// Number of ranges that calls remember.
 const CALLS: usize = 16;
 
-/// Blocks up to here are copied to the program's address, larger ones moved.
+/// Blocks of up to this many pages are copied to the program's address, larger ones are moved.
 const COPIED_PAGES_MOST: u32 = 8;
 
 /// What a thread wants from memory.
@@ -37,7 +37,7 @@ pub enum Access {
         page: u64,
         value: u32,
     },
-    /// Give back the pages `start..end`: their contents, or also their addresses.
+    /// Discard the pages `start..end`: their contents, or also their addresses.
     Discard {
         start: u64,
         end: u64,
@@ -56,7 +56,7 @@ struct Thread {
     turns: u32,
 }
 
-/// See the module.
+/// The whole simulated system; see the module.
 pub struct World {
     pub engine: Engine,
     pub account: Account,
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// A call looks at a few pages from `page` on, and remembers them when the kernel would find them.
+    /// Simulates a call that looks at a few pages from `page` on, and remembers them if the kernel could use them.
     pub fn call(&mut self, page: u64, luck: u32) {
         let end = page + 1 + u64::from(luck) % if luck.is_multiple_of(3) { 63 } else { 5 };
         let map = self.engine.map();
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// What was found by calls is there as long as its stamp is the same.
+    /// Checks that pages found by calls are resident as long as their stamp is the same.
     pub fn check_calls(&self) {
         for (start, end, stamp) in self.calls {
             if self.engine.map().changes().stamp(start, end) == Some(stamp) {
@@ -129,7 +129,7 @@ impl World {
         (start..end).all(|page| self.memory.pages.get(&page).is_some_and(there))
     }
 
-    /// Adds a mapping; `populated` says what its pages hold already, if anything.
+    /// Adds a mapping; `populated` gives the contents of the pages that have some already.
     pub fn add(&mut self, start: u64, end: u64, order: Order, populated: impl Fn(u64) -> Option<u32>) {
         if self.engine.map().overlapping(start, end).next().is_some() {
             return;
@@ -148,12 +148,12 @@ impl World {
         self.check();
     }
 
-    /// Whether a thread has nothing to do.
+    /// Whether a thread has no access in progress.
     pub fn is_idle(&self, thread: usize) -> bool {
         self.threads[thread].access.is_none()
     }
 
-    /// Gives an idle thread something to do. Only the first may discard: the driver holds a lock for that.
+    /// Starts an access on an idle thread. Only the first thread may discard: the driver holds a lock for that.
     pub fn begin(&mut self, thread: usize, access: Access) {
         assert!(self.is_idle(thread));
         self.threads[thread] = Thread { access: Some(access), ..Thread::default() };
@@ -233,7 +233,7 @@ impl World {
         let (engine, memory) = (&mut self.engine, &mut self.memory);
         let poisoned: Vec<u64> =
             memory.pages.range(start..end).filter(|(_, page)| page.lost).map(|(page, _)| *page).collect();
-        // A lost block that is only cut stays lost.
+        // A lost block that is only partly discarded stays lost.
         let whole: Vec<u64> = poisoned
             .into_iter()
             .filter(|page| {
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// The worker asks for a plan and takes it on.
+    /// The worker asks for a plan and takes on its tasks.
     pub fn plan(&mut self) -> usize {
         let room = JOBS_MOST.saturating_sub(self.jobs.len());
         if room == 0 {
@@ -283,7 +283,7 @@ impl World {
         self.engine.try_again();
     }
 
-    /// One of the worker's tasks goes on by one step; which one is a matter of luck.
+    /// Advances one of the worker's tasks, chosen at random, by one step.
     pub fn work(&mut self, luck: u32) -> bool {
         if self.jobs.is_empty() {
             return false;
@@ -297,7 +297,7 @@ impl World {
         true
     }
 
-    /// Others need a part of the budget, half of it at most, or give it back; or somebody gives up to twice as much.
+    /// Other processes take up to half of the budget or give it back; or another process gives up as much again.
     pub fn change_budget(&mut self, luck: u32) {
         let least = self.budget_pages / 2;
         self.engine.set_budget(least + u64::from(luck / 8) % (2 * self.budget_pages - least + 1));
@@ -305,7 +305,7 @@ impl World {
     }
 
     pub fn check(&mut self) {
-        // The engine's check looks at every block: in large worlds it is done less often, to save time.
+        // The engine's check visits every block: in large worlds it runs less often, to save time.
         self.steps += 1;
         if self.steps.is_multiple_of(1 + u64::from(self.engine.map().blocks_len()) / 32) {
             self.engine.check();
@@ -314,7 +314,7 @@ impl World {
         assert!(self.memory.physical <= most, "{} pages in DRAM, allowed are {most}", self.memory.physical);
     }
 
-    /// Lets everybody finish, with no more trouble. Every access ends within `turns` turns of its thread.
+    /// Lets all pending work finish, without failures. Every access ends within `turns` turns of its thread.
     pub fn settle(&mut self, turns: u32) {
         self.trouble = Trouble::default();
         for round in 0.. {
@@ -336,7 +336,7 @@ impl World {
         }
     }
 
-    /// One access of one thread, alone.
+    /// Runs one access of one thread, with no other activity.
     pub fn alone(&mut self, access: Access) {
         self.begin(1, access);
         for turn in 0.. {
