@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a recording tells of the program itself: which pages it touched and wrote, as far as the recorded pager saw.
+//! Extracts from a recording what the program itself did: which pages it touched and wrote, as far as the recorded
+//! pager saw.
 //!
 //! A touch is seen when it faults, and so is a write. Other writes are seen when the block is cleaned later and a page
 //! is found changed; they are dated back to the last touch of that block. What the program did with resident blocks in
-//! between, nobody knows.
+//! between is unknown.
 
 use std::collections::BTreeMap;
 
@@ -17,66 +18,66 @@ use aquifer_core::units::{BlockIndex, Order, ThreadIndex};
 
 use crate::outcome::Outcome;
 
-/// One thing that the program did.
+/// One action of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// It mapped memory, or had done so before the budget came near.
+    /// It mapped memory, or had done so before the pager started.
     Map {
         /// First page.
         start: u64,
         /// One past the last page.
         end: u64,
-        /// The block size to begin with.
+        /// The block size at first.
         order: Order,
-        /// How its faults arrived.
+        /// How its faults were delivered.
         delivery: Delivery,
-        /// What was populated already.
+        /// The pages that were already populated.
         present: Vec<Pages>,
     },
-    /// It gave memory back.
+    /// It discarded memory.
     Discard {
         /// First page.
         start: u64,
         /// One past the last page.
         end: u64,
-        /// Whether the addresses went, too.
+        /// Whether the pages were unmapped as well.
         remove: bool,
     },
     /// It touched a page.
     Touch {
         /// The page.
         page: u64,
-        /// Who.
+        /// The thread.
         thread: ThreadIndex,
         /// Whether this touch was a write.
         write: bool,
-        /// What was found changed in the block later on.
+        /// Pages of the block that were later found changed.
         writes: Vec<Pages>,
     },
 }
 
-/// Everything that a recording tells of its program.
+/// Everything that a recording reveals about its program.
 #[derive(Default)]
 pub struct Accesses {
-    /// In order.
+    /// The actions, in order.
     pub acts: Vec<Act>,
-    /// What the recorded run cost.
+    /// The cost of the recorded run.
     pub recorded: Outcome,
-    /// Resident blocks, by their first page: what is found changed in them was written by this touch.
+    /// Resident blocks, by their first page: pages later found changed in a block count as written by this touch.
     latest: BTreeMap<u64, Latest>,
 }
 
 #[derive(Clone, Copy)]
 struct Latest {
     end: u64,
-    /// Its place among the acts.
+    /// The touch's index in `acts`.
     touch: usize,
-    /// It had no contents before, and is taken to have been written as a whole until it is looked at.
+    /// True when the block had no contents before: then all of it counts as written until it is cleaned.
     fresh: bool,
 }
 
 impl Accesses {
-    /// Takes in one event of the recorded run, and the engine as it is after it.
+    /// Processes one event of the recorded run, with the engine as it is after the event.
     pub fn see(&mut self, told: &Told<'_>, answer: &Answer, plan: &Plan, engine: &Engine) {
         match (told, answer) {
             (Told::Add { start, end, order, delivery, present }, _) => {
@@ -113,7 +114,7 @@ impl Accesses {
         }
     }
 
-    /// The recording has ended.
+    /// Ends the extraction with the recording.
     pub fn finish(&mut self, engine: &Engine) {
         self.recorded = self.recorded.with(engine.tally());
         self.latest.clear();
@@ -143,7 +144,7 @@ impl Accesses {
         let before = self.latest.get(&block.start).copied();
         self.acts.push(Act::Touch { page, thread, write, writes: Vec::new() });
         let touch = self.acts.len() - 1;
-        // What has not been looked at since it was filled was written by who filled it.
+        // A block that has not been cleaned since it was filled was written by the touch that filled it.
         let latest = before.filter(|before| before.fresh && before.end == end);
         self.cover(block.start, end);
         self.latest.insert(block.start, latest.unwrap_or(Latest { end, touch, fresh: false }));
@@ -200,7 +201,7 @@ impl Accesses {
         parts.map(|(_, latest)| latest)
     }
 
-    /// Forgets the blocks in `start..end`: they are others' from now on.
+    /// Forgets the blocks in `start..end`: other blocks take their place.
     fn cover(&mut self, start: u64, end: u64) {
         while let Some((from, _)) = self.latest.range(..end).next_back().filter(|(_, latest)| latest.end > start) {
             let from = *from;
@@ -215,7 +216,7 @@ fn populated(start: u64, end: u64, order: Order, present: Runs<'_>) -> Vec<Pages
     for (kind, len) in present.iter() {
         let next = page.saturating_add(len.saturating_mul(u64::from(order.pages()))).min(end);
         if kind != 0 {
-            // Runs are cut, so that their lengths are counts of pages.
+            // Long runs are divided, so that their lengths fit the type.
             let mut from = page;
             while from < next {
                 let count = (next - from).min(1 << 20);
@@ -264,12 +265,12 @@ mod tests {
         accesses.touch(70, ThreadIndex(1), true, BLOCK);
         accesses.fill(BLOCK);
         assert_eq!(writes(&accesses, 0), [(64, 32)]);
-        // It is rescued, and then cleaned: who filled it wrote it.
+        // The block is rescued, and then cleaned: the touch that filled it wrote it.
         accesses.touch(70, ThreadIndex(1), true, BLOCK);
         let bytes = runs(&[(Guarded::Other, 2), (Guarded::Zero, 30)]);
         accesses.cleaned(BLOCK, Runs::new(&bytes));
         assert_eq!((writes(&accesses, 0), writes(&accesses, 1)), (vec![(64, 2)], vec![]));
-        // From then on it is like any other.
+        // From then on it is treated like any other block.
         accesses.touch(70, ThreadIndex(1), true, BLOCK);
         accesses.cleaned(BLOCK, Runs::new(&bytes));
         assert_eq!(writes(&accesses, 2), [(64, 2)]);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What pages and the tier hold, as far as a simulator cares: which version of a page's contents each has.
+//! The contents of pages and of the tier, reduced to a version number for each.
 //!
-//! Version 0 is zeros. A write makes a version that was not there before, so a page is dirty exactly while the tier
-//! has another one.
+//! Version 0 is zeros. A write creates a new version, so a page is dirty exactly while the tier has another version.
 
 use std::collections::HashMap;
 
@@ -19,7 +18,7 @@ struct Region {
     stored: [u32; REGION_PAGES as usize],
 }
 
-/// See the module.
+/// Versions of all pages; see the module.
 #[derive(Default)]
 pub struct Contents {
     regions: HashMap<u64, Box<Region>>,
@@ -38,7 +37,7 @@ impl Contents {
 
     /// The program writes to the pages.
     pub fn write(&mut self, pages: Pages) {
-        // Never 0 again, whatever wraps.
+        // Never 0, even after a wrap.
         self.versions = self.versions.wrapping_add(1).max(1);
         let version = self.versions;
         for page in pages.start..pages.start + u64::from(pages.count) {
@@ -47,7 +46,7 @@ impl Contents {
         }
     }
 
-    /// The program gives the pages back.
+    /// The program discards the pages.
     pub fn forget(&mut self, start: u64, end: u64) {
         let mut page = start;
         while page < end {
@@ -61,7 +60,7 @@ impl Contents {
         }
     }
 
-    /// How the pages compare with the tier's copies, and how many have to be written: those that differ, and are not
+    /// Compares the pages with the tier's copies, and returns how many must be written: those that differ and are not
     /// zeros.
     pub fn compare<'a>(&mut self, pages: Pages, buffer: &'a mut [u8; GUARD_RUNS_BYTES]) -> (Runs<'a>, u64) {
         let (mut stored, mut now) = ([0u64; REGION_PAGES as usize], [0u64; REGION_PAGES as usize]);
@@ -75,7 +74,7 @@ impl Contents {
         (guard_runs(stored, now, buffer), dirty as u64)
     }
 
-    /// The tier holds the same from now on.
+    /// Copies the pages' versions to the tier.
     pub fn store(&mut self, pages: Pages) {
         for page in pages.start..pages.start + u64::from(pages.count) {
             let (region, index) = place(page);
@@ -84,7 +83,7 @@ impl Contents {
         }
     }
 
-    /// Whether the tier's copies are the pages' contents: what a fetch relies on.
+    /// Whether the tier's copies equal the pages' contents, as a fetch requires.
     pub fn are_stored(&mut self, pages: Pages) -> bool {
         (pages.start..pages.start + u64::from(pages.count)).all(|page| {
             let (region, index) = place(page);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Plays what a recording tells of its program against an engine with other settings.
+//! Plays the accesses of a recorded program against an engine with other settings.
 //!
-//! What that can tell, and what it cannot, is in `docs/recording.md`, and is said with every result ([`NOTES`]).
+//! `docs/recording.md` explains what the result can and cannot show, and every result is printed with [`NOTES`].
 
 use aquifer_core::engine::Settings;
 use aquifer_core::map::Pages;
@@ -14,7 +14,7 @@ use crate::accesses::{Accesses, Act};
 use crate::driver::Driver;
 use crate::outcome::Outcome;
 
-/// What must be known before a result is believed.
+/// What a user must know before relying on a result.
 pub const NOTES: [&str; 4] = [
     "a recording knows faults, not hits: touches of resident blocks are missing, so a smaller --dram is judged too well",
     "everything is done at once: counts are comparable with the row 'recorded settings', not with 'recorded' itself",
@@ -23,14 +23,14 @@ pub const NOTES: [&str; 4] = [
      for smaller blocks fetched bytes are a lower bound",
 ];
 
-/// Settings to play with.
+/// The settings to play with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Who chooses victims.
+    /// The policy that chooses victims.
     pub policy: PolicyName,
-    /// The engine's.
+    /// The engine's settings.
     pub settings: Settings,
-    /// The block size of every mapping; `None`: the recorded ones.
+    /// The block size of every mapping; `None` means the recorded sizes.
     pub order: Option<Order>,
 }
 
@@ -55,7 +55,7 @@ pub fn play(accesses: &Accesses, machine: Machine) -> Outcome {
     driver.outcome()
 }
 
-/// Whether one of `ranges`, which are in order, has the page.
+/// Whether one of `ranges`, which are in order, contains the page.
 fn contain(ranges: &[Pages], page: u64) -> bool {
     let behind = ranges.partition_point(|pages| pages.start <= page);
     behind > 0 && page < ranges[behind - 1].start + u64::from(ranges[behind - 1].count)
@@ -80,7 +80,8 @@ mod tests {
             tier_slabs: 100,
             prefetch: machine.prefetch,
             elastic: machine.elastic,
-            // The smallest blocks in memory that costs nothing: then sealed blocks are dropped.
+            // The smallest blocks are combined with a tier whose fetches cost no more than a rescue: then sealed blocks
+            // are dropped.
             fetch_cost: if machine.order == Order::MIN { 1 } else { synthetic::SETTINGS.fetch_cost },
             ..synthetic::SETTINGS
         };
@@ -118,7 +119,7 @@ mod tests {
     fn a_recording_is_answered_in_the_same_way_by_every_policy() {
         for policy in PolicyName::ALL {
             for workload in [Workload::Cyclic, Workload::Mixed, Workload::ZipfDrift] {
-                // The smallest blocks take their time: one policy is enough to go through their doors.
+                // The smallest blocks are slow to play: one policy is enough to cover the calls that only they use.
                 let orders = [Order::DEFAULT, Order::MIN];
                 for order in &orders[..1 + usize::from(policy == PolicyName::S3Fifo)] {
                     let order = *order;
@@ -143,7 +144,7 @@ mod tests {
         assert!(difference.recorded.contains("plan of"), "{difference:?}");
     }
 
-    /// Without read-ahead and with blocks of one size, the faults of a cyclic scan are known whole.
+    /// Without read-ahead and with blocks of one size, the recording contains every fault of a cyclic scan.
     #[test]
     fn the_recorded_settings_cost_what_they_cost() {
         for workload in [Workload::Cyclic, Workload::Uniform] {

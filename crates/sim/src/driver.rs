@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Drives a real engine as the pager does, in a world where everything is done at once: steps of faults, and after
-//! each fault the worker's plans until there is nothing left to do ahead of demand.
+//! Drives a real engine as the pager does, in a world where every action completes immediately: the steps of a fault,
+//! and after each fault the worker's plans until there is nothing left to do ahead of demand.
 //!
-//! The pager's place is `pager/src/resolve.rs` and `worker.rs`; the engine cannot tell the difference, except that
-//! nothing is ever under way when it is asked. So this judges decisions, not speed.
+//! In the pager, `pager/src/resolve.rs` and `worker.rs` do this. The engine cannot tell the difference, except that
+//! nothing is ever in progress when it is asked. So this judges decisions, not speed.
 //!
-//! Checked on the way: a block is fetched only when the tier holds what the program has written last.
+//! Checked along the way: a block is fetched only when the tier holds the program's last write.
 
 use aquifer_core::block::State;
 use aquifer_core::engine::{CleanVerdict, DiscardStep, Engine, FaultStep, Plan, Settings, Task, Transfers};
@@ -19,41 +19,41 @@ use aquifer_core::units::{BlockIndex, Order, ThreadIndex};
 use crate::contents::Contents;
 use crate::outcome::Outcome;
 
-/// What one plan may transfer, as the pager's worker asks for where the tier's requests overlap.
+/// How much one plan may transfer, as in the pager's worker where the tier's requests overlap.
 const TRANSFERS: Transfers = Transfers { blocks: 32, pages: u32::MAX };
-/// Steps of one fault at most: emptying every frame of another size, and more.
+/// Maximum number of steps of one fault: emptying every frame of another size, and more.
 const STEPS_MOST: u32 = 1 << 20;
-/// Write-backs that fail again in one fault before it gives up, as the pager has it.
+/// Repeated failures of write-backs in one fault before it gives up, as in the pager.
 const FAILURES_MOST: u32 = 16;
-/// Plans after one fault at most. The worker comes to rest far earlier.
+/// Maximum number of plans after one fault. The worker comes to rest far earlier.
 const PLANS_MOST: u32 = 1 << 16;
 
-/// How a touch of one page went.
+/// The outcome of a touch of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touched {
-    /// It was there: nobody knows.
+    /// The page was resident: the pager does not notice.
     Hit,
-    /// It was in DRAM, or had no contents: a short fault.
+    /// The block was in DRAM, or had no contents: a short fault.
     Short,
-    /// It had to be fetched.
+    /// The block had to be fetched.
     Waited,
-    /// It is not managed, or there was no room for it.
+    /// The page is not managed, or there was no room for it.
     Refused,
 }
 
-/// See the module.
+/// The driver; see the module.
 pub struct Driver {
     engine: Engine,
     plan: Plan,
     contents: Contents,
     outcome: Outcome,
     told: u64,
-    /// The events' bytes, when they are wanted.
+    /// The encoded events, when they are recorded.
     tape: Option<Vec<u8>>,
 }
 
 impl Driver {
-    /// With nothing mapped.
+    /// Creates a driver with nothing mapped.
     pub fn new(settings: Settings, policy: PolicyName) -> Driver {
         Driver {
             engine: Engine::new(settings, policy::build(policy)),
@@ -65,22 +65,22 @@ impl Driver {
         }
     }
 
-    /// Keeps everything that the engine is told from now on, as a recording has it.
+    /// Records every input of the engine from now on, in the format of a recording.
     pub fn record(&mut self) {
         self.tape = Some(Vec::new());
     }
 
-    /// The events since [`record`](Self::record), and how many they are.
+    /// The events since [`record`](Self::record), and their number.
     pub fn tape(&self) -> (&[u8], u64) {
         (self.tape.as_deref().unwrap_or_default(), self.told)
     }
 
-    /// The engine, to look things up.
+    /// The engine, for lookups.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// What it has cost so far.
+    /// The cost so far.
     pub fn outcome(&self) -> Outcome {
         self.outcome.with(self.engine.tally())
     }
@@ -95,7 +95,7 @@ impl Driver {
         answer
     }
 
-    /// Adds the pages `start..end`. `present` says of a page whether it is populated already.
+    /// Adds the pages `start..end`. `present` says whether a page is already populated.
     pub fn map(&mut self, start: u64, end: u64, order: Order, delivery: Delivery, present: impl Fn(u64) -> bool) {
         let mut runs = Vec::new();
         let mut page = start;
@@ -120,13 +120,13 @@ impl Driver {
                 Answer::Discard(DiscardStep::MakeResident { page }, _) => {
                     self.fault(page, ThreadIndex(0), true);
                 }
-                // Nothing is ever under way.
+                // Nothing is ever in progress.
                 _ => return self.contents.forget(start, end),
             }
         }
     }
 
-    /// The program touches one page, and changes it where `write` says so.
+    /// The program touches one page, and changes it if `write` is true.
     pub fn touch(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
         let touched = self.reach(page, thread, write);
         if write && touched != Touched::Refused {
@@ -135,7 +135,7 @@ impl Driver {
         touched
     }
 
-    /// Makes a page such that the program can go on.
+    /// Resolves an access to a page, so that the program can continue.
     fn reach(&mut self, page: u64, thread: ThreadIndex, write: bool) -> Touched {
         let block = self.engine.map().find(page).map(|block| self.engine.map().block(block));
         match block {
@@ -144,14 +144,14 @@ impl Driver {
         }
     }
 
-    /// The program touches every page of `pages`, and writes them where `writes` says so. Returns the slowest touch.
+    /// The program touches every page of `pages`, and writes them if `writes` is true. Returns the slowest touch.
     pub fn visit(&mut self, pages: Pages, thread: ThreadIndex, writes: bool) -> Touched {
         let end = pages.start + u64::from(pages.count);
         let (mut page, mut slowest) = (pages.start, Touched::Hit);
         while page < end {
             let touched = self.reach(page, thread, writes);
             slowest = if touched as u8 > slowest as u8 { touched } else { slowest };
-            // What is touched is written before the block can leave again.
+            // A touched block is written before it can be evicted again.
             let next = match self.engine.map().find(page) {
                 Some(block) => {
                     let block = self.engine.map().pages(block);
@@ -220,7 +220,7 @@ impl Driver {
         panic!("a fault at page {page} does not end, although nothing is under way");
     }
 
-    /// Cleans one standby block. False when the tier is full.
+    /// Cleans one standby block. Returns false when the tier is full.
     fn clean(&mut self, block: BlockIndex, pages: Pages) -> bool {
         let mut buffer = [0; GUARD_RUNS_BYTES];
         let (guards, dirty) = self.contents.compare(pages, &mut buffer);
@@ -239,7 +239,7 @@ impl Driver {
         !full
     }
 
-    /// The worker's part: once its bell has rung it goes on until a plan is empty, as the pager's does.
+    /// The worker's part: once woken, it continues until a plan is empty, as the pager's worker does.
     fn work(&mut self) {
         if !self.engine.wants_worker() {
             return;

@@ -4,8 +4,8 @@
 //! Traces of graph kernels: BFS and PageRank as the GAP benchmark suite runs them, over a Kronecker graph in
 //! compressed rows.
 //!
-//! The graph is far smaller than the real ones, and so are the blocks (4 KiB): what is kept is the ratio
-//! between the arrays, the sequential walk over edges and the random walk over vertices.
+//! The graph is far smaller than real ones, and so are the blocks (4 KiB). Preserved are the ratio between the arrays,
+//! the sequential walk over edges and the random walk over vertices.
 
 use crate::{
     random::Random,
@@ -18,14 +18,14 @@ const SCALE: u32 = 16;
 const DEGREE: u32 = 16;
 /// Probability of the first three quadrants in 1/100, as in Graph500.
 const QUADRANTS: [u64; 3] = [57, 19, 19];
-/// Bytes per block here.
+/// Bytes per block in these traces.
 const BLOCK_BYTES: u32 = 4096;
 /// Searches per trace.
 const SEARCHES: u32 = 8;
 /// Iterations of PageRank.
 const ITERATIONS: u32 = 8;
 
-/// Compressed rows.
+/// A graph in compressed rows.
 struct Graph {
     first_edge: Vec<u32>,
     neighbours: Vec<u32>,
@@ -114,7 +114,7 @@ impl Recorder {
     }
 }
 
-/// Top-down searches.
+/// Breadth-first searches, top-down.
 pub fn bfs(seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let graph = Graph::kronecker(&mut random);
@@ -144,7 +144,7 @@ pub fn bfs(seed: u64) -> Trace {
     recorder.finish()
 }
 
-/// Pull direction: every vertex reads the contribution of its neighbours.
+/// PageRank in pull direction: every vertex reads the contribution of its neighbours.
 pub fn page_rank(seed: u64) -> Trace {
     let graph = Graph::kronecker(&mut Random::new(seed));
     let (mut recorder, [rows, edges, scores, contributions]) = Recorder::new(&graph);
@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    /// Kronecker graphs have few vertices with most of the edges; that is why they are used.
+    /// In Kronecker graphs a few vertices have most of the edges; that is why they are used.
     #[test]
     fn degrees_are_skewed() {
         let graph = Graph::kronecker(&mut Random::new(1));
@@ -198,7 +198,7 @@ mod tests {
         assert!(graph.neighbours.len() <= ((2 * DEGREE) << SCALE) as usize);
     }
 
-    /// What both traces keep: memory is written once in order, every visit is of a block that exists, and no array's
+    /// Holds for both traces: memory is written once in order, every visit is to a block that exists, and no array's
     /// block is visited twice in a row by the array's own walk.
     #[test]
     fn traces_are_within_their_arrays_and_the_same_for_the_same_seed() {
@@ -225,7 +225,7 @@ mod tests {
             trace.touches[trace.warm..].iter().map(|touch| touch.block()).filter(|block| of.contains(block)).collect()
         };
         assert_eq!(visits(&edges), (0..ITERATIONS).flat_map(|_| edges.clone()).collect::<Vec<_>>());
-        // Each iteration goes over the scores twice: to share them out, and to write them.
+        // Each iteration passes over the scores twice: once to share them out, once to write them.
         let twice: Vec<u32> = (0..2 * ITERATIONS).flat_map(|_| scores.clone()).collect();
         assert_eq!(visits(&scores), twice);
     }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Plays workloads and recordings against the real engine of `aquifer-core`, to choose by measurement, and to repeat
-//! what a pager has decided.
+//! Plays workloads and recordings against the real engine of `aquifer-core`, to compare policies by measurement, and to
+//! repeat the decisions of a pager.
 //!
 //! Everything is a function of its arguments and a seed: the same command prints the same table.
 //!
-//! - `workload.rs`, `graph.rs`: what a program touches. `opt.rs`: the optimum that knows the future.
-//! - `driver.rs`, `contents.rs`: carries out what the engine decides, at once. `synthetic.rs`: workloads on it.
-//! - `recording.rs`: tells an engine what a recorded one was told, and compares; `recorded_slabs.rs` gives it the
-//!   recorded slabs. `accesses.rs`: what that says of the
-//!   program. `counterfactual.rs`: the same program under other settings.
+//! - `workload.rs`, `graph.rs`: a program's accesses. `opt.rs`: the optimum that knows the future.
+//! - `driver.rs`, `contents.rs`: carries out the engine's decisions, without delay. `synthetic.rs`: runs workloads on
+//!   it.
+//! - `recording.rs`: gives an engine the inputs of a recorded one, and compares; `recorded_slabs.rs` gives it the
+//!   recorded slabs. `accesses.rs`: what these inputs reveal about the program. `counterfactual.rs`: the same program
+//!   under other settings.
 
 #![forbid(unsafe_code)]
 

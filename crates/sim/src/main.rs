@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let result = result.and_then(|code| out.flush().map(|()| code).map_err(Failure::from));
     match result {
         Ok(code) => code.into(),
-        // Whoever reads our output may stop reading (`| head`); that is no error of ours.
+        // A reader of our output may stop reading (`| head`); that is not an error.
         Err(Failure::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("aquifer-sim: {failure}");

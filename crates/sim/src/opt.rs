@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The optimum that knows the future (Belady's MIN, 1966): the block whose next visit is farthest leaves.
+//! The optimum that knows the future (Belady's MIN, 1966): evicts the block whose next visit is farthest away.
 //!
-//! No policy can hit more often, so it says how much of a table's gap is worth chasing.
+//! No policy can hit more often, so it shows how much of a gap in the table is worth closing.
 
 use std::collections::BinaryHeap;
 
 use crate::workload::Trace;
 
-/// Part of the counted visits that hit with `frames` frames, standby included.
+/// The part of the counted visits that hit with `frames` frames, standby included.
 pub fn hit_ratio(trace: &Trace, frames: u32) -> f64 {
     let next = next_visits(trace);
     let mut resident = vec![false; trace.blocks as usize];
@@ -28,7 +28,7 @@ pub fn hit_ratio(trace: &Trace, frames: u32) -> f64 {
             resident[block] = true;
             held += 1;
         }
-        // An entry from an earlier visit lies nearer than the present and is never popped before this one.
+        // An entry from an earlier visit has a next visit nearer than the present, and is never popped before this one.
         by_next_visit.push((next[index], block));
     }
     hits as f64 / (trace.touches.len() - trace.warm) as f64

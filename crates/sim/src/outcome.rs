@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a run cost, counted alike for a recorded run and for a simulated one.
+//! The cost of a run, counted in the same way for a recorded run and for a simulated one.
 
 use std::ops::Sub;
 
@@ -11,21 +11,21 @@ use serde::Serialize;
 /// Counts of one run, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
-    /// Faults, each once, however often it asked.
+    /// Faults, each counted once, regardless of how many steps it asked for.
     pub faults: u64,
     /// Faults that waited for the tier.
     pub fetches: u64,
-    /// Pages that these fetched.
+    /// Pages that these faults fetched.
     pub fetched_pages: u64,
     /// Pages fetched ahead of demand.
     pub read_ahead_pages: u64,
-    /// Blocks that were read ahead, and that a fault then asked for.
+    /// Blocks that were read ahead and that a fault then asked for.
     pub prefetch_hits: u64,
-    /// Blocks that were read ahead, and that left before.
+    /// Blocks that were read ahead and evicted before any fault asked for them.
     pub prefetch_wasted: u64,
-    /// Blocks that came back from standby.
+    /// Blocks that were rescued from standby.
     pub rescued_blocks: u64,
-    /// Pages that left the resident set.
+    /// Pages that were evicted from the resident set.
     pub evicted_pages: u64,
     /// Pages written to the tier.
     pub written_back_pages: u64,
@@ -34,12 +34,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Pages that came from the tier, on demand or ahead of it.
+    /// Pages fetched from the tier, on demand or ahead of it.
     pub fn tier_pages(&self) -> u64 {
         self.fetched_pages + self.read_ahead_pages
     }
 
-    /// With what the engine counts itself.
+    /// Adds the counts that the engine keeps itself.
     pub fn with(self, tally: Tally) -> Outcome {
         Outcome {
             prefetch_hits: tally.prefetch_hits,
@@ -53,7 +53,7 @@ impl Outcome {
 impl Sub for Outcome {
     type Output = Outcome;
 
-    /// What has come since `before`.
+    /// The counts since `before`.
     fn sub(self, before: Outcome) -> Outcome {
         Outcome {
             faults: self.faults - before.faults,

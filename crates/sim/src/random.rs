@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Repeatable randomness: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators",
-//! OOPSLA 2014), and Zipf by inversion over a table of cumulated weights.
+//! Repeatable randomness: SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA
+//! 2014), and Zipf by inversion over a table of cumulative weights.
 
-/// A stream of random numbers that depends on its seed alone.
+/// A stream of random numbers that depends only on its seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -59,7 +59,7 @@ impl Zipf {
         Zipf { cumulated }
     }
 
-    /// One rank.
+    /// Draws one rank.
     pub fn draw(&self, random: &mut Random) -> u32 {
         let total = self.cumulated.last().copied().unwrap_or(0.0);
         let wanted = random.unit() * total;

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! This file gives a replayed engine the slabs that the recorded one took.
+//! Gives a replayed engine the slabs that the recorded engine took.
 //!
 //! Which slab of a tier is free is not the engine's decision: a process that forked before its pager started shares the
-//! account of slabs with its child, and that child is in no recording. So the recorded slab is an input of the replay.
+//! slab allocator with its child, and that child is in no recording. So the recorded slab is an input of the replay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_core::slabs::Slabs;
 
-/// No slab: the tier was full.
+/// Means no slab: the tier was full.
 const FULL: u64 = u64::MAX;
 
-/// The replay's side: announces the slab of the next event.
+/// The replay's side: sets the slab of the next event.
 #[derive(Clone, Debug, Default)]
 pub struct NextSlab(Arc<AtomicU64>);
 
 impl NextSlab {
-    /// The next slab that the engine takes is this one; `None` if the tier was full.
+    /// Sets the slab that the engine takes next; `None` if the tier was full.
     pub fn set(&self, slab: Option<u32>) {
         self.0.store(slab.map_or(FULL, u64::from), Ordering::Relaxed);
     }
@@ -33,7 +33,7 @@ pub struct RecordedSlabs {
 }
 
 impl RecordedSlabs {
-    /// Slabs that `next` announces.
+    /// Creates an allocator of the slabs that `next` announces.
     pub fn new(next: NextSlab) -> Self {
         Self { next, used: 0 }
     }

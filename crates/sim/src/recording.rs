@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Replays a recording of `aquifer run --record`: tells an engine of this release what the recorded one was told,
-//! and compares each answer.
+//! Replays a recording of `aquifer run --record`: gives an engine of this release the inputs of the recorded one, and
+//! compares each answer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -14,12 +14,12 @@ use aquifer_core::units::PAGE_BYTES;
 
 use crate::recorded_slabs::{NextSlab, RecordedSlabs};
 
-/// A budget that no recording of ours has: a frame's number has no room for more.
+/// A budget larger than in any valid recording: a frame's number has no room for more.
 pub const BUDGET_PAGES_MOST: u64 = 1 << 28;
-/// Pages that a replay describes at most. Each costs some ten bytes here.
+/// Maximum number of pages that a replay describes. Each costs about ten bytes here.
 const PAGES_MOST: u64 = 1 << 31;
 
-/// Reads the file, or says in one line why not.
+/// Reads the file, or returns one line that says why it cannot.
 pub fn load(path: &Path) -> Result<Vec<u8>, String> {
     use std::io::Read;
 
@@ -34,46 +34,47 @@ pub fn load(path: &Path) -> Result<Vec<u8>, String> {
     file.read_to_end(&mut bytes).map(|_| bytes).map_err(unreadable)
 }
 
-/// How a replay ended.
+/// The outcome of a replay.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Every answer was the recorded one.
+    /// Every answer equalled the recorded one.
     Same,
-    /// This event was answered otherwise.
+    /// The answer to this event differed.
     Differs(Difference),
 }
 
-/// The first event that was answered otherwise.
+/// The first event with a different answer.
 #[derive(Debug)]
 pub struct Difference {
     /// Its number, from 0 on.
     pub number: u64,
-    /// What was told.
+    /// The input.
     pub told: String,
-    /// What the recorded engine answered, as far as it is kept.
+    /// The recorded engine's answer, as far as it was kept.
     pub recorded: String,
-    /// What this one answers.
+    /// This engine's answer.
     pub now: String,
 }
 
-/// A replay that has come to its end.
+/// A finished replay.
 pub struct Replayed {
-    /// What the recording says of itself.
+    /// The recording's header.
     pub header: Header,
     /// How the recording ended.
     pub end: End,
-    /// How the replay did.
+    /// The outcome of the replay.
     pub outcome: Outcome,
-    /// The engine as it was then.
+    /// The engine in its final state.
     pub engine: Engine,
 }
 
-/// Why there is no replay.
+/// The message when there is no replay.
 fn refusal(path: &Path, damage: &Damage) -> String {
     format!("{}: {damage}", path.display())
 }
 
-/// Replays `bytes`, which are the file `path`. `each` sees every event with its answer, and the engine after it.
+/// Replays `bytes`, the contents of the file `path`. `each` receives every event with its answer, and the engine after
+/// it.
 pub fn replay(
     path: &Path,
     bytes: &[u8],
@@ -121,8 +122,8 @@ pub fn replay(
     Ok(Replayed { header, end, outcome, engine })
 }
 
-/// Tells the engine one event. What it takes for a bug of its caller is a difference, too: the recorded engine took
-/// the same event.
+/// Gives the engine one event. A panic of the engine is reported as a difference, too: the recorded engine accepted the
+/// same event.
 fn tell(engine: &mut Engine, number: u64, event: &Event<'_>, plan: &mut Plan) -> Result<Answer, Difference> {
     let differs = |recorded: String, now: String| Difference { number, told: told(&event.told), recorded, now };
     let answered = catch_unwind(AssertUnwindSafe(|| event.told.tell(engine, number, plan)));
@@ -144,7 +145,7 @@ fn told(told: &Told<'_>) -> String {
             let again = if *first { "" } else { ", asked again" };
             format!("{access} at {:#x}, thread {}{again}", page * PAGE_BYTES, thread.0)
         }
-        // Their lists say nothing to a person.
+        // Their lists mean nothing to a reader.
         Told::Add { start, end, .. } => format!("Add {{ start: {start}, end: {end} }}"),
         Told::Cleaned { block, verdict, .. } => format!("Cleaned {{ block: {block:?}, verdict: {verdict:?} }}"),
         other => format!("{other:?}"),

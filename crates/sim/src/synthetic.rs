@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Plays a synthetic workload against an engine, and judges what it decided.
+//! Plays a synthetic workload against an engine, and measures the engine's decisions.
 
 use aquifer_core::engine::Settings;
 use aquifer_core::map::{Delivery, Pages};
@@ -15,12 +15,12 @@ use crate::workload::Trace;
 
 /// Pages of one block of a workload: 128 KiB.
 pub const BLOCK_PAGES: u32 = 32;
-/// Where the workload's memory begins: page 0 is nobody's.
+/// Where the workload's memory begins: page 0 is never mapped.
 const START: u64 = 1 << 20;
-/// The least budget that the pager takes, in pages: 16 MiB.
+/// The smallest budget that the pager accepts, in pages: 16 MiB.
 pub const BUDGET_PAGES_LEAST: u64 = 4096;
 
-/// What the pager tells its engine on a kernel of today, with a tier whose requests overlap (`pager/src/pager.rs`).
+/// The pager's settings on a current kernel, with a tier whose requests overlap (`pager/src/pager.rs`).
 pub const SETTINGS: Settings = Settings {
     budget_pages: BUDGET_PAGES_LEAST,
     tier_slabs: 0,
@@ -31,14 +31,14 @@ pub const SETTINGS: Settings = Settings {
     fetch_cost: 5,
 };
 
-/// What the machine looks like.
+/// The simulated machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     /// Pages of local memory, standby included.
     pub budget_pages: u64,
-    /// Block size to begin with.
+    /// Block size at first.
     pub order: Order,
-    /// Whether regions may change it.
+    /// Whether blocks may change their size.
     pub elastic: bool,
     /// Whether to read ahead.
     pub prefetch: bool,
@@ -49,22 +49,22 @@ pub struct Machine {
 pub struct Visits {
     /// Visits counted.
     pub visits: u64,
-    /// Visits that met no fault: nobody knows of them.
+    /// Visits without a fault, which the pager does not notice.
     pub hits: u64,
     /// Visits that had to wait for the tier.
     pub waited: u64,
-    /// What they cost.
+    /// The cost of the visits.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
 impl Visits {
-    /// Part of the visited pages that took nothing from the tier's bandwidth: what a policy is judged by.
+    /// The part of the visited pages that used none of the tier's bandwidth: the measure of a policy.
     pub fn hit_ratio(&self) -> f64 {
         1.0 - self.outcome.tier_pages() as f64 / (self.visits * u64::from(BLOCK_PAGES)) as f64
     }
 
-    /// Part of the visits that did not wait for the tier: what read-ahead is judged by.
+    /// The part of the visits that did not wait for the tier: the measure of read-ahead.
     pub fn ready_ratio(&self) -> f64 {
         1.0 - self.waited as f64 / self.visits as f64
     }
@@ -143,7 +143,7 @@ mod tests {
         for workload in [Workload::Cyclic, Workload::Triad] {
             let trace = workload.trace(4096, 1);
             let visits = play(&trace, PolicyName::S3Fifo, machine(&trace, 30, true));
-            // Some streams are found anew.
+            // A few streams must be found again.
             assert!(visits.ready_ratio() > 0.9, "{workload}: {visits:?}");
             assert!(visits.hit_ratio() > 0.2, "{workload}: {visits:?}");
         }
@@ -164,7 +164,7 @@ mod tests {
         let trace = Workload::Cyclic.trace(1000, 1);
         let outcome = play(&trace, PolicyName::Fifo, machine(&trace, 30, false)).outcome;
         assert!(outcome.fetched_pages > 10 * 32_000, "{outcome:?}");
-        // What the warm-up wrote last is still to be written when it is over.
+        // The blocks written last in the warm-up are still to be written back when it ends.
         assert!(outcome.written_back_pages <= 32_000 * 3 / 10, "{outcome:?}");
     }
 

@@ -3,8 +3,8 @@
 
 //! Makes traces: which blocks a program touches, in which order.
 //!
-//! A trace has one entry per visit of a block, not per load: a scan over a block is one entry. That is what
-//! a pager can influence. Every workload first writes its memory once in address order, as programs do.
+//! A trace has one entry per visit to a block, not per load: a scan over a block is one entry, because only that is
+//! visible to a pager. Every workload first writes its memory once in address order, as programs do.
 
 use std::{fmt, str::FromStr};
 
@@ -13,7 +13,7 @@ use crate::{
     random::{Random, Zipf},
 };
 
-/// One visit of one block.
+/// One visit to one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch(u32);
 
@@ -33,19 +33,19 @@ impl Touch {
         self.0 >> 1
     }
 
-    /// Whether it was written.
+    /// Whether the visit writes.
     pub fn writes(self) -> bool {
         self.0 & 1 == 1
     }
 }
 
-/// A program's visits, and what is needed to judge them.
+/// A program's visits, and the facts needed to judge them.
 pub struct Trace {
-    /// In order.
+    /// The visits, in order.
     pub touches: Vec<Touch>,
-    /// Blocks that the program has; every visited block is below.
+    /// The program's number of blocks; every visited block is below it.
     pub blocks: u32,
-    /// Visits before this one set the stage and are not counted.
+    /// Number of visits in the warm-up, which are not counted.
     pub warm: usize,
 }
 
@@ -62,7 +62,7 @@ pub enum Workload {
     PageRank,
     /// A server of small values, three to a block, that are asked for by Zipf's law with exponent 0.99.
     Server,
-    /// A scan of one quarter of memory, many times, then of another quarter: the working set fits.
+    /// A scan of one quarter of memory, many times, then of another quarter: each fits in local memory.
     Phase,
     /// The same, visited in random order.
     PhaseRandom,
@@ -92,7 +92,7 @@ impl Workload {
         Workload::PageRank,
     ];
 
-    /// The word on the command line and in the table.
+    /// The name on the command line and in the table.
     pub fn as_str(self) -> &'static str {
         match self {
             Workload::Bfs => "bfs",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The command line of the simulator: what bad input gets, and what a script can rely on.
+//! The command line of the simulator: the response to bad input, and the guarantees for scripts.
 
 use std::process::{Command, Output};
 

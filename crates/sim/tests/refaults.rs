@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The budget that the engine suggests, against the one that the simulator finds by trying.
+//! Compares the budget that the engine suggests with the one that the simulator finds by trying.
 //!
-//! The trouble it guards against: a program that crawls is told a budget that does not help, or that is all of its
-//! memory where a little more would do.
+//! The trouble it guards against: the user of a slow program gets a suggested budget that does not help, or that covers
+//! all of the program's memory where a little more would be enough.
 
 use aquifer_core::engine::Settings;
 use aquifer_core::policy::PolicyName;
@@ -16,7 +16,8 @@ use aquifer_sim::workload::{Trace, Workload};
 /// 2,000 blocks of 128 KiB: 250 MiB.
 const BLOCKS: u32 = 2000;
 
-/// Plays `trace` with a budget of so many blocks. Also returns how many more would halve the fetches, by the estimate.
+/// Plays `trace` with a budget of this many blocks. Also returns how many more would halve the fetches, by the
+/// estimate.
 fn play(trace: &Trace, budget_blocks: u64) -> (Visits, u64) {
     let budget_pages = budget_blocks * u64::from(BLOCK_PAGES);
     let tier_slabs = trace.blocks.div_ceil(REGION_PAGES / BLOCK_PAGES);
@@ -28,7 +29,7 @@ fn play(trace: &Trace, budget_blocks: u64) -> (Visits, u64) {
     (visits, pages / u64::from(BLOCK_PAGES))
 }
 
-/// The least budget, to within a fiftieth of all blocks, that fetches at most half as much. By trying.
+/// The smallest budget, to within a fiftieth of all blocks, that fetches at most half as much. Found by trying.
 fn least_that_halves(trace: &Trace, from: u64, fetched: u64) -> u64 {
     let all = u64::from(trace.blocks) * 9 / 8;
     let step = usize::try_from(trace.blocks / 50).expect("a small number");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What may be typed.
+//! The command line's arguments.
 
 use std::path::PathBuf;
 
@@ -101,24 +101,24 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Whether anything is to be otherwise than it was recorded.
+    /// Whether any setting differs from the recorded ones.
     pub fn is_counterfactual(&self) -> bool {
         let lists = [self.policy.is_empty(), self.dram.is_empty(), self.block.is_empty()];
         lists.contains(&false) || self.no_prefetch || self.prefetch
     }
 }
 
-/// How many bytes move as one.
+/// How many bytes move together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockSize {
-    /// Learnt for each range, beginning with 128 KiB.
+    /// Learnt for each range, starting with 128 KiB.
     Auto,
     /// Always this many.
     Fixed(Order),
 }
 
 impl BlockSize {
-    /// The size to begin with.
+    /// The size at first.
     pub fn order(self) -> Order {
         match self {
             BlockSize::Auto => Order::DEFAULT,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The command line: what may be typed, what is printed, and how it ends.
+//! The command line: its arguments, its output, and its exit codes.
 
 pub mod args;
 pub mod replay;
@@ -13,7 +13,7 @@ use std::io;
 /// Why there is no result, in one line.
 #[derive(Debug)]
 pub enum Failure {
-    /// Standard output takes no more.
+    /// Writing to standard output failed.
     Output(io::Error),
     /// The recording cannot be read.
     Recording(String),

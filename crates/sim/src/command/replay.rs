@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer-sim replay`: the same decisions, or the first one that differs; and other settings.
+//! `aquifer-sim replay`: verifies that the engine decides the same, reports the first difference, and tries other
+//! settings.
 
 use std::io::Write;
 
@@ -24,14 +25,14 @@ use super::args::{BlockSize, Replay};
 /// The release of this simulator, and so of its engine.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Replays, and plays with other settings where such are given. Returns the exit code.
+/// Replays the recording, and plays it with other settings if any are given. Returns the exit code.
 pub fn run(arguments: &Replay, out: &mut impl Write) -> Result<u8, Failure> {
     check_budgets(arguments)?;
     let path = &arguments.file;
     let bytes = recording::load(path).map_err(Failure::Recording)?;
     let mut accesses = Accesses::default();
     let other = arguments.is_counterfactual();
-    // An engine that refuses an event panics; that is told as a difference, below.
+    // An engine that refuses an event panics; that is reported as a difference, below.
     std::panic::set_hook(Box::new(|_| {}));
     let replayed = recording::replay(path, &bytes, |_, told, answer, plan, engine| {
         if other {
@@ -90,7 +91,7 @@ fn print_replay(arguments: &Replay, replayed: &Replayed, out: &mut impl Write) -
     print_temperatures(&replayed.engine, out)
 }
 
-/// How hot memory was at the end, hot memory first.
+/// Prints the temperatures of memory at the end, hot memory first.
 fn print_temperatures(engine: &Engine, out: &mut impl Write) -> Result<(), Failure> {
     let Histogram { resident, away } = engine.map().temperatures().histogram();
     writeln!(out, "\n  {:<16}{:>10}{:>10}", "temperature", "resident", "away")?;
@@ -135,13 +136,13 @@ fn ending(end: End) -> String {
     }
 }
 
-/// One row: settings, and what they cost.
+/// One row of the output: settings, and their cost.
 #[derive(Serialize)]
 struct Row {
     setting: String,
     policy: String,
     dram_bytes: u64,
-    /// In bytes; `None`: as the mappings were recorded.
+    /// In bytes; `None` means the sizes of the recorded mappings.
     block: Option<u64>,
     elastic: bool,
     prefetch: bool,
@@ -194,7 +195,8 @@ fn check_budgets(arguments: &Replay) -> Result<(), Failure> {
     }
 }
 
-/// Every combination of what was given; what was not given is as it was recorded. Not the recorded one itself.
+/// Every combination of the given settings, with the recorded value for those not given. The recorded combination
+/// itself is left out.
 fn machines(arguments: &Replay, recorded: Machine) -> Vec<Machine> {
     let or = |given: Vec<Machine>, change: &dyn Fn(Machine) -> Vec<Machine>| -> Vec<Machine> {
         given
@@ -220,7 +222,7 @@ fn machines(arguments: &Replay, recorded: Machine) -> Vec<Machine> {
     all
 }
 
-/// What is otherwise than recorded.
+/// A label made of the settings that differ from the recorded ones.
 fn name(machine: Machine, recorded: Machine) -> String {
     let mut parts = Vec::new();
     if machine.policy != recorded.policy {

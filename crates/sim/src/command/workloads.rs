@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table: how often each policy would have to go to the tier, per workload and local ratio.
+//! The table: how often each policy would have to use the tier, per workload and local ratio.
 
 use std::io::Write;
 
@@ -29,7 +29,7 @@ struct Line {
     visits: Visits,
 }
 
-/// Prints it.
+/// Prints the table.
 pub fn run(arguments: &Workloads, out: &mut impl Write) -> Result<u8, Failure> {
     let or_all = |given: &[Workload]| if given.is_empty() { Workload::ALL.to_vec() } else { given.to_vec() };
     let policies = if arguments.policy.is_empty() { PolicyName::ALL.to_vec() } else { arguments.policy.clone() };
@@ -37,7 +37,7 @@ pub fn run(arguments: &Workloads, out: &mut impl Write) -> Result<u8, Failure> {
         .into_iter()
         .map(|workload| (workload, workload.trace(arguments.blocks, arguments.seed)))
         .collect();
-    // Refused before anything is printed.
+    // Refuses impossible budgets before anything is printed.
     for (_, trace) in &traces {
         arguments.local.iter().try_for_each(|local| machine(arguments, trace, *local).map(drop))?;
     }
@@ -78,7 +78,7 @@ pub fn run(arguments: &Workloads, out: &mut impl Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The machine, and how many of the workload's blocks fit into its memory.
+/// The machine, and the number of the workload's blocks that fit into its memory.
 fn machine(arguments: &Workloads, trace: &Trace, local_percent: u32) -> Result<(Machine, u32), Failure> {
     let frames = (u64::from(trace.blocks) * u64::from(local_percent)).div_ceil(100) as u32;
     let budget_pages = u64::from(frames) * u64::from(BLOCK_PAGES);
