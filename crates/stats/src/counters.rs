@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The writer's side: what the pager calls on the fault path.
+//! The writer's side: the calls that the pager makes on the fault path.
 //!
-//! Threads: any, also in a signal handler. Never allocates, locks or waits after `create` or `attach`.
-//! Orderings: a cause is counted before its effect and a peak before its gauge, with Release, so that a reader that
-//! looks at the effect first never finds more of it than of its cause. The rest is relaxed: each number is right by
-//! itself.
-//! Several processes may write to one segment (a program that runs another one): counters add up, and of
-//! gauges the last writer's is seen.
+//! Threads: any, also in a signal handler. Never allocates, locks or waits after `create` or `attach`. Orderings: a
+//! cause is counted before its effect, and a peak before its gauge, with Release, so that a reader that reads the
+//! effect first never finds more effects than causes. All other accesses are relaxed: each number is valid by itself.
+//! Several processes may write to one segment (a program that runs another one): counters add up, and a gauge has the
+//! value of its last writer.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -23,7 +22,7 @@ use crate::names::{Counter, FaultKind, Gauge, LevelCounter, LevelGauge, Place, T
 use crate::snapshot::{NotASegment, Snapshot};
 use crate::text;
 
-/// The numbers of one instance, to be written.
+/// The numbers of one instance, for writing.
 #[derive(Debug)]
 pub struct Counters {
     /// At least [`layout::WORDS`] words.
@@ -31,19 +30,19 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Makes a new segment, all zero.
+    /// Creates a new segment, all zero.
     pub fn create() -> io::Result<Counters> {
         let segment = SharedSegment::create(SEGMENT_NAME, layout::WORDS)?;
         segment.words()[layout::VERSION_WORD].store(layout::VERSION, Ordering::Relaxed);
         segment.words()[layout::SIZE_WORD].store(layout::BYTES, Ordering::Relaxed);
-        // Last, with Release: pairs with the Acquire loads of `snapshot::check`.
+        // Stored last, with Release: pairs with the Acquire loads of `snapshot::check`.
         segment.words()[layout::MAGIC_WORD].store(layout::MAGIC, Ordering::Release);
         Ok(Counters { segment })
     }
 
-    /// Maps the segment behind an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so
-    /// that a program that this one executes finds it too. An error when the number is closed or is
-    /// something else by now: make a segment of your own then.
+    /// Maps the segment behind an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so that a
+    /// program executed by this one finds it too. Returns an error when the descriptor is closed or is something else
+    /// by now: create a new segment then.
     pub fn attach(number: i32) -> Result<Counters, NotASegment> {
         let segment = SharedSegment::attach_inherited(number).map_err(NotASegment::Unmappable)?;
         let words = segment.words();
@@ -51,12 +50,13 @@ impl Counters {
         Ok(Counters { segment })
     }
 
-    /// The descriptor to hand to a child. `None` for attached counters.
+    /// The descriptor to pass to a child. `None` for attached counters.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.segment.descriptor()
     }
 
-    /// Counts `amount` more. Release: who sees this sees what was counted before it, see `Snapshot::take`.
+    /// Adds `amount` to a counter. Release: a reader of the new count also sees everything counted before it; see
+    /// `Snapshot::take`.
     pub fn add(&self, counter: Counter, amount: u64) {
         if amount > 0 {
             self.word(layout::counter(counter)).fetch_add(amount, Ordering::Release);
@@ -73,16 +73,16 @@ impl Counters {
         self.word(layout::gauge(gauge)).store(value, Ordering::Relaxed);
     }
 
-    /// Raises a gauge to `value` when it is lower: for peaks.
+    /// Raises a gauge to `value` if it is lower: for peaks.
     pub fn raise(&self, gauge: Gauge, value: u64) {
         let word = self.word(layout::gauge(gauge));
-        // Almost never higher: look before taking the cache line.
+        // The value is almost never higher: read before taking the cache line.
         if value > word.load(Ordering::Relaxed) {
             word.fetch_max(value, Ordering::Relaxed);
         }
     }
 
-    /// Sets a gauge, and its peak before, so that no reader finds it above its peak.
+    /// Sets a gauge, after its peak, so that no reader finds the gauge above its peak.
     pub fn set_with_peak(&self, gauge: Gauge, peak: Gauge, value: u64) {
         self.raise(peak, value);
         self.word(layout::gauge(gauge)).store(value, Ordering::Release);
@@ -103,25 +103,25 @@ impl Counters {
         self.word(layout::gauge(gauge)).load(Ordering::Relaxed)
     }
 
-    /// Sets the resident bytes, and their peak with them.
+    /// Sets the resident bytes, and their peak.
     pub fn set_resident_bytes(&self, bytes: u64) {
         self.set_with_peak(Gauge::ResidentBytes, Gauge::ResidentBytesPeak, bytes);
     }
 
-    /// Sets how many bytes of one place are in each class of temperature.
+    /// Sets the number of bytes of one place in each class of temperature.
     pub fn set_heat(&self, place: Place, bytes: [u64; TEMPERATURES.len()]) {
         for (class, bytes) in bytes.into_iter().enumerate() {
             self.word(layout::heat(place, class)).store(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Writes down what kind of tier a level of a chain is.
+    /// Stores the name of the tier at a level of a chain.
     pub fn write_level(&self, level: usize, name: &str) {
         let start = layout::level_name(level);
         text::write(&self.segment.words()[start..start + layout::LEVEL_NAME_WORDS], name);
     }
 
-    /// Counts `amount` more of a level of a chain.
+    /// Adds `amount` to a counter of a level of a chain.
     pub fn add_level(&self, level: usize, counter: LevelCounter, amount: u64) {
         self.word(layout::level_counter(level, counter)).fetch_add(amount, Ordering::Relaxed);
     }
@@ -131,25 +131,25 @@ impl Counters {
         self.word(layout::level_gauge(level, gauge)).store(value, Ordering::Relaxed);
     }
 
-    /// Counts one resolved fault of `kind` in its histogram. [`Counter::Faults`] is counted apart.
+    /// Counts one resolved fault of `kind` in its histogram. [`Counter::Faults`] is counted separately.
     pub fn record(&self, kind: FaultKind, nanoseconds: u64) {
         let sum = layout::latencies(kind);
         self.word(sum).fetch_add(nanoseconds, Ordering::Relaxed);
         let max = self.word(sum + 1);
-        // Almost every fault is not the slowest one: look before taking the cache line.
+        // Almost no fault is the slowest one: read before taking the cache line.
         if nanoseconds > max.load(Ordering::Relaxed) {
             max.fetch_max(nanoseconds, Ordering::Relaxed);
         }
         self.word(sum + 2 + bucket_of(nanoseconds)).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Writes a text, cut to its capacity. Lost when another write of the same text is under way.
+    /// Writes a text, cut to its capacity. The text is lost when another write of the same text is in progress.
     pub fn write(&self, name: Text, text: &str) {
         let start = layout::text(name);
         text::write(&self.segment.words()[start..start + 2 + name.capacity_bytes() / 8], text);
     }
 
-    /// All numbers as they are now. Allocates: not for the fault path.
+    /// The present value of all numbers. Allocates: not for the fault path.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::take(|index| self.word(index).load(Ordering::Acquire))
     }

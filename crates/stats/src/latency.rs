@@ -3,11 +3,11 @@
 
 //! Log-linear latency buckets: which bucket a number of nanoseconds falls into, and back.
 //!
-//! Pure arithmetic. Below [`LINEAR`] nanoseconds each bucket is one nanosecond; above, each power of two is cut
-//! into [`LINEAR`] equal parts, so a bucket is never wider than 1/16 of its value. Longer than 2^36 ns
-//! (69 s) counts as the last bucket; the maximum is kept apart and is exact.
+//! Pure arithmetic. Below [`LINEAR`] nanoseconds each bucket is one nanosecond; above, each power of two is divided
+//! into [`LINEAR`] equal parts, so a bucket is never wider than 1/16 of its value. A latency above 2^36 ns (69 s)
+//! counts in the last bucket; the maximum is stored separately and is exact.
 
-/// Buckets per power of two. 16 bound the error of a quantile to 6 %, which tells 4.7 us from 5.0 us.
+/// Buckets per power of two. 16 bound the error of a quantile to 6 %, enough to distinguish 4.7 us from 5.0 us.
 const LINEAR: u64 = 16;
 const LINEAR_BITS: u32 = LINEAR.ilog2();
 /// Values from `1 << TOP_BITS` on share the last bucket.
@@ -56,23 +56,23 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// How many faults were measured. Saturates: any process with the descriptor may have written the buckets.
+    /// Number of faults measured. Saturates: any process with the descriptor may have written the buckets.
     pub fn count(&self) -> u64 {
         sum(&self.buckets)
     }
 
-    /// The time that all of them took.
+    /// The total time of all measured faults.
     pub fn sum_us(&self) -> f64 {
         self.sum_ns as f64 / 1000.0
     }
 
-    /// The longest one, exactly.
+    /// The longest time, exactly.
     pub fn max_us(&self) -> f64 {
         self.max_ns as f64 / 1000.0
     }
 
-    /// The time within which the `share` (0 to 1) of faults was resolved: the middle of its bucket, never
-    /// above the maximum. 0 when nothing was measured.
+    /// The time within which the `share` (0 to 1) of faults was resolved: the middle of its bucket, never above the
+    /// maximum. 0 when nothing was measured.
     pub fn quantile_us(&self, share: f64) -> f64 {
         let count = self.count();
         let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
@@ -90,12 +90,12 @@ impl Latencies {
         0.0
     }
 
-    /// How many took less than `1 << power` nanoseconds.
+    /// Number of faults that took less than `1 << power` nanoseconds.
     pub fn count_below_power(&self, power: u32) -> u64 {
         sum(&self.buckets[..bucket_of(1 << power)])
     }
 
-    /// Both together.
+    /// Adds the measurements of `other`.
     pub fn merge(&mut self, other: &Latencies) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine = mine.saturating_add(*theirs);

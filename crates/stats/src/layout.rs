@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where everything is in the segment, in words of 8 bytes, native byte order (it never leaves the machine).
-//! Golden file: `tests/golden/layout_v2.txt`.
+//! The layout of the segment, in words of 8 bytes, native byte order (it never leaves the machine). Golden file:
+//! `tests/golden/layout_v2.txt`.
 //!
 //! | word  | words       | field     | meaning                                                     |
 //! |-------|-------------|-----------|-------------------------------------------------------------|
@@ -17,7 +17,7 @@
 //! | after | 2 + BUCKETS | latencies | sum, maximum, buckets, in the order of [`FaultKind`]        |
 //! | after | 16 each     | levels    | of a chain of tiers, the fastest first: name (a text; empty where there is no such level), then [`LevelCounter`], then [`LevelGauge`] |
 //!
-//! Spare words are zero, so that a newer reader sees an older writer's missing counter as 0. Anything but
+//! Spare words are zero, so that a newer reader reads a counter that an older writer lacks as 0. Any change other than
 //! appending to counters or gauges within their room needs a new version.
 
 use crate::latency::BUCKETS;
@@ -68,7 +68,7 @@ pub const fn gauge(gauge: Gauge) -> usize {
     GAUGES_WORD + gauge as usize
 }
 
-/// Place of the bytes that are in a class of temperature.
+/// Place of the bytes in a class of temperature.
 pub const fn heat(place: Place, class: usize) -> usize {
     assert!(class < TEMPERATURES.len());
     HEAT_WORD + place as usize * TEMPERATURES.len() + class
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// A change in an existing line breaks readers of running programs: raise the version then.
+    /// A change in an existing line breaks readers of running programs: raise the version in that case.
     #[test]
     fn the_layout_is_pinned() {
         let mut lines = format!("version {VERSION} words {WORDS} buckets {BUCKETS}\n");

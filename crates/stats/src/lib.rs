@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counters that live in shared memory: the pager inside the program writes, anybody with the descriptor
-//! reads, while the program runs and after it died.
+//! Counters in shared memory: the pager inside the program writes them, and any process with the descriptor can read
+//! them while the program runs and after it has died.
 //!
-//! The writer is [`Counters`]: relaxed atomics, no allocation, no lock, safe in a signal handler. The
-//! reader takes a [`Snapshot`] and prints it as JSON or as Prometheus text. Names are one table
-//! (`names.rs`), the places of the words another (`layout.rs`); golden tests pin both.
+//! The writer is [`Counters`]: atomics, no allocation, no lock, safe in a signal handler. The reader takes a
+//! [`Snapshot`] and prints it as JSON or as Prometheus text. One table holds the names (`names.rs`), another the places
+//! of the words (`layout.rs`); golden tests pin both.
 //!
 //! ```
 //! use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};

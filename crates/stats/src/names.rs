@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every counter, gauge, latency and text: its name, its meaning. One table each.
+//! Every counter, gauge, latency and text: its name and its meaning. One table each.
 //!
-//! The name is the word in the code, in `--stats-json`, in `aquifer stat` and (with `aquifer_` before it)
-//! in Prometheus text. The order is the order in the segment: append, never insert or reorder; the golden
-//! test of the layout fails otherwise.
+//! The name is the word in the code, in `--stats-json`, in `aquifer stat` and (with the prefix `aquifer_`) in
+//! Prometheus text. The order is the order in the segment: append, never insert or reorder; the golden test of the
+//! layout fails otherwise.
 
-/// Makes an enum whose variants have a name and a sentence.
+/// Defines an enum whose variants have a name and a sentence.
 macro_rules! table {
     ($(#[$meta:meta])* $enum:ident { $($variant:ident $name:literal $help:literal)+ }) => {
         $(#[$meta])*
@@ -17,17 +17,17 @@ macro_rules! table {
         }
 
         impl $enum {
-            /// All of them, in the order of the segment.
+            /// All variants, in the order of the segment.
             pub const ALL: &'static [$enum] = &[$($enum::$variant),+];
-            /// How many there are.
+            /// Number of variants.
             pub const COUNT: usize = Self::ALL.len();
 
-            /// The one name.
+            /// The name.
             pub const fn name(self) -> &'static str {
                 match self { $($enum::$variant => $name,)+ }
             }
 
-            /// One sentence.
+            /// The meaning, in one sentence.
             pub const fn help(self) -> &'static str {
                 match self { $($enum::$variant => $help,)+ }
             }
@@ -36,7 +36,7 @@ macro_rules! table {
 }
 
 table! {
-    /// What only ever grows.
+    /// Numbers that only grow.
     Counter {
         Faults "faults" "Faults resolved, of every kind."
         FaultsWrite "faults_write" "Faults that were stores, among all faults."
@@ -74,7 +74,7 @@ table! {
 }
 
 table! {
-    /// What is so now.
+    /// Present values.
     Gauge {
         Pid "pid" "Process that writes these numbers; 0 before the pager has started."
         StartTimeUnixS "start_time_unix_s" "When the pager started, in seconds since 1970."
@@ -102,7 +102,7 @@ table! {
 }
 
 table! {
-    /// How a fault was resolved; each kind has a histogram of its own.
+    /// How a fault was resolved; each kind has its own histogram.
     FaultKind {
         Fresh "fresh" "The memory had no contents yet."
         Rescue "rescue" "The block was on standby."
@@ -112,7 +112,7 @@ table! {
 }
 
 table! {
-    /// Where memory is whose temperature is counted.
+    /// The places for which temperatures are counted.
     Place {
         Resident "resident" "At the program's address."
         Away "away" "On standby, in the tier, or on the way."
@@ -122,11 +122,11 @@ table! {
 /// Classes of temperature, from cold to hot, each twice as hot as the one before. Units: docs/temperature.md.
 pub const TEMPERATURES: [&str; 9] = ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127", "128-255"];
 
-/// Levels of a chain of tiers for which there is room in the segment.
+/// Number of levels of a chain of tiers for which the segment has room.
 pub const LEVELS: usize = 4;
 
 table! {
-    /// What only ever grows, of each level of a chain.
+    /// Numbers that only grow, for each level of a chain.
     LevelCounter {
         Reads "reads" "Reads of the program's blocks from this level of a chain of tiers."
         ReadBytes "read_bytes" "Bytes of the program's blocks read from this level of a chain of tiers."
@@ -136,18 +136,18 @@ table! {
 }
 
 table! {
-    /// What is so now, of each level of a chain.
+    /// Present values, for each level of a chain.
     LevelGauge {
         CapacityBytes "capacity_bytes" "Bytes that this level of a chain of tiers can hold."
         UsedBytes "used_bytes" "Bytes of this level of a chain of tiers that are set aside, in slabs of 2 MiB."
     }
 }
 
-/// Bytes of the name of a level's tier.
+/// Maximum number of bytes in the name of a level's tier.
 pub(crate) const LEVEL_NAME_BYTES: usize = 32;
 
 table! {
-    /// Words about this instance.
+    /// Texts about this instance.
     Text {
         Program "program" "The program's name."
         Policy "policy" "Which policy chooses the blocks that leave."
@@ -167,7 +167,7 @@ impl Gauge {
 }
 
 impl Text {
-    /// How many bytes of text fit; the rest is cut off.
+    /// Maximum number of bytes of the text; the rest is cut off.
     pub const fn capacity_bytes(self) -> usize {
         match self {
             Text::Tier | Text::Program => 256,

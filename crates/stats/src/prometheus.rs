@@ -3,9 +3,9 @@
 
 //! Prometheus text, exposition format 0.0.4, of any number of instances.
 //!
-//! Names are those of `names.rs` with `aquifer_` before them and `_total` after a counter, and with units as Prometheus
-//! has them: seconds and bytes, last in the name. Every sample is labelled with the instance's `pid` and `program`, and
-//! with its systemd `unit` where the caller knows it. `instance` is a scraper's own label, so it is not used.
+//! Names are those of `names.rs` with the prefix `aquifer_`, the suffix `_total` for a counter, and units as Prometheus
+//! wants them: seconds and bytes, last in the name. Every sample is labelled with the instance's `pid` and `program`,
+//! and with its systemd `unit` if the caller knows it. `instance` is a scraper's own label, so it is not used.
 
 use std::fmt::Write;
 
@@ -15,13 +15,13 @@ use crate::snapshot::{LevelSnapshot, Snapshot};
 /// Histogram bounds: powers of two from 1.024 us, below the cheapest fault measured (4.7 us), to 4.3 s.
 const BOUNDS_POWERS: std::ops::RangeInclusive<u32> = 10..=32;
 
-/// The text for a scrape. Each name is described once, whatever the number of instances.
+/// The text for a scrape. Each name is described once, regardless of the number of instances.
 pub fn to_prometheus(snapshots: &[Snapshot]) -> String {
     let instances: Vec<Labelled<'_>> = snapshots.iter().map(|snapshot| Labelled::new(snapshot, None)).collect();
     page(&instances)
 }
 
-/// The same, of instances with the systemd units that they belong to.
+/// The same, for instances with the systemd units that they belong to.
 pub fn to_prometheus_of_units(instances: &[(Snapshot, Option<String>)]) -> String {
     let instances: Vec<Labelled<'_>> =
         instances.iter().map(|(snapshot, unit)| Labelled::new(snapshot, unit.as_deref())).collect();
@@ -45,7 +45,7 @@ impl<'a> Labelled<'a> {
     }
 }
 
-/// A gauge's name. The unit comes last, and it is a base unit.
+/// A gauge's name. The unit is last, and is a base unit.
 fn gauge_name(gauge: Gauge) -> String {
     match gauge {
         Gauge::StartTimeUnixS => "aquifer_start_time_seconds".into(),
@@ -101,7 +101,7 @@ impl Page {
         self.line(format_args!("{name}{{{labels}}} {value}"));
     }
 
-    /// Nothing where no instance has a chain of tiers.
+    /// Writes nothing if no instance has a chain of tiers.
     fn levels(&mut self, instances: &[Labelled<'_>]) {
         if instances.iter().all(|instance| instance.snapshot.levels().is_empty()) {
             return;
@@ -177,8 +177,8 @@ mod tests {
     use super::*;
     use crate::Counters;
 
-    /// A reader of the format, strict where scrapers are: a family is described before its first sample,
-    /// once; names and label names are of the allowed characters; values are numbers.
+    /// A parser of the format, as strict as scrapers are: a family is described before its first sample, once; names
+    /// and label names contain only allowed characters; values are numbers.
     fn families(text: &str) -> BTreeMap<String, (String, Vec<String>)> {
         let mut families: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
         let mut described = String::new();

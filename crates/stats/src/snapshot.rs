@@ -3,8 +3,8 @@
 
 //! The reader's side: all numbers of an instance at about one instant, and their JSON.
 //!
-//! The numbers are read one after another while the writer goes on. Parts are read before the whole, and gauges before
-//! their peaks, in the opposite order of their writing: so they never contradict each other.
+//! The numbers are read one after another while the writer continues. Parts are read before the whole, and gauges
+//! before their peaks, in the reverse of the order in which they are written, so that they never contradict each other.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 use crate::text;
 
-/// Why a descriptor is not a statistics segment that we can read.
+/// Why a descriptor is not a readable statistics segment.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum NotASegment {
@@ -28,7 +28,7 @@ pub enum NotASegment {
     Size,
     /// Not a sealed memfd, or not mappable.
     Unmappable(io::Error),
-    /// Written by another release.
+    /// Written with another version of the layout.
     Version {
         /// The version in the segment.
         found: u64,
@@ -67,7 +67,7 @@ pub fn read(descriptor: BorrowedFd<'_>) -> Result<Snapshot, NotASegment> {
     Ok(Snapshot::take(|index| view.load(index)))
 }
 
-/// Whether the words are a segment of this layout.
+/// Checks that the words are a segment of this layout.
 pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), NotASegment> {
     if words <= layout::SIZE_WORD {
         return Err(NotASegment::Size);
@@ -86,7 +86,7 @@ pub(crate) fn check(words: usize, load: impl Fn(usize) -> u64) -> Result<(), Not
     Ok(())
 }
 
-/// Counters that are parts of one further down in the table. Of all others the whole stands before its parts.
+/// Counters that are parts of a later one in the table. In all other cases the whole precedes its parts.
 const PARTS_OF_LATER_ONES: [Counter; 2] = [Counter::PrefetchHits, Counter::PrefetchWasted];
 
 /// Reads every counter, parts first.
@@ -119,7 +119,7 @@ pub struct LevelSnapshot {
 }
 
 impl LevelSnapshot {
-    /// `None`: there is no such level.
+    /// `None` when there is no such level.
     fn take(level: usize, load: &impl Fn(usize) -> u64) -> Option<LevelSnapshot> {
         let start = layout::level_name(level);
         let name = text::read(layout::LEVEL_NAME_WORDS, |index| load(start + index)).unwrap_or_default();
@@ -175,12 +175,12 @@ impl Snapshot {
         self.gauges[gauge as usize]
     }
 
-    /// How many bytes of one place are in each class of temperature, cold ones first.
+    /// The number of bytes of one place in each class of temperature, cold classes first.
     pub fn heat_bytes(&self, place: Place) -> [u64; TEMPERATURES.len()] {
         self.heat[place as usize]
     }
 
-    /// The levels of a chain of tiers, the fastest first. None where there is one tier only.
+    /// The levels of a chain of tiers, the fastest first. Empty when there is only one tier.
     pub fn levels(&self) -> &[LevelSnapshot] {
         &self.levels
     }
@@ -204,12 +204,12 @@ impl Snapshot {
         all
     }
 
-    /// Whether a pager has written here: false when the program never loaded the preload library.
+    /// Whether a pager has written to this segment: false when the program never loaded the preload library.
     pub fn is_attached(&self) -> bool {
         self.gauge(Gauge::Pid) != 0
     }
 
-    /// What `--stats-json` holds: an object over several lines.
+    /// The contents of `--stats-json`: an object over several lines.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("numbers and strings under string keys are always JSON")
     }

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Short texts in words that others read while they are written.
+//! Short texts in words of memory that other processes may read during a write.
 //!
-//! A sequence lock: the sequence is odd while somebody writes. A second writer (another thread, or a signal
-//! handler that interrupted the first) gives up instead of waiting, so that nobody can wait for ever; a
-//! reader tries a bounded number of times. A writer that dies half-way leaves the text unreadable, not wrong.
+//! A sequence lock: the sequence is odd during a write. A second writer (another thread, or a signal handler that
+//! interrupted the first) gives up instead of waiting, so that none can wait for ever; a reader tries a bounded number
+//! of times. A writer that dies during a write leaves the text unreadable, not wrong.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// A write is about a hundred stores; a reader that fails this often looks at a dead writer's text.
+/// A write is about a hundred stores; a reader that fails this often is reading a dead writer's text.
 const READ_ATTEMPTS: usize = 1000;
 
-/// Writes as much of `text` as fits, cut at a character. `words` are sequence, length, bytes. Returns
-/// whether it was written; it is not when another write is under way.
+/// Writes as much of `text` as fits, cut at a character boundary. `words` are sequence, length, bytes. Returns whether
+/// the text was written; it is not when another write is in progress.
 pub fn write(words: &[AtomicU64], text: &str) -> bool {
     let [sequence, length, bytes @ ..] = words else { return false };
     let before = sequence.load(Ordering::Relaxed);
     if before % 2 == 1 {
         return false;
     }
-    // Acquire: our stores below come after the sequence became odd.
+    // Acquire: the stores below happen after the sequence became odd.
     let odd = before.wrapping_add(1);
     if sequence.compare_exchange(before, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return false;
     }
-    // Pairs with the Acquire fence in `read`: who sees one of the words below sees the odd sequence.
+    // Pairs with the Acquire fence in `read`: a reader that sees one of the words below also sees the odd sequence.
     fence(Ordering::Release);
     let text = &text.as_bytes()[..boundary_at_or_before(text, bytes.len() * 8)];
     length.store(text.len() as u64, Ordering::Relaxed);
@@ -39,7 +39,7 @@ pub fn write(words: &[AtomicU64], text: &str) -> bool {
     true
 }
 
-/// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write never ends.
+/// Reads a text; `load` returns the word at an index, with Acquire. `None` when a write never ends.
 pub fn read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
     for _ in 0..READ_ATTEMPTS {
         let before = load(0);
