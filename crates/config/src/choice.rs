@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The settings that are a choice among words: policy, delivery, exchange, block size.
+//! The settings whose values are words: policy, delivery, exchange, block size.
 //!
-//! Each word is written once, in the table of its type; the command line, the configuration and the
-//! messages take it from there.
+//! Each word is written once, in the table of its type; the command line, the configuration and the messages use that
+//! table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,12 +12,12 @@ use std::str::FromStr;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A word that is not one of the choices of a setting.
+/// A word that a setting does not accept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownWord {
-    /// What was given.
+    /// The given word.
     pub word: String,
-    /// What may be given.
+    /// The accepted words.
     pub choices: &'static str,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for UnknownWord {
 
 impl std::error::Error for UnknownWord {}
 
-/// Makes an enum whose variants are words, with the same word in text and in JSON.
+/// Defines an enum whose variants are words, with the same word in text and in JSON.
 macro_rules! words {
     (
         $(#[$meta:meta])* $name:ident, $choices:literal,
@@ -85,14 +85,14 @@ macro_rules! words {
 }
 
 words!(
-    /// Which policy chooses the blocks that leave.
+    /// Which policy chooses the blocks to evict.
     PolicyName, "s3fifo, clock, lru, fifo",
     /// S3-FIFO: scan-resistant.
     #[default]
     S3Fifo = "s3fifo",
     /// CLOCK.
     Clock = "clock",
-    /// Least recently used, as far as refaults and rescues tell.
+    /// Least recently used, as far as refaults and rescues reveal it.
     Lru = "lru",
     /// First in, first out.
     Fifo = "fifo",
@@ -104,14 +104,14 @@ words!(
     /// Decided for each mapping.
     #[default]
     Auto = "auto",
-    /// The faulting thread itself, told by a signal.
+    /// The faulting thread itself, notified by a signal.
     Signal = "signal",
-    /// A thread of the pager, told by the userfaultfd.
+    /// A thread of the pager, notified by the userfaultfd.
     Listener = "listener",
 );
 
 words!(
-    /// How a block's pages get to and from the program's address.
+    /// How a block's pages move to and from the program's address.
     Exchange, "auto, move, copy",
     /// Move where the kernel can, copy elsewhere.
     #[default]
@@ -123,16 +123,16 @@ words!(
 );
 
 words!(
-    /// What the budget is of.
+    /// What shares one budget.
     Budget, "tree, process",
-    /// The program and all that it starts, together.
+    /// The program and all processes that it starts, together.
     #[default]
     Tree = "tree",
-    /// Each process.
+    /// Each process separately.
     Process = "process",
 );
 
-/// How many bytes move as one.
+/// How many bytes move together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockSize {
     /// Learnt for each range from its accesses.
@@ -148,7 +148,7 @@ impl BlockSize {
     /// The largest block: one region of the block map.
     pub const MAX: u64 = 2 << 20;
 
-    /// A fixed block size, when `bytes` can be one.
+    /// A fixed block size, if `bytes` is a valid one.
     pub fn of_bytes(bytes: u64) -> Option<BlockSize> {
         let fits = bytes.is_power_of_two() && (Self::MIN..=Self::MAX).contains(&bytes);
         fits.then_some(BlockSize::Bytes(bytes))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The configuration itself, how it is written, and what may be wrong with one.
+//! The configuration itself, its encoding, and the ways in which it can be invalid.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -16,20 +16,20 @@ pub const VARIABLE: &str = "AQUIFER_CONFIG";
 /// The version of the object. A change of any field's name or meaning is a new version.
 pub const VERSION: u32 = 4;
 
-/// Words of eight bytes in the account of a tree's budget. `aquifer-pager` says what is in them.
+/// Words of eight bytes in the ledger of a tree's budget. `aquifer-pager` defines their contents.
 pub const LEDGER_WORDS: usize = 4096;
-/// The word of it with the sum of what its processes were given, in pages.
+/// Index of the word with the sum of the shares of its processes, in pages.
 pub const LEDGER_GIVEN_WORD: usize = 0;
-/// The word whose first half counts events: processes sleep on it, by futex(2).
+/// Index of the word whose first half counts events: processes sleep on it, by futex(2).
 pub const LEDGER_EVENTS_WORD: usize = 1;
-/// The word with the budget, in pages.
+/// Index of the word with the budget, in pages.
 pub const LEDGER_BUDGET_WORD: usize = 4;
-/// The word with what the budget can become, in pages.
+/// Index of the word with the largest value that the budget can have, in pages.
 pub const LEDGER_BUDGET_MOST_WORD: usize = 5;
-/// The name of its segment.
+/// The name of the ledger's segment.
 pub const LEDGER_NAME: &CStr = c"aquifer-ledger";
 
-/// Everything the pager inside the program is told at its start. Checked by `aquifer run` beforehand.
+/// Everything that the pager inside the program needs at its start. `aquifer run` checks it beforehand.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -37,38 +37,41 @@ pub struct Config {
     pub version: u32,
     /// How much local DRAM the program's managed memory may take.
     pub dram_bytes: u64,
-    /// Where cold blocks go, as each `--tier` has it, the fastest first. None: an unlinked file under `state_dir`.
+    /// The tiers for cold blocks, each as given to `--tier`, the fastest first. Empty: an unlinked file under
+    /// `state_dir`.
     pub tiers: Vec<String>,
-    /// Which blocks leave first.
+    /// Chooses the blocks to evict.
     pub policy: PolicyName,
-    /// How many bytes move as one.
+    /// How many bytes move together.
     pub block: BlockSize,
     /// Who resolves a fault.
     pub delivery: Delivery,
-    /// How pages get to and from the program's address.
+    /// How pages move to and from the program's address.
     pub exchange: Exchange,
     /// Whether blocks are fetched ahead of their faults.
     pub prefetch: bool,
-    /// The inherited descriptor of the statistics segment. `None`: the pager makes one of its own.
-    /// A program that closed it before an `execve` leaves a number that is closed, or is something else.
+    /// The inherited descriptor of the statistics segment. `None`: the pager creates a segment. If a program closed the
+    /// descriptor before an `execve`, the number is closed, or is something else.
     #[serde(deserialize_with = "Option::deserialize")]
     pub stats_fd: Option<i32>,
-    /// The inherited descriptor of the account of the budget, which the processes of the tree share: a segment of
-    /// [`LEDGER_WORDS`] words, zeros at first but for the budget. `None`: the budget is of each process.
+    /// The inherited descriptor of the budget's ledger, which the processes of the tree share: a segment of
+    /// [`LEDGER_WORDS`] words, initially zero except for the budget. `None`: each process has the whole budget for
+    /// itself.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ledger_fd: Option<i32>,
-    /// The file in which the pager records what it was told, for replay. `None`: nowhere.
+    /// The file to which the pager records its engine's inputs, for replay. `None`: no recording.
     #[serde(deserialize_with = "Option::deserialize")]
     pub record: Option<String>,
-    /// By what donors know the processes of this tree: a number that nobody guesses. Used by those that share the
-    /// statistics segment, which is how the launcher sees that the last of them has ended. `None`: by nothing.
+    /// The number by which donors identify the processes of this tree; it cannot be guessed. Used by the processes that
+    /// share the statistics segment, from which the launcher knows when the last of them has ended. `None`: donors do
+    /// not identify the tree.
     #[serde(deserialize_with = "Option::deserialize")]
     pub tree: Option<u64>,
     /// An existing, writable directory on disk for the default tier.
     pub state_dir: String,
-    /// What would escape the budget is refused, not only told.
+    /// Whether memory that would escape the budget is refused instead of only reported.
     pub strict: bool,
-    /// How much to say on standard error: 0 is only what the user must know.
+    /// How much to print on standard error: 0 is only what the user must know.
     pub verbose: u8,
 }
 
@@ -103,13 +106,13 @@ impl Config {
 
     /// Reads what [`Config::to_json`] wrote.
     pub fn from_json(text: &str) -> Result<Config, ConfigError> {
-        /// Only the version, so that another version is named as such rather than by its first new field.
+        /// Only the version, so that the error for another version names the version, not its first unknown field.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
 
-        // The parser quotes names as they are, line ends included; a message is one line.
+        // The parser quotes names as they are, line breaks included; a message is one line.
         let malformed = |error: serde_json::Error| ConfigError::Malformed {
             cause: error.to_string().replace(char::is_control, "?"),
         };
@@ -196,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Golden: a change there is a change of [`VERSION`].
+    /// Golden: a change of this file is a change of [`VERSION`].
     #[test]
     fn the_bytes_are_pinned() {
         assert_eq!(full().to_json(), include_str!("../tests/golden/config_v4.json").trim_end());

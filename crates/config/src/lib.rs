@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What `aquifer run` tells the pager inside the program: one JSON object in one environment variable.
+//! The configuration that `aquifer run` passes to the pager inside the program: one JSON object in one environment
+//! variable.
 //!
-//! The two ends are built and installed together, but a preload library of another version may be found
-//! first: so the object has a version, and whatever one end does not know is an error, never a guess.
+//! The two ends are built and installed together, but a preload library of another version may be found first. So the
+//! object has a version, and anything that one end does not know is an error, never a guess.
 //!
 //! ```
 //! use aquifer_config::{Config, Delivery};
