@@ -15,9 +15,9 @@
 //! | 56     | 8     | CRC-64 (NVMe) of the body; zero without one                        |
 //! | 64     | 8     | CRC-64 (NVMe) of the bytes 0 to 64                                 |
 //!
-//! The checksum is that of the guards and the recordings (`core/src/guard.rs`): fast with the instructions that
-//! processors have for it, so 4 KiB cost less than a tenth of the cheapest system call's round trip, and it sees what
-//! the 16 bits of TCP do not. It is no protection from those who want to deceive; that is TLS.
+//! The checksum is the one of the guards and the recordings (`core/src/guard.rs`): fast with the processors'
+//! instructions for it, so that 4 KiB cost less than a tenth of the cheapest system call's round trip, and able to
+//! detect errors that the 16 bits of TCP miss. It does not protect against an attacker; TLS does.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -28,38 +28,38 @@ use crate::refusal::Refusal;
 pub const HEADER_BYTES: usize = 72;
 /// The oldest version of the protocol that this release speaks.
 pub const VERSION_OLDEST: u16 = 1;
-/// The newest one.
+/// The newest version of the protocol that this release speaks.
 pub const VERSION_NEWEST: u16 = 1;
 
 const MAGIC: &[u8; 4] = b"AQWR";
-/// What the checksum of the header covers.
+/// Number of bytes that the header's checksum covers.
 const CHECKED: usize = HEADER_BYTES - 8;
 
 /// A frame without its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Which request this is, or answers.
+    /// The number of this request, or of the request that this answers.
     pub request: u64,
-    /// What it says.
+    /// The message.
     pub message: Message,
-    /// How many bytes follow.
+    /// Number of bytes that follow.
     pub body_bytes: u32,
-    /// Their checksum.
+    /// The checksum of the body.
     pub body_crc: u64,
 }
 
 impl Header {
-    /// The header of a message with this body.
+    /// Creates the header of a message with this body.
     ///
     /// # Panics
-    /// Where the message has no such body: that is a bug of the caller.
+    /// If the message cannot have such a body: that is a bug of the caller.
     pub fn new(request: u64, message: Message, body: &[u8]) -> Header {
         let body_bytes = u32::try_from(body.len()).expect("a body has a bound");
         assert!(message.takes_body(body_bytes), "{message:?} has no body of {body_bytes} bytes");
         Header { request, message, body_bytes, body_crc: body_crc(body) }
     }
 
-    /// Its bytes.
+    /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(MAGIC);
@@ -76,7 +76,7 @@ impl Header {
         bytes
     }
 
-    /// What these bytes say. Everything in them has been checked afterwards, and the body's length has its bound.
+    /// Decodes a header. The result has been checked completely, and the length of its body is within its bound.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Refusal> {
         if bytes[..4] != *MAGIC {
             return Err(Refusal::Foreign);
@@ -104,7 +104,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether this is the header's body.
+    /// Checks that this is the header's body.
     pub fn check_body(&self, body: &[u8]) -> Result<(), Refusal> {
         if body.len() != self.body_bytes as usize {
             return Err(Refusal::Truncated);
@@ -113,17 +113,17 @@ impl Header {
     }
 }
 
-/// Whether bytes begin as a frame does, in whatever version.
+/// Whether the bytes begin as a frame does, in any version.
 pub fn is_frame(begun: &[u8]) -> bool {
     begun.starts_with(MAGIC)
 }
 
-/// Whether bytes begin as a handshake of TLS does.
+/// Whether the bytes begin as a TLS handshake does.
 pub fn is_tls(begun: &[u8]) -> bool {
     begun.starts_with(&[22, 3])
 }
 
-/// The newest version that both speak, of what a greeting offers.
+/// The newest version that both sides speak, given the range that a greeting offers.
 pub fn choose_version(oldest: u16, newest: u16) -> Result<u16, Refusal> {
     let version = newest.min(VERSION_NEWEST);
     if version >= oldest.max(VERSION_OLDEST) { Ok(version) } else { Err(Refusal::Version) }

@@ -3,9 +3,9 @@
 
 //! The protocol between a donor, which lends memory, and its borrowers: messages and their bytes.
 //!
-//! Pure: no sockets, no clock, no memory of connections. A frame is a [`Header`] of [`HEADER_BYTES`] and a body that
-//! only few messages have. The two are apart, so that a payload goes from a socket to where it belongs, and back,
-//! without a copy in between. Every byte is in `docs/formats.md`.
+//! Pure: no sockets, no clock, no connection state. A frame is a [`Header`] of [`HEADER_BYTES`] and a body that only a
+//! few messages have. The two are separate, so that a payload moves between a socket and its destination without a
+//! copy. Every byte is described in `docs/formats.md`.
 //!
 //! ```
 //! use aquifer_wire::{Header, Message};

@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What donor and borrower say to each other, and which four numbers of the header say it.
+//! The messages between donor and borrower, and their encoding in the header's four numbers.
 //!
-//! Every message has its numbers at fixed places, and zeros where it has none, so that each has one form only. The
-//! table is in `docs/formats.md`. Next: `header.rs`, which puts it into bytes.
+//! Every message has its numbers at fixed places, and zeros in the places that it does not use, so that each message
+//! has exactly one encoding. The table is in `docs/formats.md`. Next: `header.rs`, which encodes it in bytes.
 
 use crate::header::{VERSION_NEWEST, VERSION_OLDEST};
 use crate::pair_end::PairEnd;
 use crate::refusal::Refusal;
 use crate::standing::STANDING_BYTES;
 
-/// The unit of what is discarded.
+/// The unit of discards.
 pub const PAGE_BYTES: u64 = 4096;
-/// The unit of what is read and written: the smallest part of a page that one of several donors has, with parity.
+/// The unit of reads and writes: the smallest part of a page that one of several donors stores, with parity.
 pub const UNIT_BYTES: u64 = 512;
-/// What a donor lends at once: the room of one region, see the glossary.
+/// The unit of lending: the room of one region, see the glossary.
 pub const SLAB_BYTES: u64 = 2 << 20;
 /// Longest body: a block of the largest size.
 pub const BODY_BYTES_MOST: u32 = SLAB_BYTES as u32;
-/// Stands for all leases of a borrower.
+/// Means all leases of a borrower.
 pub const EVERY_LEASE: u64 = u64::MAX;
-/// Stands for all that a donor lends.
+/// Means all bytes that a donor lends.
 pub const EVERY_BYTE: u64 = u64::MAX;
 
-/// Who borrows: a number that nobody guesses, made anew for each tier that is opened.
+/// Identifies a borrower: an unguessable number, generated for each tier that is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BorrowerId(pub u128);
 
 impl BorrowerId {
-    /// Which tree of processes it belongs to: its upper half, which all of them share.
+    /// The tree of processes that it belongs to: the upper half of the number, which all of them share.
     pub const fn tree(self) -> u64 {
         (self.0 >> 64) as u64
     }
@@ -39,125 +39,126 @@ impl BorrowerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Message {
-    /// The first message of a connection. Its own form is the same in all versions.
+    /// The first message of a connection. Its own encoding is the same in all versions.
     Hello {
         /// The oldest version that the borrower speaks.
         oldest: u16,
-        /// The newest one.
+        /// The newest version that the borrower speaks.
         newest: u16,
-        /// Who it is.
+        /// The borrower.
         borrower: BorrowerId,
     },
-    /// Asks for a slab for the borrower's range `range`, or for a new token of the one that it has.
+    /// Asks for a slab for the borrower's range `range`, or for a new token of the slab that the range already has.
     Grant {
-        /// Which part of the borrower's tier it is for, in slabs.
+        /// The part of the borrower's tier that the slab is for, in slabs.
         range: u64,
     },
-    /// All leases of the borrower shall last from now on as long as they did at first.
+    /// Extends all leases of the borrower by their full duration, from now on.
     Renew,
-    /// Gives a slab back, or all of them.
+    /// Returns a slab, or all of them.
     Release {
         /// The lease, or [`EVERY_LEASE`].
         lease: u64,
-        /// Its fencing token. For all leases 0; or the borrower's tree, and then it is all leases of all borrowers of
-        /// that tree.
+        /// Its fencing token. For all leases 0; or the borrower's tree, and then the message covers all leases of all
+        /// borrowers of that tree.
         token: u64,
     },
     /// Asks for bytes.
     Read {
-        /// Of which lease.
+        /// The lease.
         lease: u64,
         /// Its fencing token.
         token: u64,
-        /// From where on in the borrower's tier.
+        /// Start of the bytes in the borrower's tier.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
     /// Stores the body.
     Write {
-        /// In which lease.
+        /// The lease.
         lease: u64,
         /// Its fencing token.
         token: u64,
-        /// From where on in the borrower's tier.
+        /// Start of the bytes in the borrower's tier.
         offset: u64,
     },
-    /// Bytes that are not needed any more, and read as zeros afterwards.
+    /// Discards bytes that are no longer needed; they read as zeros afterwards.
     Discard {
-        /// Of which lease.
+        /// The lease.
         lease: u64,
         /// Its fencing token.
         token: u64,
-        /// From where on in the borrower's tier.
+        /// Start of the bytes in the borrower's tier.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// Asks how the donor stands.
+    /// Asks for the donor's state.
     Status,
-    /// Asks for the other end of an RDMA connection, by which the borrower reaches into its leases without the donor.
-    /// One with the number of an older one takes its place.
+    /// Asks for the other end of an RDMA connection, through which the borrower accesses its leases without the donor.
+    /// A connection with the number of an older one replaces it.
     Pair {
-        /// Which of the borrower's connections: a number that its processes do not share.
+        /// The number of the borrower's connection, which its processes do not share.
         lane: u32,
         /// The borrower's end.
         end: PairEnd,
     },
-    /// Asks for the key by which RDMA connections of the borrower's reach into a slab. It is good until the lease ends
-    /// or has another token.
+    /// Asks for the key with which the borrower's RDMA connections access a slab. It is valid until the lease ends or
+    /// gets another token.
     Key {
-        /// Of which lease.
+        /// The lease.
         lease: u64,
         /// Its fencing token.
         token: u64,
     },
-    /// An administrator's order, on the donor's control socket alone: it shall take memory back and not lend it again.
+    /// An administrator's order, accepted only on the donor's control socket: take memory back and do not lend it
+    /// again.
     Reclaim {
-        /// How much, in whole slabs, or [`EVERY_BYTE`].
+        /// Number of bytes, in whole slabs, or [`EVERY_BYTE`].
         bytes: u64,
-        /// How long borrowers have to give it back.
+        /// How long borrowers have to return it.
         within_ms: u64,
     },
     /// Answers `Hello`.
     Welcome {
-        /// The version that both will speak.
+        /// The version that both sides will speak.
         version: u16,
-        /// How long leases last after each sign of life.
+        /// How long leases last after each message from the borrower.
         lease_ms: u32,
-        /// Which run of the donor this is. Another one knows nothing of the leases of this one.
+        /// Identifies this run of the donor. Another run knows nothing of this run's leases.
         instance: u64,
-        /// The number of the first request; each further one is greater by one.
+        /// The number of the first request; each following request has the next number.
         first_request: u64,
-        /// What this borrower may have at most.
+        /// Maximum number of bytes that this borrower may have.
         lendable_bytes: u64,
     },
     /// Answers `Grant`.
     Granted {
         /// The lease.
         lease: u64,
-        /// Its fencing token: greater than every one before.
+        /// Its fencing token: greater than every earlier one.
         token: u64,
-        /// How much memory it is.
+        /// Size of the memory.
         bytes: u64,
-        /// It ends then, unless there is a sign of life before.
+        /// The lease ends after this time, unless the borrower sends a message before.
         expires_in_ms: u64,
     },
     /// Answers `Renew`.
     Renewed {
-        /// How many leases the borrower has.
+        /// Number of the borrower's leases.
         leases: u64,
-        /// They end then, unless there is a sign of life before.
+        /// The leases end after this time, unless the borrower sends a message before.
         expires_in_ms: u64,
     },
     /// Answers `Release`.
     Released {
-        /// How many slabs came back.
+        /// Number of slabs returned.
         slabs: u64,
     },
     /// Answers `Read`; the bytes are the body.
     Found,
-    /// Answers `Write`: what was sent is what a read returns from now on.
+    /// Answers `Write`: from now on, a read returns the bytes that were sent.
     Written,
     /// Answers `Discard`.
     Discarded,
@@ -170,26 +171,26 @@ pub enum Message {
     },
     /// Answers `Key`.
     Keyed {
-        /// What a work has to show. The slab's first byte is at 0.
+        /// The key that an RDMA work request must present. The slab's first byte is at address 0.
         key: u32,
     },
     /// Answers `Reclaim`.
     Reclaiming {
-        /// How much borrowers have still to give back, of this order and of those before.
+        /// Number of bytes that borrowers have still to return, for this order and earlier ones.
         bytes: u64,
     },
-    /// Unasked, before an answer: the donor wants its memory back.
+    /// Sent without a request, before an answer: the donor wants its memory back.
     Revoke {
-        /// Which lease, or [`EVERY_LEASE`].
+        /// The lease, or [`EVERY_LEASE`].
         lease: u64,
-        /// Which part of the borrower's tier it is for, in slabs; 0 for all leases.
+        /// The part of the borrower's tier that the lease is for, in slabs; 0 for all leases.
         range: u64,
-        /// It ends then, whatever the borrower does.
+        /// The lease ends after this time, whatever the borrower does.
         within_ms: u64,
     },
-    /// Answers anything: it was not done.
+    /// Answers any request: it was not carried out.
     Error {
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
 }
@@ -205,7 +206,7 @@ const STATUS: u16 = 8;
 const PAIR: u16 = 9;
 const KEY: u16 = 10;
 const RECLAIM: u16 = 0x10;
-/// Added to the kind of a request, it is the kind of its answer.
+/// The kind of an answer is its request's kind plus this.
 const ANSWER: u16 = 0x8000;
 const REVOKE: u16 = 0x8100;
 const ERROR: u16 = 0x81ff;
@@ -318,7 +319,7 @@ impl Message {
             ERROR => Message::Error { refusal: Refusal::from_code(a).ok_or(Refusal::BadField)? },
             _ => return Err(Refusal::UnknownKind),
         };
-        // Also what the casts above have cut off, and places that this message does not use.
+        // Also rejects bits that the casts above cut off, and nonzero places that this message does not use.
         if message.numbers() != numbers || !message.is_sound() {
             return Err(Refusal::BadField);
         }
@@ -343,7 +344,7 @@ impl Message {
         }
     }
 
-    /// Whether it may have a body of so many bytes.
+    /// Whether the message may have a body of this many bytes.
     pub(crate) fn takes_body(&self, bytes: u32) -> bool {
         match self {
             Message::Write { .. } | Message::Found => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What one side tells the other of its end of an RDMA connection: in the four numbers of `Pair` and of `Paired`.
+//! The description of one end of an RDMA connection, in the four numbers of `Pair` and of `Paired`.
 //!
 //! | number | bits  | what                                                                            |
 //! |--------|-------|---------------------------------------------------------------------------------|
@@ -13,12 +13,12 @@
 //! | 3      | 48–55 | the port's largest packet: 1 is 256 bytes, each further one twice as long, to 5 |
 //! | 3      | 56–63 | the form of this table: 1                                                       |
 
-/// The form of the table, so that another one can follow without another version of all.
+/// The form of the table, so that another form can follow without a new version of the whole protocol.
 const FORM: u8 = 1;
-/// Numbers of queue pairs and of packets have so many bits.
+/// Width of the numbers of queue pairs and of packets.
 const NUMBER_BITS: u32 = 24;
 
-/// See the module.
+/// One end of an RDMA connection; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairEnd {
     /// The queue pair's number, below 2 to the power of 24.
@@ -41,7 +41,8 @@ impl PairEnd {
         [u64::from(self.pair) | u64::from(self.psn) << 32, low, high, about]
     }
 
-    /// The end, and which connection it is of. What the casts cut off shows when they are written again.
+    /// The end, and the number of its connection. Bits that the casts cut off are detected when the numbers are encoded
+    /// again.
     pub(crate) fn read(numbers: [u64; 4]) -> (PairEnd, u32) {
         let [pairs, low, high, about] = numbers;
         let mut gid = [0; 16];

@@ -7,7 +7,7 @@ use std::fmt;
 
 macro_rules! refusals {
     ($($code:literal $name:ident $word:literal $meaning:literal,)+) => {
-        /// Why something was refused. The set may grow; a code that is not known is an error of the protocol.
+        /// Why a request or a frame was refused. The set may grow; an unknown code is a protocol error.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[non_exhaustive]
         #[repr(u16)]
@@ -16,7 +16,7 @@ macro_rules! refusals {
         }
 
         impl Refusal {
-            /// Every one, in the order of its code, from 1 on.
+            /// Every refusal, in the order of its code, from 1 on.
             pub const ALL: &[Refusal] = &[$(Refusal::$name),+];
 
             /// The word for metrics and JSON.
@@ -24,7 +24,7 @@ macro_rules! refusals {
                 match self { $(Refusal::$name => $word,)+ }
             }
 
-            /// What it means, in half a sentence.
+            /// The meaning, in half a sentence.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Refusal::$name => $meaning,)+ }
             }
@@ -65,12 +65,12 @@ refusals! {
     30 OtherUser "other_user" "a user that may not borrow here",
 }
 
-/// What a refusal means for whoever was refused.
+/// What a refusal means for the sender of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
     /// The same request would be refused again.
     Final,
-    /// It is about this moment, or about one connection: the same request is repeated, as long as patience lasts.
+    /// It concerns this moment, or one connection: the sender repeats the request until its time limit.
     MayPass,
 }
 
@@ -91,12 +91,12 @@ impl Refusal {
         Refusal::ALL.get(index).copied()
     }
 
-    /// Whether it may pass.
+    /// Whether the refusal may pass.
     pub const fn kind(self) -> RefusalKind {
         match self {
             Refusal::Busy
             | Refusal::TooManyConnections
-            // What these say of is a connection: another one is good.
+            // These concern one connection: another connection works.
             | Refusal::HeaderDamaged
             | Refusal::BodyDamaged
             | Refusal::Truncated
@@ -108,7 +108,7 @@ impl Refusal {
         }
     }
 
-    /// Whether nothing that follows on the connection can be trusted, so that it ends.
+    /// Whether the connection ends, because nothing that follows on it can be trusted.
     pub const fn ends_connection(self) -> bool {
         !matches!(
             self,
@@ -136,7 +136,7 @@ impl std::error::Error for Refusal {}
 mod tests {
     use super::*;
 
-    /// A connection that ended, or one that could not be had, says nothing about a lease.
+    /// A connection that ended, or could not be established, says nothing about a lease.
     #[test]
     fn what_is_about_a_lease_or_a_bound_of_the_donors_is_final() {
         for refusal in [Refusal::NoLease, Refusal::NotYours, Refusal::Quota, Refusal::Full, Refusal::UnknownKind] {

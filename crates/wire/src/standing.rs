@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How a donor stands: its figures, and how often it refused what. The body of the answer to `Status`.
+//! A donor's state: its figures, and the number of refusals of each kind. The body of the answer to `Status`.
 //!
 //! Each is a number of 8 bytes, little-endian: first the figures in the order of [`Figure::ALL`], then one count for
-//! each [`Refusal`] in the order of its code. One more of either makes the body longer, which is another version.
+//! each [`Refusal`] in the order of its code. An additional figure or refusal makes the body longer, which is another
+//! version.
 
 use crate::refusal::Refusal;
 
 macro_rules! figures {
     ($($name:ident $word:literal $meaning:literal,)+) => {
-        /// One number that a donor tells of itself.
+        /// One number that a donor reports about itself.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Figure {
@@ -18,7 +19,7 @@ macro_rules! figures {
         }
 
         impl Figure {
-            /// Every one, in its order on the wire.
+            /// Every figure, in its order on the wire.
             pub const ALL: &[Figure] = &[$(Figure::$name),+];
 
             /// The word for metrics and JSON.
@@ -26,7 +27,7 @@ macro_rules! figures {
                 match self { $(Figure::$name => $word,)+ }
             }
 
-            /// What it is, in half a sentence.
+            /// The meaning, in half a sentence.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Figure::$name => $meaning,)+ }
             }
@@ -57,17 +58,17 @@ figures! {
     WrittenBytesTotal "written_bytes_total" "Bytes that were written",
 }
 
-/// How many figures there are.
+/// Number of figures.
 pub const FIGURES: usize = Figure::ALL.len();
-/// Bytes of a standing.
+/// Bytes of an encoded [`Standing`].
 pub const STANDING_BYTES: usize = (FIGURES + Refusal::ALL.len()) * 8;
 
-/// See the module.
+/// A donor's state; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// By the order of [`Figure::ALL`].
+    /// In the order of [`Figure::ALL`].
     pub figures: [u64; FIGURES],
-    /// By the order of [`Refusal::ALL`].
+    /// In the order of [`Refusal::ALL`].
     pub refusals: [u64; Refusal::ALL.len()],
 }
 
@@ -77,12 +78,12 @@ impl Standing {
         self.figures[figure as usize]
     }
 
-    /// How often something was refused for this.
+    /// Number of refusals of this kind.
     pub fn refused(&self, refusal: Refusal) -> u64 {
         self.refusals[refusal.index()]
     }
 
-    /// Its bytes.
+    /// The encoded bytes.
     pub fn encode(&self) -> [u8; STANDING_BYTES] {
         let mut bytes = [0; STANDING_BYTES];
         for (place, number) in bytes.chunks_exact_mut(8).zip(self.figures.iter().chain(&self.refusals)) {
@@ -91,7 +92,7 @@ impl Standing {
         bytes
     }
 
-    /// What these bytes say; any do.
+    /// Decodes the bytes; every input is valid.
     pub fn decode(bytes: &[u8; STANDING_BYTES]) -> Standing {
         let (words, _) = bytes.as_chunks::<8>();
         Standing {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of the protocol: pinned, read back as they were written, and no change of one goes unseen.
+//! The bytes of the protocol: pinned, read back as they were written, and every change of a byte is detected.
 //!
-//! The trouble it guards against: two releases that mean different things by the same byte, and memory that arrives at
-//! another place than it was sent to, because a length or an offset changed on the way.
+//! The trouble it guards against: two releases that give the same byte different meanings, and memory that arrives at
+//! the wrong place because a length or an offset changed in transit.
 
 use aquifer_wire::{
     BODY_BYTES_MOST, BorrowerId, EVERY_LEASE, HEADER_BYTES, Header, Message, PairEnd, Refusal, STANDING_BYTES,
@@ -121,7 +121,7 @@ fn every_flipped_bit_shows() {
     }
 }
 
-/// A header that is right in all but some bytes, with its checksum.
+/// A header that is right except for a few bytes, with a valid checksum.
 fn forged(message: Message, body: &[u8], at: usize, new: &[u8]) -> Result<Header, Refusal> {
     let mut bytes = Header::new(REQUEST, message, body).encode();
     bytes[at..at + new.len()].copy_from_slice(new);
@@ -152,7 +152,7 @@ fn what_does_not_fit_is_refused_although_its_checksum_is_right() {
         (read, &page[..0], 48, &0u64.to_le_bytes(), Refusal::BadField),
         (read, &page[..0], 48, &u64::from(BODY_BYTES_MOST + 4096).to_le_bytes(), Refusal::BadField),
         (Message::Renew, &page[..0], 24, &[1], Refusal::BadField),
-        // A number of a queue pair, or of a packet, that is too long; no address; packets of no size; another form.
+        // A number of a queue pair, or of a packet, that is too large; no address; packets of no size; another form.
         (pair, &page[..0], 27, &[1], Refusal::BadField),
         (paired, &page[..0], 31, &[1], Refusal::BadField),
         (pair, &page[..0], 32, &[0; 16], Refusal::BadField),
