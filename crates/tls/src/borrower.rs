@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A borrower's handshake: rustls does it, and is gone afterwards.
+//! A borrower's handshake: rustls performs it, and its session is freed afterwards.
 //!
-//! It allocates some 100 KiB, all of which it gives back, and needs a deep stack (`aquifer_sys::deep_stack`). Records
-//! are read one at a time, so nothing of what follows the handshake is taken along, and a peer that speaks something
-//! else is known by its first bytes.
+//! The handshake allocates about 100 KiB, all of which it frees, and needs a deep stack (`aquifer_sys::deep_stack`).
+//! Records are read one at a time, so that no byte after the handshake is consumed, and a peer that speaks another
+//! protocol is recognised by its first bytes.
 
 use std::sync::Arc;
 
@@ -16,41 +16,42 @@ use crate::distrust::Distrust;
 use crate::files::{CredentialFailure, Credentials};
 use crate::records::{Opening, RECORD_BYTES_MOST, RECORD_HEAD_BYTES, Sealing};
 
-/// Records that a donor's part of a handshake has at most: it is five, and each certificate of a long chain may be one.
+/// Maximum number of records in a donor's part of a handshake: usually five, and each certificate of a long chain may
+/// be one more.
 const RECORDS_MOST: u32 = 64;
 
-/// What carries a handshake's bytes, within the time that its maker gives it.
+/// Carries a handshake's bytes, within the time limit that its implementor sets.
 pub trait Pipe {
-    /// Why it does not.
+    /// Why the bytes were not carried.
     type Failure;
 
-    /// Sends all of it.
+    /// Sends all of `bytes`.
     fn send(&mut self, bytes: &[u8]) -> Result<(), Self::Failure>;
 
-    /// Fills all of it.
+    /// Fills all of `into`.
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Self::Failure>;
 }
 
-/// Why there is no protection.
+/// Why no protected connection was established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShakeFailure<F> {
-    /// The two do not trust each other.
+    /// One end does not trust the other.
     Distrust(Distrust),
-    /// The donor speaks something else, which begins so.
+    /// The donor speaks another protocol, which begins with these bytes.
     Foreign([u8; RECORD_HEAD_BYTES]),
-    /// The bytes do not go through.
+    /// The bytes could not be sent or received.
     Pipe(F),
 }
 
-/// What a handshake has agreed on.
+/// The result of a handshake.
 pub struct Protection {
-    /// For what is sent.
+    /// For sent records.
     pub sealing: Sealing,
-    /// For what is received.
+    /// For received records.
     pub opening: Opening,
 }
 
-/// How a borrower shows who it is, and which donor it trusts.
+/// A borrower's credentials, and the donor that it trusts.
 #[derive(Debug)]
 pub struct Borrower {
     config: Arc<ClientConfig>,
@@ -58,17 +59,18 @@ pub struct Borrower {
 }
 
 impl Borrower {
-    /// `name` is what the donor's certificate must be for: a host's name, or an address.
+    /// `name` is the name that the donor's certificate must have: a host name or an address.
     pub fn new(credentials: Credentials, name: ServerName<'static>) -> Result<Borrower, CredentialFailure> {
         Ok(Borrower { config: credentials.for_borrower()?, name })
     }
 
-    /// Reads what a certificate can be for.
+    /// Parses a name that a certificate can have.
     pub fn name(text: &str) -> Option<ServerName<'static>> {
         ServerName::try_from(text.to_owned()).ok()
     }
 
-    /// Shakes hands. The donor has checked the borrower's certificate only when it answers the first request.
+    /// Performs a handshake. The donor's check of the borrower's certificate is known only when it answers the first
+    /// request.
     pub fn shake_hands<P: Pipe>(&self, pipe: &mut P) -> Result<Protection, ShakeFailure<P::Failure>> {
         let distrust = |error: rustls::Error| ShakeFailure::Distrust(Distrust::of_borrower(&error));
         let no_handshake = || ShakeFailure::Distrust(Distrust::NoHandshake);
@@ -89,7 +91,7 @@ impl Borrower {
             while !rest.is_empty() {
                 session.read_tls(&mut rest).map_err(|_| no_handshake())?;
                 if let Err(error) = session.process_new_packets() {
-                    // So that the donor can tell its operator.
+                    // Sends the alert, so that the donor can report it to its operator.
                     let _ = flush(&mut session, pipe);
                     return Err(distrust(error));
                 }
@@ -112,7 +114,7 @@ fn flush<P: Pipe>(session: &mut ClientConnection, pipe: &mut P) -> Result<(), Sh
     if bytes.is_empty() { Ok(()) } else { pipe.send(&bytes).map_err(ShakeFailure::Pipe) }
 }
 
-/// One record. Returns how long it is.
+/// Receives one record. Returns its length.
 fn receive_record<P: Pipe>(pipe: &mut P, record: &mut [u8]) -> Result<usize, ShakeFailure<P::Failure>> {
     pipe.receive(&mut record[..RECORD_HEAD_BYTES]).map_err(ShakeFailure::Pipe)?;
     let head: [u8; RECORD_HEAD_BYTES] = record[..RECORD_HEAD_BYTES].try_into().expect("a slice of this length");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Why two ends do not come to trust each other: what is told to the person who has to mend it.
+//! Why two ends do not trust each other, for the person who has to correct it.
 
 use std::fmt;
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// See the module. What "their" and "our" certificate is, is as the borrower sees it.
+/// The reason; see the module. "Donor" and "Own" name certificates as the borrower sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Distrust {
@@ -15,43 +15,43 @@ pub enum Distrust {
     DonorExpired,
     /// The donor's certificate is for another name.
     DonorName,
-    /// The donor's certificate is of another authority.
+    /// The donor's certificate was issued by another authority.
     DonorUnknown,
-    /// The donor's certificate is not good for another reason.
+    /// The donor's certificate is invalid for another reason.
     DonorUnusable,
-    /// What the other end says is not TLS, or none that this end speaks.
+    /// The other end does not speak TLS, or no version that this end speaks.
     NoHandshake,
     /// The donor says that the borrower's certificate has expired.
     OwnExpired,
-    /// The donor says that the borrower's certificate is of another authority.
+    /// The donor says that the borrower's certificate was issued by another authority.
     OwnUnknown,
-    /// The donor says that the borrower's certificate is not good for another reason.
+    /// The donor says that the borrower's certificate is invalid for another reason.
     OwnUnusable,
 }
 
-/// What the settings are called that a message names.
+/// The names of the settings that a message mentions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// The own certificate.
+    /// This end's certificate.
     pub cert: &'static str,
-    /// The authority of donors.
+    /// The authority of donors' certificates.
     pub ca: &'static str,
     /// The name that the donor's certificate is for.
     pub name: &'static str,
-    /// How plain text is asked for.
+    /// The setting that asks for plain text.
     pub plain: &'static str,
 }
 
 impl Words {
-    /// Of flags of a command.
+    /// The names of a command's flags.
     pub const FLAGS: Words =
         Words { cert: "--tls-cert", ca: "--tls-ca", name: "--tls-name SERVERNAME", plain: "--security plain" };
-    /// Of the options of a tier.
+    /// The names of a tier's options.
     pub const OPTIONS: Words = Words { cert: "cert=", ca: "ca=", name: "name=SERVERNAME", plain: "security=plain" };
 }
 
 impl Distrust {
-    /// What a borrower's session has failed with.
+    /// The reason for a borrower's failed session.
     pub fn of_borrower(error: &Error) -> Distrust {
         match error {
             Error::InvalidCertificate(error) => match error {
@@ -70,7 +70,7 @@ impl Distrust {
         }
     }
 
-    /// What the donor's last word means.
+    /// The meaning of the donor's alert.
     pub(crate) fn of_alert(alert: AlertDescription) -> Distrust {
         match alert {
             AlertDescription::CertificateExpired => Distrust::OwnExpired,
@@ -85,7 +85,7 @@ impl Distrust {
         }
     }
 
-    /// The error number for who only wants to know that there is no connection.
+    /// The error number, for callers that only need to know that there is no connection.
     pub fn errno(self) -> i32 {
         const EKEYEXPIRED: i32 = 127;
         const EKEYREJECTED: i32 = 129;
@@ -99,7 +99,7 @@ impl Distrust {
 }
 
 impl Distrust {
-    /// The cause and the remedy, in the words of whoever set it up.
+    /// The cause and the remedy, in terms of the settings that the user gave.
     pub fn explain(self, words: Words) -> String {
         let Words { cert, ca, name, plain } = words;
         match self {
@@ -137,7 +137,7 @@ impl Distrust {
 }
 
 impl fmt::Display for Distrust {
-    /// The cause and the remedy, in the words of a tier.
+    /// The cause and the remedy, in terms of a tier's options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.explain(Words::OPTIONS))
     }

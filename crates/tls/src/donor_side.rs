@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor's end of TLS: what its sessions are made with, and by what borrowers' certificates are judged.
+//! A donor's end of TLS: the configuration of its sessions, and the verifier of borrowers' certificates.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{Error, ServerConfig};
 
-/// See the module. It stays as it is; what the files hold later is another one.
+/// A donor's end of TLS; see the module. It never changes: files that are read later make another `DonorSide`.
 pub struct DonorSide {
     config: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -18,7 +18,7 @@ pub struct DonorSide {
 
 impl fmt::Debug for DonorSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No keys.
+        // Prints no keys.
         f.debug_struct("DonorSide").finish_non_exhaustive()
     }
 }
@@ -28,12 +28,12 @@ impl DonorSide {
         DonorSide { config: Arc::new(config), verifier }
     }
 
-    /// What sessions are made with.
+    /// The configuration of sessions.
     pub fn config(&self) -> &Arc<ServerConfig> {
         &self.config
     }
 
-    /// Whether a borrower's certificates, its own first, are good now.
+    /// Checks that a borrower's certificates, its own first, are valid now.
     pub fn check(&self, chain: &[CertificateDer<'_>]) -> Result<(), Error> {
         let (own, others) = chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         self.verifier.verify_client_cert(own, others, UnixTime::now()).map(|_| ())

@@ -21,11 +21,11 @@ use aquifer_sys::safe_open::{self, Objected, OpenFailure};
 use crate::PROTOCOL;
 use crate::donor_side::DonorSide;
 
-/// A certificate, or the key of one, or an authority's certificates: more than that is not one. A choice, so that a
-/// path that leads elsewhere is not read to its end.
+/// Maximum size of a file with a certificate, a key, or an authority's certificates. A choice, so that a wrong path
+/// does not make the process read a huge file to its end.
 const FILE_BYTES_MOST: u64 = 1 << 20;
 
-/// Where they are.
+/// The paths of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
     /// The certificate, and those between it and the authority, in PEM.
@@ -36,16 +36,16 @@ pub struct Files {
     pub ca: PathBuf,
 }
 
-/// Which of the files.
+/// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Of the other end's authority.
+    /// The other end's authority.
     Authority,
-    /// The own certificate.
+    /// This end's certificate.
     Certificate,
-    /// Its key.
+    /// The certificate's key.
     Key,
-    /// Lists of certificates that were revoked.
+    /// Lists of revoked certificates.
     Revocations,
 }
 
@@ -63,9 +63,9 @@ impl fmt::Display for Purpose {
 /// One file, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// What it is for.
+    /// What the file is for.
     pub purpose: Purpose,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
 }
 
@@ -75,24 +75,24 @@ impl fmt::Display for File {
     }
 }
 
-/// Why files are no credentials: one line that names the cause and the remedy.
+/// Why files do not give credentials: one line that names the cause and the remedy.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum CredentialFailure {
     /// Not in PEM, or with something else in it.
     NotPem(File),
-    /// The key is of another certificate.
+    /// The key belongs to another certificate.
     OtherKey {
         /// The key.
         key: File,
         /// The certificate.
         cert: PathBuf,
     },
-    /// Other users own it, can read a key, or can change it.
+    /// The file's owner or permissions are unsafe: other users own it, can read a key, or can change it.
     Objected(File, Objected),
-    /// It cannot be read.
+    /// The file cannot be read.
     Unreadable(File, io::Error),
-    /// It can be read, and is of a kind that is not supported.
+    /// The file can be read, but is of an unsupported kind.
     Unusable(File, Error),
 }
 
@@ -132,7 +132,7 @@ impl fmt::Display for CredentialFailure {
 
 impl std::error::Error for CredentialFailure {}
 
-/// What the files hold.
+/// The contents of the files.
 #[derive(Debug)]
 pub struct Credentials {
     chain: Vec<CertificateDer<'static>>,
@@ -142,7 +142,7 @@ pub struct Credentials {
 }
 
 impl Files {
-    /// Reads them.
+    /// Reads the files.
     pub fn load(&self) -> Result<Credentials, CredentialFailure> {
         let file = |purpose, path: &Path| File { purpose, path: path.to_owned() };
         let key_file = file(Purpose::Key, &self.key);
@@ -192,20 +192,21 @@ fn lists(file: &File) -> Result<Vec<CertificateRevocationListDer<'static>>, Cred
     }
 }
 
-/// ring, and nothing that a process could have chosen as a default: this one may be another's.
+/// ring, explicitly: a default that the process may have chosen is not used, since the process may belong to another
+/// program.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
 impl Credentials {
-    /// A donor's end. `revoked` has lists of certificates that are not good any more.
+    /// A donor's end. `revoked` is a file with lists of revoked certificates.
     pub fn for_donor(self, revoked: Option<&Path>) -> Result<DonorSide, CredentialFailure> {
         let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), provider());
         let mut asked = self.file(Purpose::Authority);
         if let Some(path) = revoked {
             asked = File { purpose: Purpose::Revocations, path: path.to_owned() };
-            // A certificate of an authority without a list is refused: otherwise a list that was left out would go
-            // unnoticed.
+            // A certificate of an authority without a list is refused: otherwise nobody would notice that a list is
+            // missing.
             verifier = verifier.with_crls(lists(&asked)?).only_check_end_entity_revocation();
         }
         let verifier =
@@ -217,13 +218,13 @@ impl Credentials {
         let (chain, key) = (self.chain.clone(), self.key.clone_key());
         let mut config = builder.with_single_cert(chain, key).map_err(|error| self.judge(error))?;
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        // A borrower keeps its connections, and shakes hands anew when one is lost.
+        // A borrower keeps its connections, and performs a full handshake when one is lost.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(DonorSide::new(config, verifier))
     }
 
-    /// How a borrower's handshakes are.
+    /// The configuration of a borrower's handshakes.
     pub(crate) fn for_borrower(self) -> Result<Arc<ClientConfig>, CredentialFailure> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])

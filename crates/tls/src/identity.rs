@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads for whom a certificate is: the name by which a donor knows the tenant that shows it.
+//! Reads from a certificate the name by which a donor identifies the tenant that presents it.
 //!
-//! The first of these that the certificate has: a URI, a DNS name, an email address among its subject alternative names
-//! (RFC 5280, section 4.2.1.6), in this order, and of several of one kind the first; else the last common name of its
-//! subject. The kind is part of the name, so that no certificate with one kind is taken for one with another:
-//! `uri:spiffe://example/batch`, `dns:batch.example`, `email:batch@example`, `cn:batch`.
+//! The name is the first of these that the certificate has: a URI, a DNS name, an email address among its subject
+//! alternative names (RFC 5280, section 4.2.1.6), in this order, and the first of several of one kind; otherwise the
+//! last common name of its subject. The kind is part of the name, so that a certificate with one kind of name cannot
+//! pass for one with another: `uri:spiffe://example/batch`, `dns:batch.example`, `email:batch@example`, `cn:batch`.
 //!
-//! Only for a certificate whose signature has been verified. Any bytes are read without a panic all the same.
+//! Intended only for a certificate whose signature has been verified, but no input causes a panic.
 
-/// The longest name. Longer ones are no names of tenants.
+/// Maximum length of a name. Longer ones do not name tenants.
 const NAME_BYTES_MAX: usize = 512;
 
 const SEQUENCE: u8 = 0x30;
@@ -28,10 +28,10 @@ const EXTENSIONS: u8 = 0xa3;
 const SUBJECT_ALTERNATIVE_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 /// 2.5.4.3
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
-/// The kinds of alternative names that count, the first one first.
+/// The kinds of alternative names that are used, in order of preference.
 const KINDS: [(u8, &str); 3] = [(0x86, "uri"), (0x82, "dns"), (0x81, "email")];
 
-/// What is left of some DER.
+/// The unread rest of some DER.
 #[derive(Clone, Copy)]
 struct Der<'a>(&'a [u8]);
 
@@ -54,12 +54,12 @@ impl<'a> Der<'a> {
         Some((tag, contents))
     }
 
-    /// The contents of the next element, which has this tag.
+    /// The contents of the next element, which must have this tag.
     fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
         self.next().filter(|(found, _)| *found == tag).map(|(_, contents)| contents)
     }
 
-    /// Passes over the next element if it has this tag.
+    /// Skips the next element if it has this tag.
     fn skip(&mut self, tag: u8) {
         if self.0.first() == Some(&tag) {
             let _ = self.next();
@@ -67,7 +67,7 @@ impl<'a> Der<'a> {
     }
 }
 
-/// The tenant's name; `None` where the certificate has none that can be one.
+/// The tenant's name; `None` if the certificate has no usable name.
 pub fn tenant_name(certificate: &[u8]) -> Option<String> {
     let mut certificate = Der(Der(certificate).take(SEQUENCE)?);
     let mut signed = Der(certificate.take(SEQUENCE)?);
@@ -113,14 +113,14 @@ fn first_kind(names: &[u8]) -> Option<(&'static str, &[u8])> {
     })
 }
 
-/// A name that has characters which none of its kind can have is no name: it could be mistaken for another one.
+/// A name with characters that its kind does not allow is rejected: it could be mistaken for another one.
 fn alternative_name(kind: &str, text: &[u8]) -> Option<String> {
     let is_plain = (1..=NAME_BYTES_MAX).contains(&text.len()) && text.iter().all(u8::is_ascii_graphic);
     let text = std::str::from_utf8(text).ok().filter(|_| is_plain)?;
     Some(if kind == "dns" { format!("{kind}:{}", text.to_ascii_lowercase()) } else { format!("{kind}:{text}") })
 }
 
-/// The last common name of a subject: the most specific one. What is not a visible ASCII character stands as `%XX`.
+/// The last common name of a subject: the most specific one. Characters other than visible ASCII are written as `%XX`.
 fn common_name(subject: &[u8]) -> Option<String> {
     let mut subject = Der(subject);
     let mut last = None;
@@ -158,7 +158,7 @@ mod tests {
         [&[tag, 0x82][..], &length, contents].concat()
     }
 
-    /// A certificate with these common names and alternative names, without what nobody reads here.
+    /// A certificate with these common names and alternative names, without the parts that are not read here.
     fn certificate(common: &[&[u8]], alternative: &[(u8, &[u8])]) -> Vec<u8> {
         let name = |text: &&[u8]| {
             let attribute = [der(OBJECT_IDENTIFIER, COMMON_NAME), der(UTF8_STRING, text)].concat();

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! TLS 1.3 between a donor and its borrowers, each of which shows a certificate.
+//! TLS 1.3 between a donor and its borrowers, each of which presents a certificate.
 //!
-//! What is a certificate, and who is to be trusted, is read from three files ([`Files`]). A donor has a session of
-//! rustls for each connection ([`DonorSide`]), and knows its borrowers by their certificates ([`tenant_name`]). A
-//! borrower's faulting threads may not allocate, and a session of rustls does: so rustls shakes hands ([`Borrower`]),
-//! and what it agreed on protects the records from then on without it ([`Sealing`], [`Opening`]). Why so:
+//! Three files ([`Files`]) hold this end's certificate, its key, and the authority to trust. A donor has a rustls
+//! session for each connection ([`DonorSide`]), and identifies its borrowers by their certificates ([`tenant_name`]). A
+//! borrower's faulting threads may not allocate, and a rustls session does: so rustls performs only the handshake
+//! ([`Borrower`]), and the keys agreed on then protect the records without it ([`Sealing`], [`Opening`]). Reasons:
 //! `docs/decisions/0015-a-donor-lends-slabs.md`.
 //!
-//! No sockets here: bytes go through what the caller gives ([`Pipe`]).
+//! No sockets here: bytes go through the caller's [`Pipe`].
 
 #![forbid(unsafe_code)]
 
@@ -29,5 +29,5 @@ pub use records::{
     Broken, Opening, RECORD_BYTES_MOST, RECORD_EXTRA_BYTES, RECORD_HEAD_BYTES, Sealing, TEXT_BYTES_MOST,
 };
 
-/// What both ends say that they are about to speak, so that neither is taken for another kind of server.
+/// The ALPN protocol name of both ends, so that neither is mistaken for another kind of server.
 const PROTOCOL: &[u8] = b"aquifer/1";

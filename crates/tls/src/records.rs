@@ -8,21 +8,21 @@
 //! └── the head ────┘└─ sealed ─┘  head: authenticated, not sealed; 23: application data, also inside
 //! ```
 //!
-//! The nonce of a record is its number, exclusive-or the direction's vector; numbers count up and are never repeated. A
-//! key protects so many records and no more ([`RECORDS_MOST`]): then the connection is made anew, with new keys.
-//! Nothing but application data is taken: a donor of ours sends neither tickets nor new keys so early, and its alerts
-//! end the connection.
+//! The nonce of a record is its number, exclusive-or the direction's vector; numbers count up and are never repeated.
+//! One key protects at most [`RECORDS_MOST`] records; then the connection is replaced, with new keys. Only application
+//! data is accepted: an Aquifer donor sends no tickets, and no new keys before that limit, and its alerts end the
+//! connection.
 
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use rustls::{AlertDescription, ConnectionTrafficSecrets};
 
 use crate::distrust::Distrust;
 
-/// Bytes before what is sealed.
+/// Bytes before the sealed part.
 pub const RECORD_HEAD_BYTES: usize = 5;
-/// The most that one record carries.
+/// Maximum number of bytes of text in one record.
 pub const TEXT_BYTES_MOST: usize = 1 << 14;
-/// What a record is longer than its text.
+/// How many bytes a record is longer than its text.
 pub const RECORD_EXTRA_BYTES: usize = RECORD_HEAD_BYTES + 1 + TAG_BYTES;
 /// The longest record: the standard lets the sealed part be 256 bytes longer than its text.
 pub const RECORD_BYTES_MOST: usize = RECORD_HEAD_BYTES + TEXT_BYTES_MOST + 256;
@@ -30,20 +30,20 @@ pub const RECORD_BYTES_MOST: usize = RECORD_HEAD_BYTES + TEXT_BYTES_MOST + 256;
 const TAG_BYTES: usize = 16;
 const APPLICATION_DATA: u8 = 23;
 const ALERT: u8 = 21;
-/// Records under one key. Half of where rustls makes new keys on a donor's side, and a third of what the standard
-/// allows with AES-GCM (2^24.5, section 5.5): 128 GiB in full records.
+/// Maximum number of records under one key. Half of the number after which rustls makes new keys on a donor's side, and
+/// a third of what the standard allows with AES-GCM (2^24.5, section 5.5): 128 GiB in full records.
 const RECORDS_MOST: u64 = 1 << 23;
 
-/// Why a record is none.
+/// Why a record is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It does not fit its tag: damaged, forged, or sealed with other keys.
+    /// It does not match its tag: damaged, forged, or sealed with other keys.
     Damaged,
-    /// The donor's last word.
+    /// The donor's final alert.
     Ended(Distrust),
-    /// Nothing that a donor sends.
+    /// Not a record that a donor sends.
     Foreign,
-    /// The key has protected as many as it may.
+    /// The key has protected the maximum number of records.
     Spent,
 }
 
@@ -79,16 +79,16 @@ impl Direction {
         Ok(Nonce::assume_unique_for_key(nonce))
     }
 
-    /// Whether it is time for a new connection, with room for what one request and its answer take.
+    /// Whether a new connection is due; leaves room for one request and its answer.
     fn is_worn(&self) -> bool {
         self.number >= RECORDS_MOST - (1 << 16)
     }
 }
 
-/// What is sent is sealed by this.
+/// Seals sent records.
 pub struct Sealing(Direction);
 
-/// What is received is opened by this.
+/// Opens received records.
 pub struct Opening(Direction);
 
 impl Sealing {
@@ -96,8 +96,8 @@ impl Sealing {
         Direction::new(secrets, number).map(Sealing)
     }
 
-    /// Makes one record of `first` and then `second`, of which there are [`TEXT_BYTES_MOST`] at most, at the beginning
-    /// of `out`. Returns how long it is.
+    /// Writes one record with `first` and then `second`, together at most [`TEXT_BYTES_MOST`], to the start of `out`.
+    /// Returns the record's length.
     pub fn seal(&mut self, first: &[u8], second: &[u8], out: &mut [u8]) -> Result<usize, Broken> {
         let text_bytes = first.len() + second.len();
         assert!(text_bytes <= TEXT_BYTES_MOST, "a record carries so much");
@@ -111,12 +111,12 @@ impl Sealing {
         text[text_bytes] = APPLICATION_DATA;
         let nonce = self.0.nonce()?;
         let sealed = self.0.key.seal_in_place_separate_tag(nonce, Aad::from(&*head), text);
-        // ring refuses only what is longer than AES-GCM's bound of 64 GiB.
+        // ring refuses only texts longer than AES-GCM's bound of 64 GiB.
         tag_place.copy_from_slice(sealed.map_err(|_| Broken::Spent)?.as_ref());
         Ok(text_bytes + RECORD_EXTRA_BYTES)
     }
 
-    /// Whether the connection should be made anew before the next request.
+    /// Whether the connection should be replaced before the next request.
     pub fn is_worn(&self) -> bool {
         self.0.is_worn()
     }
@@ -127,11 +127,11 @@ impl Opening {
         Direction::new(secrets, number).map(Opening)
     }
 
-    /// How long the record is that begins so; `None` while its head is not whole.
+    /// The length of the record that begins with `begun`; `None` while its head is incomplete.
     pub fn length(begun: &[u8]) -> Result<Option<usize>, Broken> {
         let Some(&[kind, major, _, high, low]) = begun.first_chunk::<RECORD_HEAD_BYTES>() else { return Ok(None) };
         let whole = RECORD_HEAD_BYTES + usize::from(u16::from_be_bytes([high, low]));
-        // An alert that is not sealed comes from a donor that got nothing from us that it could read.
+        // An unsealed alert comes from a donor that could not read anything we sent.
         if kind == ALERT && major == 3 && whole == RECORD_HEAD_BYTES + 2 {
             return Ok(Some(whole));
         }
@@ -139,7 +139,7 @@ impl Opening {
         if fits { Ok(Some(whole)) } else { Err(Broken::Foreign) }
     }
 
-    /// Opens a whole record in place. Returns where in it the text is.
+    /// Opens a whole record in place. Returns the range of the text in it.
     pub fn open(&mut self, record: &mut [u8]) -> Result<std::ops::Range<usize>, Broken> {
         let (head, sealed) = record.split_at_mut(RECORD_HEAD_BYTES);
         if head[0] == ALERT {
@@ -147,7 +147,7 @@ impl Opening {
         }
         let nonce = self.0.nonce()?;
         let opened = self.0.key.open_in_place(nonce, Aad::from(&*head), sealed).map_err(|_| Broken::Damaged)?;
-        // The kind comes after the text, and before zeros of any number.
+        // The kind follows the text, and is followed by any number of zeros.
         let at = opened.iter().rposition(|byte| *byte != 0).ok_or(Broken::Foreign)?;
         match opened[at] {
             APPLICATION_DATA if at <= TEXT_BYTES_MOST => Ok(RECORD_HEAD_BYTES..RECORD_HEAD_BYTES + at),
@@ -156,7 +156,7 @@ impl Opening {
         }
     }
 
-    /// Whether the connection should be made anew before the next request.
+    /// Whether the connection should be replaced before the next request.
     pub fn is_worn(&self) -> bool {
         self.0.is_worn()
     }
