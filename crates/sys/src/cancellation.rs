@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where a thread of the program's can be cancelled while it runs code of ours: see pthreads(7).
+//! Controls where a thread of the program can be cancelled while it runs Aquifer's code: see pthreads(7).
 //!
-//! To cancel a thread is to unwind it, and what its frames hold is dropped. The compiler's frames can be left at calls
-//! alone: elsewhere a value may be half made, and Rust ends the process by SIGABRT. But where the C library has the
-//! thread's cancel type *asynchronous*, the signal that cancels unwinds it from wherever it is found. A program can
-//! wish for that type, and up to glibc 2.40 each cancellation point of the C library's has it around its system call,
-//! which may trap (`dispatch.rs`). Hence one rule: **code of the compiler's runs with the type deferred, or with every
-//! signal blocked.** The type is asynchronous only in the functions of assembly here and in `dispatch.rs`. They hold
-//! nothing to drop, and their frames are described at each instruction.
+//! Cancelling a thread unwinds it and drops the values in its frames. Compiled frames can be unwound only at calls:
+//! elsewhere a value may be half constructed, and Rust ends the process by SIGABRT. But while the C library has the
+//! thread's cancel type *asynchronous*, the cancelling signal unwinds the thread from wherever it is. A program can set
+//! that type, and up to glibc 2.40 each cancellation point of the C library sets it around its system call, which may
+//! trap (`dispatch.rs`). Hence one rule: **compiled code runs with the type deferred, or with every signal blocked.**
+//! The type is asynchronous only in the assembly functions here and in `dispatch.rs`. They hold nothing to drop, and
+//! their frames are described at each instruction.
 //!
-//! The way in is [`deferred`], for trapped calls and for wrapped cancellation points. The way out is [`call`]: it opens
-//! the thread for as long as the kernel has the call, if that is a cancellation point. Both ask the C library, by
-//! pthread_setcanceltype(3), which heeds at once what came while the type was deferred.
+//! The entry is [`deferred`], for trapped calls and for wrapped cancellation points. The exit is [`call`]: it makes the
+//! type asynchronous while the kernel executes the call, if the call is a cancellation point. Both use
+//! pthread_setcanceltype(3), which immediately acts on a cancellation that arrived while the type was deferred.
 //!
-//! Since glibc 2.41 the type stays deferred at cancellation points. The signal's handler looks whether it has
-//! interrupted `__syscall_cancel_arch`, which is never so while we do its call: the thread would wait on for ever. So
-//! [`point_in`] finds the one system call in that function, and a call that traps there is done by [`call`], open.
+//! Since glibc 2.41 the type stays deferred at cancellation points. The signal's handler checks whether it has
+//! interrupted `__syscall_cancel_arch`, which is never the case while Aquifer makes the call in its place: the thread
+//! would wait for ever. So [`point_in`] finds the one system call in that function, and a call that traps there is made
+//! by [`call`], with the type asynchronous.
 
 use std::arch::global_asm;
 use std::ffi::c_int;
@@ -147,7 +148,7 @@ global_asm!(
     set_type = sym pthread_setcanceltype,
 );
 
-/// What [`deferred`] does: with its three words, and the type that the thread had before.
+/// The function that [`deferred`] calls, with its three words and the cancel type that the thread had before.
 pub type Act = unsafe extern "C-unwind" fn(first: usize, second: usize, third: usize, kind: c_int) -> isize;
 
 unsafe extern "C-unwind" {
@@ -155,38 +156,38 @@ unsafe extern "C-unwind" {
     pub(crate) fn aquifer_call(number: i64, args: *const usize, kind: c_int) -> isize;
 }
 
-/// Does `act` with the thread's cancel type deferred, and puts the type back behind it. The callers up to the program's
-/// own code must have nothing to drop.
+/// Calls `act` with the thread's cancel type deferred, and restores the type afterwards. The callers up to the
+/// program's own code must have nothing to drop.
 ///
 /// # Safety
 /// As for `act`.
 pub unsafe fn deferred(first: usize, second: usize, third: usize, act: Act) -> isize {
-    // SAFETY: the function does what the caller has vouched for, between two calls that take and leave numbers.
+    // SAFETY: the function calls `act`, for which the caller vouches, between two calls that pass only numbers.
     unsafe { aquifer_deferred(first, second, third, act) }
 }
 
-/// A system call; the thread can be cancelled in it if `is_point`. Frames above are unwound then, and their values
-/// dropped; so they are where a handler of the program's that comes meanwhile ends the thread by pthread_exit(3).
-/// The result is the kernel's, errors as negative numbers.
+/// Makes a system call; the thread can be cancelled in it if `is_point`. Cancellation unwinds the frames above and
+/// drops their values; so does pthread_exit(3) in a handler of the program that runs during the call. The result is the
+/// kernel's, with errors as negative numbers.
 ///
 /// # Safety
 /// As for [`syscall`](crate::raw::syscall).
 pub unsafe fn call(number: i64, args: [usize; 6], is_point: bool) -> isize {
     let kind = if is_point { ASYNCHRONOUS } else { DEFERRED };
-    // SAFETY: the function reads six words and does the system call, for which the caller has vouched.
+    // SAFETY: the function reads six words and makes the system call, for which the caller vouches.
     unsafe { aquifer_call(number, args.as_ptr(), kind) }
 }
 
-/// `__syscall_cancel_arch` of glibc 2.41 and newer, from where it has found that the thread is not cancelled yet: see
-/// `sysdeps/unix/sysv/linux/x86_64/syscall_cancel.S`. What a C call has in registers and on the stack goes to the
-/// kernel's places; then come `syscall` and `ret`.
+/// `__syscall_cancel_arch` of glibc 2.41 and newer, from the point where it has found that the thread is not cancelled
+/// yet: see `sysdeps/unix/sysv/linux/x86_64/syscall_cancel.S`. It moves a C call's arguments from registers and stack
+/// to where the kernel expects them; `syscall` and `ret` follow.
 #[rustfmt::skip]
 const POINT: [u8; 36] = [
     0x49, 0x89, 0xfb, 0x48, 0x89, 0xf0, 0x48, 0x89, 0xd7, 0x48, 0x89, 0xce, 0x4c, 0x89, 0xc2, 0x4d, 0x89, 0xca,
     0x4c, 0x8b, 0x44, 0x24, 0x08, 0x4c, 0x8b, 0x4c, 0x24, 0x10, 0x4c, 0x89, 0x5c, 0x24, 0x08, 0x0f, 0x05, 0xc3,
 ];
 
-/// The address behind the `syscall` of the C library's cancellation points, where `text` has it; else 0.
+/// The address after the `syscall` of the C library's cancellation points, if `text` contains it; otherwise 0.
 pub fn point_in(text: &[u8]) -> usize {
     // SAFETY: memmem(3) reads both slices.
     let found = unsafe { libc::memmem(text.as_ptr().cast(), text.len(), POINT.as_ptr().cast(), POINT.len()) };
@@ -212,14 +213,14 @@ mod tests {
         assert_eq!(text[9997..], [0x0f, 0x05, 0xc3]);
     }
 
-    /// What a thread runs, and how `libc` has it.
+    /// A thread's function, and its type in `libc`.
     type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
     type RunOfLibc = extern "C" fn(*mut c_void) -> *mut c_void;
 
     static MADE: AtomicUsize = AtomicUsize::new(0);
     static DROPPED: AtomicUsize = AtomicUsize::new(0);
 
-    /// Something to drop. It takes no memory: the C library's allocator cannot be left anywhere either.
+    /// A value with a drop. It uses no heap: the C library's allocator cannot be unwound at every point either.
     struct Counted(#[expect(dead_code, reason = "it is what is made")] usize);
 
     impl Counted {
@@ -235,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Code of the compiler's, which is cancelled at its calls alone.
+    /// Compiled code, which is cancelled only at its calls.
     unsafe extern "C-unwind" fn work(turns: usize, _: usize, _: usize, kind: c_int) -> isize {
         assert_eq!(kind, ASYNCHRONOUS);
         for turn in 0..turns {
@@ -258,14 +259,15 @@ mod tests {
         }
     }
 
-    /// Rust ended the process when a thread was cancelled between two calls.
+    /// The defect: Rust ended the process when a thread was cancelled between two calls.
     #[test]
     fn a_thread_that_may_be_cancelled_anywhere_drops_what_it_has_made() {
         const THREADS: usize = 300;
         for turn in 0..THREADS {
             let begun = AtomicUsize::new(0);
             let (mut thread, mut result) = (0, std::ptr::null_mut());
-            // SAFETY: one ABI calls what the other declares; the thread ends in this turn, and what it reaches stays.
+            // SAFETY: both declarations have the same ABI; the thread ends in this turn, and everything it uses
+            // outlives it.
             unsafe {
                 let run = std::mem::transmute::<Run, RunOfLibc>(cancelled_anywhere);
                 let argument = (&raw const begun).cast_mut().cast();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Calls that need more stack than the calling thread may have: on a stack of their own.
+//! Makes calls that need more stack than the calling thread may have, on a separate stack.
 //!
-//! A fault is resolved on an alternate signal stack, which is the program's where it has set one, and may then have
-//! 16 KiB. Nearly all that is done there is made for that. What is not, and is rare enough, comes here.
+//! A fault is resolved on an alternate signal stack, which is the program's if it has set one, and may then have 16
+//! KiB. Nearly all code on the fault path is written for that size. The few calls that are not, and are rare enough,
+//! run here.
 //!
-//! Signals are blocked meanwhile. The kernel takes a thread whose stack pointer is elsewhere for one that is not on its
-//! alternate stack, and would put the next handler's frame where the interrupted one's is.
+//! Signals are blocked during the call. To the kernel, a thread whose stack pointer is elsewhere is not on its
+//! alternate stack, and the next handler's frame would overwrite the interrupted one's.
 
 use std::any::Any;
 use std::arch::asm;
@@ -18,29 +19,30 @@ use crate::memory::map_anonymous;
 use crate::raw::{Errno, syscall};
 use crate::signals::Blocked;
 
-/// How large it is. A choice: a handshake of TLS, the deepest call there is, runs on it also in a build without
-/// optimisation. Pages that are not touched cost nothing.
+/// Size of the stack. A choice: a TLS handshake, the deepest call, fits even in a build without optimisation. Pages
+/// that are not touched cost nothing.
 const STACK_BYTES: usize = 512 << 10;
-/// At its low end, so that running over it is a crash and not somebody else's bytes.
+/// A guard page at the low end, so that an overflow is a crash and does not overwrite other memory.
 const GUARD_BYTES: usize = 4096;
-/// Zeros at its high end: whoever prints a backtrace looks there for the caller's frame, and finds that there is none.
+/// Zeros at the high end: a backtrace looks there for the caller's frame, and stops.
 const END_BYTES: usize = 4096;
 
-/// Calls `act` on a stack of its own, and returns what it returns. ENOMEM where there is no memory for one.
+/// Calls `act` on a separate stack, and returns its result. ENOMEM if there is no memory for the stack.
 pub fn call<T>(act: impl FnOnce() -> T) -> Result<T, Errno> {
     let start = map_anonymous(STACK_BYTES)?;
     let none = libc::PROT_NONE as usize;
-    // SAFETY: the first page of the mapping that was just made, which nobody uses.
+    // SAFETY: mprotect(2) on the first page of the mapping that was just made, which nothing uses yet.
     let guarded = unsafe { syscall(libc::SYS_mprotect, [start, GUARD_BYTES, none, 0, 0, 0]) };
     let outcome = guarded.map(|_| {
         let _blocked = Blocked::all();
         let mut job = Job { act: Some(act), outcome: None };
-        // SAFETY: the stack is `STACK_BYTES` of this call's own, aligned to a page, and stays mapped until it is back;
-        // signals are blocked, so no handler's frame is put beneath. `job` outlives the call and is what `enter` takes.
+        // SAFETY: the stack is `STACK_BYTES` of this call's own, aligned to a page, and stays mapped until the call
+        // returns; signals are blocked, so no handler's frame is put below it. `job` outlives the call and is the
+        // argument that `enter` expects.
         unsafe { switch(start + STACK_BYTES - END_BYTES, enter_of(&job), (&raw mut job).cast()) };
         job.outcome.expect("the call has come back")
     });
-    // SAFETY: nobody uses the stack any more.
+    // SAFETY: nothing uses the stack any more.
     let _ = unsafe { syscall(libc::SYS_munmap, [start, STACK_BYTES, 0, 0, 0, 0]) };
     outcome.map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic)))
 }
@@ -50,7 +52,7 @@ struct Job<T, F> {
     outcome: Option<Result<T, Box<dyn Any + Send>>>,
 }
 
-/// The `enter` for this job.
+/// The `enter` function for this job.
 fn enter_of<T, F: FnOnce() -> T>(_: &Job<T, F>) -> unsafe extern "C" fn(*mut c_void) {
     enter::<T, F>
 }
@@ -60,15 +62,15 @@ fn enter_of<T, F: FnOnce() -> T>(_: &Job<T, F>) -> unsafe extern "C" fn(*mut c_v
 unsafe extern "C" fn enter<T, F: FnOnce() -> T>(job: *mut c_void) {
     // SAFETY: the caller's promise.
     let job = unsafe { &mut *job.cast::<Job<T, F>>() };
-    // An unwinder does not find its way from this stack to the other one.
+    // An unwinder cannot cross from this stack to the other one.
     job.outcome = job.act.take().map(|act| catch_unwind(AssertUnwindSafe(act)));
 }
 
 /// # Safety
 /// `top` is the end of a stack that nobody uses, aligned to 16 bytes; `enter` may be called with `job` and returns.
 unsafe fn switch(top: usize, enter: unsafe extern "C" fn(*mut c_void), job: *mut c_void) {
-    // SAFETY: the call finds the stack as the ABI has it, aligned to 16 bytes before the return address; r12 is kept by
-    // what is called, and the registers that are not are given up.
+    // SAFETY: the callee finds the stack as the ABI requires, aligned to 16 bytes before the return address; it
+    // preserves r12, and the registers that it does not preserve are declared as clobbered.
     unsafe {
         asm!(
             "mov r12, rsp",

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What this process has open, by the names that the kernel gives: see proc_pid_fd(5).
+//! Finds open descriptors of this process by the names that the kernel gives them: see proc_pid_fd(5).
 //!
-//! Allocates nothing, and calls nothing of libc's that does.
+//! Allocates nothing, and calls no libc function that does.
 
 use crate::raw::syscall;
 
-/// Descriptors that are looked at. A program opens early what matters here, when few are open.
+/// Number of descriptors examined. A program opens the descriptors that matter here early, when few are open.
 const DESCRIPTORS_MOST: usize = 1024;
-/// The longest name that is looked for.
+/// Maximum length of a name to look for.
 const NAME_BYTES_MOST: usize = 32;
 
-/// Whether one of the first descriptors has this name, of [`NAME_BYTES_MOST`] at most.
+/// Whether one of the first descriptors has this name, which has at most [`NAME_BYTES_MOST`] bytes.
 pub fn any_is(name: &[u8]) -> bool {
     (0..DESCRIPTORS_MOST).any(|descriptor| is(descriptor, name))
 }
@@ -27,10 +27,10 @@ pub(crate) fn is(descriptor: usize, name: &[u8]) -> bool {
     let digits = [1000, 100, 10, 1].map(|unit| b'0' + (descriptor / unit % 10) as u8);
     let skip = digits.iter().take(3).take_while(|digit| **digit == b'0').count();
     path[21..25 - skip].copy_from_slice(&digits[skip..]);
-    // One byte more than is looked for: a longer name is another.
+    // One byte more than the longest name: a longer name does not match.
     let mut target = [0u8; NAME_BYTES_MOST + 1];
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
-    // SAFETY: readlinkat(2) reads a path that ends in NUL, and writes no more than the target has.
+    // SAFETY: readlinkat(2) reads a path that ends in NUL, and writes at most the length of the target.
     matches!(unsafe { syscall(libc::SYS_readlinkat, args) }, Ok(len) if &target[..len] == name)
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the way around the page cache, and gives space back to files and devices.
+//! Enables I/O that bypasses the page cache, and gives space back to files and devices.
 //!
-//! See open(2) on `O_DIRECT`, statx(2) on `STATX_DIOALIGN` (Linux 6.1), fallocate(2) on
-//! `FALLOC_FL_PUNCH_HOLE`, sync_file_range(2). A file system may refuse direct I/O when it is asked for,
-//! or only at the first transfer: [`enable`] tries both, and says which it was.
+//! See open(2) on `O_DIRECT`, statx(2) on `STATX_DIOALIGN` (Linux 6.1), fallocate(2) on `FALLOC_FL_PUNCH_HOLE`,
+//! sync_file_range(2). A file system may refuse direct I/O when the flag is set, or only at the first transfer:
+//! [`enable`] tries both, and reports which one failed.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use std::{fmt, io, mem};
 
 use crate::frame_buffer::FrameBuffer;
 
-/// Direct transfers of this pager are multiples of this, in memory and in the file.
+/// Direct transfers of this pager are multiples of this size, in memory and in the file.
 pub const ALIGNMENT: u32 = 4096;
 
 /// `_IO(0x12, 119)` of linux/fs.h: discard a range of a block device.
@@ -23,22 +23,22 @@ const BLKDISCARD: libc::Ioctl = 0x1277;
 /// `_IO(0x12, 104)` of linux/fs.h: the logical sector size of a block device.
 const BLKSSZGET: libc::Ioctl = 0x1268;
 
-/// Why a file cannot be read and written around the page cache.
+/// Why a file cannot be read and written without the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The file system does not know direct I/O at all.
+    /// The file system does not support direct I/O at all.
     Unsupported {
-        /// What the kernel answered to `O_DIRECT`.
+        /// The kernel's error for `O_DIRECT`.
         errno: i32,
     },
     /// Direct transfers would have to be aligned to more than a page.
     Alignment {
-        /// What the kernel asks for, in bytes.
+        /// The alignment that the kernel requires, in bytes.
         bytes: u32,
     },
     /// `O_DIRECT` was accepted, and the first transfer was not.
     FirstTransfer {
-        /// What the kernel answered.
+        /// The kernel's error for the transfer.
         errno: i32,
     },
 }
@@ -57,20 +57,20 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Makes transfers of `file` go around the page cache, and proves it with one page at offset 0: read
-/// always, written back when `may_write`. On refusal the file is as before, and buffered.
+/// Makes transfers of `file` bypass the page cache, and verifies it with one page at offset 0: always read, and written
+/// back if `may_write`. On refusal the file is as before, and buffered.
 pub fn enable(file: &File, may_write: bool) -> Result<(), Refusal> {
     let old_flags = status_flags(file).map_err(|errno| Refusal::Unsupported { errno })?;
     set_status_flags(file, old_flags | libc::O_DIRECT).map_err(|errno| Refusal::Unsupported { errno })?;
     let outcome = check_alignment(file).and_then(|()| transfer_one_page(file, may_write));
     if outcome.is_err() {
-        // Taking the flag away again cannot be refused; if it were, transfers would fail loudly.
+        // Removing the flag cannot be refused; if it were, transfers would fail loudly.
         let _ = set_status_flags(file, old_flags);
     }
     outcome
 }
 
-/// Gives the file's space of this range back; the range reads as zeros. EOPNOTSUPP where the file system cannot.
+/// Gives the file's space in this range back; the range reads as zeros. EOPNOTSUPP if the file system cannot.
 pub fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, len) = (signed(offset)?, signed(len)?);
@@ -80,7 +80,7 @@ pub fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
     })
 }
 
-/// Tells a block device that this range holds nothing. EOPNOTSUPP where the device cannot.
+/// Tells a block device that this range is unused. EOPNOTSUPP if the device cannot.
 pub fn discard_device(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let range = [offset, len];
     retry_interrupted(|| {
@@ -99,7 +99,7 @@ pub fn device_sector_bytes(file: &File) -> io::Result<u32> {
     u32::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// For buffered files: waits until this range has reached the medium, then takes it out of the page cache.
+/// For buffered files: waits until this range has reached the medium, then removes it from the page cache.
 pub fn write_out(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let (start, bytes) = (signed(offset)?, signed(len)?);
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -110,7 +110,7 @@ pub fn write_out(file: &File, offset: u64, len: u64) -> io::Result<()> {
     forget_cached(file, offset, len)
 }
 
-/// For buffered files: takes a clean range out of the page cache, so that it is not held twice.
+/// For buffered files: removes a clean range from the page cache, so that it does not occupy memory twice.
 pub fn forget_cached(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let (offset, len) = (signed(offset)?, signed(len)?);
     // SAFETY: posix_fadvise takes no pointers, and the descriptor is open while `file` is borrowed.
@@ -118,17 +118,17 @@ pub fn forget_cached(file: &File, offset: u64, len: u64) -> io::Result<()> {
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
 }
 
-/// A buffer of `pages` zero pages for probes, tests and examples. Its memory is never given back, since a
-/// [`FrameBuffer`] may be anywhere when it is dropped: keep it and use it again.
+/// A buffer of `pages` zero pages for probes, tests and examples. Its memory is never freed, since a [`FrameBuffer`]
+/// may be anywhere when it is dropped: keep the buffer and reuse it.
 pub fn lasting_buffer(pages: usize) -> FrameBuffer {
     let memory: &'static mut [Page] = (0..pages).map(|_| Page([0; ALIGNMENT as usize])).collect::<Vec<_>>().leak();
     let start = NonNull::from(&mut *memory).cast();
-    // SAFETY: leaked memory stays mapped as long as the process lives, is `pages` pages long, and nobody
-    // else has its address.
+    // SAFETY: leaked memory stays mapped as long as the process lives, is `pages` pages long, and nothing else has its
+    // address.
     unsafe { FrameBuffer::new(start, pages * ALIGNMENT as usize) }
 }
 
-/// A page that may be transferred directly.
+/// A page aligned for direct transfers.
 #[repr(align(4096))]
 struct Page([u8; ALIGNMENT as usize]);
 
@@ -138,7 +138,7 @@ fn transfer_one_page(file: &File, may_write: bool) -> Result<(), Refusal> {
     file.read_at(&mut page.0, 0).map_err(refused)?;
     if may_write {
         match file.write_at(&page.0, 0) {
-            // No space is not a refusal: the first real write will say so, with its remedy.
+            // Lack of space is not a refusal: the first real write will report it, with its remedy.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
             written => drop(written.map_err(refused)?),
         }
@@ -146,7 +146,7 @@ fn transfer_one_page(file: &File, may_write: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Asks the kernel what it wants direct transfers aligned to. Silence (before Linux 6.1) is consent.
+/// Asks the kernel for the alignment of direct transfers. No answer (before Linux 6.1) counts as consent.
 fn check_alignment(file: &File) -> Result<(), Refusal> {
     // SAFETY: `statx` is a plain structure of integers, for which all zeros is a value.
     let mut answer: libc::statx = unsafe { mem::zeroed() };

@@ -3,13 +3,13 @@
 
 //! Traps the program's system calls: Syscall User Dispatch, prctl(2), since Linux 5.11.
 //!
-//! A trapped call raises SIGSYS on its thread before it does anything. Calls from our own text go to the kernel,
-//! and so do all while the thread's selector allows it (`thread_slot.rs`). It is for each thread, and neither
-//! forked children nor executed programs have it. Without kernel support nothing is trapped.
+//! A trapped call raises SIGSYS on its thread before it does anything. Calls from Aquifer's own text go to the kernel,
+//! and so do all calls while the thread's selector allows it (`thread_slot.rs`). Trapping is set for each thread, and
+//! neither forked children nor executed programs inherit it. Without kernel support nothing is trapped.
 //!
-//! Most trapped calls are repeated by a few instructions of our own text that the handler returns to: then the
-//! call happens on the program's own stack and outside any handler, and signals, cancellation and garbage
-//! collectors find the thread where they expect it. What holds for cancellation is in `cancellation.rs`.
+//! Most trapped calls are repeated by a few instructions of Aquifer's own text to which the handler returns. The call
+//! then happens on the program's own stack and outside any handler, and signals, cancellation and garbage collectors
+//! find the thread where they expect it. `cancellation.rs` has the rules for cancellation.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -22,12 +22,12 @@ use crate::signal_stack;
 use crate::signals::{self, KernelAction};
 use crate::thread_slot::{self, Trapping};
 
-/// Handles trapped calls, with the thread's cancel type deferred: `kind` is what it was. A thread may be cancelled in
-/// one all the same: the handler's frame is unwound then.
+/// Handles trapped calls, with the thread's cancel type deferred: `kind` is the previous type. A thread may
+/// nevertheless be cancelled in a trapped call: that unwinds the handler's frame.
 pub type TrapHandler =
     extern "C-unwind" fn(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void, kind: i32);
 
-/// What the x86-64 ABI lets a leaf function use below its stack pointer.
+/// How far below its stack pointer the x86-64 ABI lets a leaf function store data.
 const RED_ZONE_BYTES: usize = 128;
 
 global_asm!(
@@ -61,7 +61,7 @@ global_asm!(
     ".globl aquifer_called_here",
     ".type aquifer_called_here,@function",
     ".cfi_startproc",
-    // As above; and above it is what `aquifer_call` has read.
+    // As above, with the arguments that `aquifer_call` has read above the return address.
     ".cfi_def_cfa rsp, {back} + {args}",
     ".cfi_offset rip, -{back}",
     "nop",
@@ -77,13 +77,13 @@ global_asm!(
     args = const ARGS_BYTES,
 );
 
-/// What [`Trapped::call_open_here`] leaves on the program's stack, from low to high: the frame of `aquifer_call`.
+/// The frame of `aquifer_call`, which [`Trapped::call_open_here`] leaves on the program's stack; from low to high.
 #[repr(C)]
 struct OpenCall {
-    /// Where `aquifer_call` returns to: `aquifer_called_here`.
+    /// Return address of `aquifer_call`: `aquifer_called_here`.
     returns_to: usize,
     args: [usize; 6],
-    /// Where the program goes on.
+    /// Where the program continues.
     back: usize,
 }
 
@@ -96,7 +96,7 @@ unsafe extern "C" {
     fn aquifer_called_here();
 }
 
-/// How the handler is told that a SIGSYS is ours: SYS_USER_DISPATCH.
+/// `si_code` of a SIGSYS caused by dispatch: SYS_USER_DISPATCH.
 const USER_DISPATCH: i32 = 2;
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 const PR_SYS_DISPATCH_ON: usize = 1;
@@ -109,12 +109,12 @@ static TEXT_LEN: AtomicUsize = AtomicUsize::new(0);
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
 static LIBCS_START: AtomicUsize = AtomicUsize::new(0);
 static LIBCS_LEN: AtomicUsize = AtomicUsize::new(0);
-/// Where the C library's cancellation points trap, if it has one place for all of them: else 0.
+/// Address at which the C library's cancellation points trap, if they all share one; otherwise 0.
 static LIBCS_POINT: AtomicUsize = AtomicUsize::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Says where our own text is and where the C library's, and what handles trapped calls. Traps nothing yet.
+/// Sets the ranges of Aquifer's own text and of the C library's, and the handler of trapped calls. Traps nothing yet.
 ///
 /// # Safety
 /// Both texts stay mapped. The handler must be sound to run at any system call of the program.
@@ -126,21 +126,21 @@ pub unsafe fn prepare(text: Range<usize>, libcs: Range<usize>, handler: TrapHand
     TEXT_START.store(text.start, Ordering::Release);
 }
 
-/// Installs the handler; threads arm themselves from now on. Returns the program's own action for SIGSYS,
-/// where it was in place until now.
+/// Installs the handler; threads arm themselves from now on. Returns the program's own action for SIGSYS, if this call
+/// replaced it.
 pub fn enable() -> Option<KernelAction> {
     let old = install();
     ENABLED.store(INSTALLED.load(Ordering::Relaxed), Ordering::Release);
     old
 }
 
-/// Installs the handler. Returns the program's own action for SIGSYS, where it was in place until now.
+/// Installs the handler. Returns the program's own action for SIGSYS, if this call replaced it.
 pub fn install() -> Option<KernelAction> {
     if TEXT_START.load(Ordering::Acquire) == 0 || INSTALLED.load(Ordering::Relaxed) {
         return None;
     }
     let start = std::ptr::with_exposed_provenance(LIBCS_START.load(Ordering::Relaxed));
-    // SAFETY: text is mapped, and nobody writes to it, as `prepare` was promised.
+    // SAFETY: the text is mapped, and nothing writes to it, as the caller of `prepare` promised.
     let libcs = unsafe { std::slice::from_raw_parts(start, LIBCS_LEN.load(Ordering::Relaxed)) };
     LIBCS_POINT.store(cancellation::point_in(libcs), Ordering::Relaxed);
     let action = signals::trap_action(aquifer_on_trap as *const () as usize);
@@ -155,8 +155,8 @@ pub fn is_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// Makes this thread's calls trap until [`disarm_after_fork`], whether or not others do. False where the kernel cannot.
-/// The handler must have been [installed](install).
+/// Makes this thread's calls trap until [`disarm_after_fork`], whether or not other threads' calls do. Returns false if
+/// the kernel cannot. The handler must have been [installed](install).
 pub fn arm_for_fork() -> bool {
     if thread_slot::trapping() == Trapping::Ready
         && INSTALLED.load(Ordering::Acquire)
@@ -167,7 +167,7 @@ pub fn arm_for_fork() -> bool {
     thread_slot::trapping() == Trapping::Armed
 }
 
-/// In the parent: as it was before.
+/// Restores the state before [`arm_for_fork`], in the parent.
 pub fn disarm_after_fork() {
     if !ENABLED.load(Ordering::Relaxed) && thread_slot::trapping() == Trapping::Armed {
         let _ = switch(PR_SYS_DISPATCH_OFF);
@@ -175,7 +175,7 @@ pub fn disarm_after_fork() {
     }
 }
 
-/// Makes this thread's calls trap, once that is wanted, and again after [`Trapped::repeat`].
+/// Makes this thread's calls trap if trapping is enabled, also again after [`Trapped::repeat`].
 pub fn arm_if_due() {
     if !ENABLED.load(Ordering::Relaxed) {
         return;
@@ -185,14 +185,14 @@ pub fn arm_if_due() {
         Trapping::Armed => thread_slot::resume(),
         Trapping::Ready => {
             signal_stack::reclaim_now();
-            // An old kernel refuses: then only what is called by the names that we wrap is served.
+            // An old kernel refuses: then only calls by the names that the library wraps are served.
             let armed = switch(PR_SYS_DISPATCH_ON).is_ok();
             thread_slot::set_trapping(if armed { Trapping::Armed } else { Trapping::Never });
         }
     }
 }
 
-/// Ends trapping on this thread, for good.
+/// Ends trapping on this thread permanently.
 pub fn disarm() {
     if thread_slot::trapping() == Trapping::Armed {
         let _ = switch(PR_SYS_DISPATCH_OFF);
@@ -220,10 +220,10 @@ pub struct Trapped {
 }
 
 impl Trapped {
-    /// The trapped call behind a SIGSYS; `None` when it has another reason.
+    /// The trapped call that raised a SIGSYS; `None` if the signal has another cause.
     ///
     /// # Safety
-    /// The pointers are what the kernel gave to the running handler of a SIGSYS.
+    /// The pointers are those that the kernel passed to the running handler of a SIGSYS.
     pub unsafe fn new(info: *const libc::siginfo_t, context: *mut libc::c_void, kind: i32) -> Option<Self> {
         // SAFETY: the caller's promise.
         let code = unsafe { (*info).si_code };
@@ -231,16 +231,16 @@ impl Trapped {
     }
 
     fn register(&mut self, index: i32) -> &mut i64 {
-        // SAFETY: the context is the handler's, exclusively, until it returns; the index is one of libc's.
+        // SAFETY: the context belongs exclusively to the handler until it returns; the index is one of libc's.
         unsafe { &mut (*self.context).uc_mcontext.gregs[index as usize] }
     }
 
-    /// Which call.
+    /// The number of the call.
     pub fn number(&mut self) -> i64 {
         *self.register(libc::REG_RAX)
     }
 
-    /// Its arguments.
+    /// The arguments of the call.
     pub fn args(&mut self) -> [usize; 6] {
         [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9]
             .map(|index| *self.register(index) as usize)
@@ -251,12 +251,12 @@ impl Trapped {
         *self.register(libc::REG_RSP) as usize
     }
 
-    /// The program goes on with this stack.
+    /// Sets the stack pointer with which the program continues.
     pub fn set_stack(&mut self, stack: usize) {
         *self.register(libc::REG_RSP) = stack as i64;
     }
 
-    /// The program sees this result, in the kernel's manner.
+    /// Sets the result that the program sees, as the kernel would return it.
     pub fn set_result(&mut self, result: isize) {
         *self.register(libc::REG_RAX) = result as i64;
     }
@@ -271,7 +271,7 @@ impl Trapped {
         point != 0 && *self.register(libc::REG_RIP) as usize == point
     }
 
-    /// The call happens when the handler has returned, from our own text, on the program's stack.
+    /// Makes the call after the handler has returned, from Aquifer's own text, on the program's stack.
     pub fn call_here(&mut self) {
         if self.is_libcs_point() {
             return self.call_open_here();
@@ -281,8 +281,9 @@ impl Trapped {
         self.jump();
     }
 
-    /// As [`call_here`](Self::call_here), by `aquifer_call`, which opens the thread: where the C library's cancellation
-    /// points trap they are in a C function that has done all but its call, so registers may change.
+    /// As [`call_here`](Self::call_here), by `aquifer_call`, which makes the cancel type asynchronous. Where the C
+    /// library's cancellation points trap, the thread is in a C function that has done everything but its call, so
+    /// registers may change.
     fn call_open_here(&mut self) {
         let (number, args) = (self.number(), self.args());
         let back = *self.register(libc::REG_RIP) as usize;
@@ -293,10 +294,10 @@ impl Trapped {
         *self.register(libc::REG_RIP) = cancellation::aquifer_call as *const () as i64;
     }
 
-    /// Puts `value` on the program's stack. Returns its address.
+    /// Pushes `value` onto the program's stack. Returns its address.
     fn push<T>(&mut self, value: T) -> usize {
         let stack = *self.register(libc::REG_RSP) as usize - RED_ZONE_BYTES - size_of::<T>();
-        // SAFETY: below the red zone of the program's stack, where a signal's frame could be as well.
+        // SAFETY: the place is below the red zone of the program's stack, where a signal's frame could be as well.
         unsafe { std::ptr::with_exposed_provenance_mut::<T>(stack).write(value) };
         *self.register(libc::REG_RSP) = stack as i64;
         stack
@@ -312,14 +313,14 @@ impl Trapped {
         *self.register(libc::REG_RIP) = aquifer_call_here_syscall as *const () as i64;
     }
 
-    /// The call is repeated where it was made, and this thread's next calls are not trapped until it has been
-    /// in our code again: for calls that return twice.
+    /// Repeats the call where it was made, and lets this thread's next calls pass untrapped until the thread has been
+    /// in Aquifer's code again: for calls that return twice.
     pub fn repeat(&mut self) {
         thread_slot::pause();
         *self.register(libc::REG_RIP) -= SYSCALL_BYTES;
     }
 
-    /// The thread's signal mask, as it will be when the handler has returned.
+    /// The thread's signal mask, as it will be after the handler has returned.
     pub fn mask(&mut self) -> &mut u64 {
         // SAFETY: as in `register`; the kernel's mask is the first eight bytes of libc's.
         unsafe { &mut *(&raw mut (*self.context).uc_sigmask).cast::<u64>() }

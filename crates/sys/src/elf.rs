@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! As much of an ELF file as says whether a library can be preloaded into it. Pure. See elf(5).
+//! Reads from an ELF file what is needed to tell whether a library can be preloaded into it. Pure. See elf(5).
 //!
 //! | offset | bytes | field     | of the file header             |
 //! |--------|-------|-----------|--------------------------------|
@@ -18,38 +18,38 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
-/// The kernel refuses program headers of more than a page or so; a file that claims more is broken.
+/// The kernel refuses program headers of more than about a page; a file that claims more is broken.
 const PROGRAM_HEADERS_MOST: u16 = 4096;
-/// PATH_MAX, the longest interpreter name that the kernel takes.
+/// PATH_MAX, the longest interpreter name that the kernel accepts.
 const INTERPRETER_BYTES_MOST: u64 = 4096;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
 
-/// What an ELF file is to us.
+/// The kinds of ELF files that matter to Aquifer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Elf {
-    /// A program that the dynamic loader `interpreter` starts: it can be managed.
+    /// A program started by the dynamic loader `interpreter`: it can be managed.
     Dynamic {
         /// The loader's path.
         interpreter: String,
     },
-    /// For another kind of machine.
+    /// A file for another kind of machine.
     Foreign {
         /// Its name.
         machine: String,
     },
     /// A shared library.
     Library,
-    /// No loader runs, so nothing can be preloaded.
+    /// A program that no loader starts, so nothing can be preloaded.
     Static,
 }
 
-/// Whether a file that starts so is an ELF file.
+/// Whether a file with this start is an ELF file.
 pub fn is_elf(start: &[u8]) -> bool {
     start.starts_with(b"\x7fELF")
 }
 
-/// Reads the headers. `InvalidData` when the file is broken.
+/// Reads the headers. Returns `InvalidData` if the file is broken.
 pub fn read(file: &mut (impl Read + Seek)) -> io::Result<Elf> {
     let mut header = [0; HEADER_BYTES];
     file.seek(SeekFrom::Start(0))?;
@@ -77,8 +77,8 @@ pub fn read(file: &mut (impl Read + Seek)) -> io::Result<Elf> {
             _ => {}
         }
     }
-    // A shared object without a loader of its own is a library, or a static program that can be placed
-    // anywhere. Only a name could tell them apart; the caller knows which of the two it expects.
+    // A shared object without an interpreter is a library, or a static position-independent program. Only a name could
+    // distinguish them; the caller knows which of the two it expects.
     Ok(if dynamic && half(&header, 16) == 3 { Elf::Library } else { Elf::Static })
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The one type through which anybody touches the bytes of a frame.
+//! The only type through which the bytes of a frame are accessed.
 //!
-//! A frame is local memory that is *not* visible at the program's address while somebody holds its
-//! [`FrameBuffer`]. The holder is the only one who may read or write it: the buffer cannot be cloned,
-//! and it travels by value into an I/O queue and back out with the completion.
+//! A frame is local memory that is *not* visible at the program's address while a [`FrameBuffer`] of it exists. Only
+//! the buffer's holder may read or write it: the buffer cannot be cloned, and it moves by value into an I/O queue and
+//! back out with the completion.
 
 use std::ptr::NonNull;
 
@@ -16,16 +16,16 @@ pub struct FrameBuffer {
     len: usize,
 }
 
-// SAFETY: the constructor's contract makes this value the only way to the bytes, so moving it to another
-// thread moves the exclusive access with it.
+// SAFETY: the constructor's contract makes this value the only access to the bytes, so moving it to another thread
+// moves the exclusive access with it.
 unsafe impl Send for FrameBuffer {}
 
 impl FrameBuffer {
     /// Takes exclusive access to `len` bytes at `start`.
     ///
     /// # Safety
-    /// `start..start + len` must stay mapped readable and writable for as long as the process lives, and
-    /// nobody else may touch these bytes until this value has been dropped.
+    /// `start..start + len` must stay mapped readable and writable for as long as the process lives, and nothing else
+    /// may touch these bytes until this value has been dropped.
     pub unsafe fn new(start: NonNull<u8>, len: usize) -> Self {
         Self { start, len }
     }
@@ -35,34 +35,34 @@ impl FrameBuffer {
         self.start.as_ptr() as usize
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the buffer holds no byte at all.
+    /// Whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `new` promises the range is mapped and that we alone may touch it.
+        // SAFETY: `new` requires that the range is mapped and that only this value accesses it.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `&mut self` keeps other borrows away.
+        // SAFETY: as in `bytes`, and `&mut self` excludes other borrows.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// Lends the `len` bytes at `start` as a buffer of their own, to be read.
+    /// Lends the `len` bytes at `start` as a buffer, for reading.
     pub fn with_part<R>(&self, start: usize, len: usize, look: impl FnOnce(&FrameBuffer) -> R) -> R {
         look(&self.part(start, len))
     }
 
-    /// Lends the `len` bytes at `start` as a buffer of their own, to be written.
+    /// Lends the `len` bytes at `start` as a buffer, for writing.
     pub fn with_part_mut<R>(&mut self, start: usize, len: usize, fill: impl FnOnce(&mut FrameBuffer) -> R) -> R {
         let mut lent = Lent { part: self.part(start, len), address: self.address() + start, len };
         fill(&mut lent.part)
@@ -70,13 +70,14 @@ impl FrameBuffer {
 
     fn part(&self, start: usize, len: usize) -> FrameBuffer {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "a part lies within its buffer");
-        // SAFETY: the start is within the range of `new`, or one past its end for no bytes at all.
+        // SAFETY: the start is within the range of `new`, or one past its end if `len` is 0.
         FrameBuffer { start: unsafe { self.start.add(start) }, len }
     }
 }
 
-/// A part of a buffer, lent as one. Whoever swapped it for another buffer could use its bytes for ever; buffers of
-/// different frames differ in their addresses, so that is noticed when it comes back, and ends the process.
+/// A part of a buffer, lent as a buffer. A borrower that swaps it for another buffer could keep its bytes for ever.
+/// Buffers of different frames have different addresses, so the swap is detected when the part is returned, and ends
+/// the process.
 struct Lent {
     part: FrameBuffer,
     address: usize,

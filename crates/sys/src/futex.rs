@@ -3,14 +3,14 @@
 
 //! Sleeping and waking on a word: futex(2), private to the process, never without a time limit.
 //!
-//! `tests/interleavings.rs` compiles this file against a kernel and atomics of its own.
+//! `tests/interleavings.rs` compiles this file with a model of the kernel and of atomics.
 
 use std::time::Duration;
 
 use crate::atomic::{AtomicU32, Ordering};
 use crate::raw::syscall;
 
-/// Sleeps while `word` holds `expected`, until woken, or until `limit` has passed. May return early.
+/// Sleeps while `word` holds `expected`, until woken or until `limit` has passed. May return early.
 pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
     let timeout = libc::timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
     let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
@@ -19,7 +19,7 @@ pub fn wait(word: &AtomicU32, expected: u32, limit: Duration) {
     let _ = unsafe { syscall(libc::SYS_futex, args) };
 }
 
-/// Wakes everybody who sleeps on `word`.
+/// Wakes all threads that sleep on `word`.
 pub fn wake_all(word: &AtomicU32) {
     let operation = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize;
     // SAFETY: FUTEX_WAKE only uses the address as a key.
@@ -27,7 +27,7 @@ pub fn wake_all(word: &AtomicU32) {
         unsafe { syscall(libc::SYS_futex, [std::ptr::from_ref(word) as usize, operation, i32::MAX as usize, 0, 0, 0]) };
 }
 
-/// A count of events on which threads can sleep. Signalling costs one atomic add while nobody sleeps.
+/// A count of events on which threads can sleep. Signalling costs one atomic add while no thread sleeps.
 #[derive(Debug, Default)]
 pub struct EventCount {
     events: AtomicU32,
@@ -35,18 +35,18 @@ pub struct EventCount {
 }
 
 impl EventCount {
-    /// With no events yet.
+    /// A count of zero events.
     pub const fn new() -> Self {
         Self { events: AtomicU32::new(0), sleepers: AtomicU32::new(0) }
     }
 
-    /// The count now. Take it before looking at the condition, and pass it to [`sleep`](Self::sleep).
+    /// The present count. Take it before checking the condition, and pass it to [`sleep`](Self::sleep).
     pub fn ticket(&self) -> u32 {
         // SeqCst pairs with `signal`: either the sleeper sees the event, or the signaller sees the sleeper.
         self.events.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until an event came after `ticket`, at most `limit`.
+    /// Sleeps until an event arrives after `ticket`, at most `limit`.
     pub fn sleep(&self, ticket: u32, limit: Duration) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         if self.events.load(Ordering::SeqCst) == ticket {

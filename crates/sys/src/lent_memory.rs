@@ -3,11 +3,11 @@
 
 //! Memory that a donor lends: mapped once, copied in and out, and wiped.
 //!
-//! Its bytes belong to others, several of whom may touch the same ones at the same time, by mistake or on purpose. So
-//! nobody gets a reference to them: they are copied word by word with relaxed atomics, which compile to plain moves.
-//! It is left out of core dumps.
+//! Its bytes belong to borrowers, several of whom may access the same ones at the same time, by mistake or on purpose.
+//! So no reference to them is ever made: they are copied word by word with relaxed atomics, which compile to plain
+//! moves. The memory is excluded from core dumps.
 //!
-//! Locked, none of it goes to swap, where what is wiped would stay.
+//! When it is locked, none of it goes to swap, where wiped contents would remain.
 //!
 //! See mmap(2), mlock2(2), memfd_create(2) on `MFD_HUGETLB`, madvise(2) on `MADV_DONTNEED` and `MADV_HUGEPAGE`,
 //! fallocate(2) on `FALLOC_FL_PUNCH_HOLE`, mbind(2).
@@ -25,14 +25,14 @@ use crate::memory::{advise, map_anonymous};
 use crate::raw::{Errno, syscall};
 use crate::safe_open::{self, Purpose};
 
-/// What its pages are taken from.
+/// Where the pages come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Private anonymous memory. The kernel is asked for huge pages, which it gives where it has some.
+    /// Private anonymous memory. The kernel is asked for huge pages, which it provides if it has some.
     Anonymous,
-    /// A device that is memory, such as `/dev/dax0.0`. All of what is lent of it is wiped before anything else.
+    /// A memory device, such as `/dev/dax0.0`. The lent part of it is wiped before anything else.
     Dax(PathBuf),
-    /// Huge pages of 2 MiB, reserved by the administrator. All of them are ours from the start.
+    /// Huge pages of 2 MiB, reserved by the administrator. All of them are taken from the start.
     Huge,
     /// A file in memory.
     Memfd,
@@ -43,42 +43,42 @@ const ALIGNMENT: usize = 2 << 20;
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 /// The MPOL_BIND of mbind(2).
 const MPOL_BIND: usize = 2;
-/// The MLOCK_ONFAULT of mlock2(2): pages are locked when they come, and none comes for that.
+/// The MLOCK_ONFAULT of mlock2(2): locks pages when they are allocated, and allocates none itself.
 const MLOCK_ONFAULT: usize = 1;
-/// Linux 5.18 and later: as MADV_DONTNEED, of locked memory.
+/// Linux 5.18 and later: MADV_DONTNEED for locked memory.
 const MADV_DONTNEED_LOCKED: usize = 24;
-/// Nodes that mbind(2) is told of.
+/// Number of nodes in the mask passed to mbind(2).
 const NODES_MOST: u32 = 64;
 
-/// See the module.
+/// Lent memory; see the module.
 #[derive(Debug)]
 pub struct LentMemory {
     start: NonNull<AtomicU64>,
     bytes: usize,
-    /// What is mapped, unless it is anonymous.
+    /// The mapped file; `None` for anonymous memory.
     file: Option<File>,
-    /// Pages never go to swap: they are locked, or are none that could.
+    /// True when pages never go to swap: they are locked, or cannot be swapped.
     is_locked: AtomicBool,
-    /// Whether pages are given back to be wiped. Not huge ones: a hole loses its reservation, and where somebody else
-    /// takes the page, the next access is a SIGBUS. Nor a device's, which has nowhere to give them to.
+    /// Whether pages are wiped by giving them back. Not huge pages: a hole loses its reservation, and if another
+    /// process takes the page, the next access is a SIGBUS. Nor a device's pages, which cannot be given back.
     wipes_by_giving_back: bool,
 }
 
-// SAFETY: only atomics are reached through it, and it is unmapped by its one owner's drop alone.
+// SAFETY: the value gives access only to atomics, and only the drop of its one owner unmaps the memory.
 unsafe impl Send for LentMemory {}
 // SAFETY: as above.
 unsafe impl Sync for LentMemory {}
 
 impl LentMemory {
-    /// Maps `bytes` bytes of zeros, a multiple of 2 MiB. ENOMEM where there are not so many huge pages; EFBIG where a
-    /// file may not be so long (`ulimit -f`), or a device is shorter; ENODEV where a path leads to no such device.
+    /// Maps `bytes` bytes of zeros, a multiple of 2 MiB. ENOMEM if there are too few huge pages; EFBIG if a file may
+    /// not be that long (`ulimit -f`), or a device is shorter; ENODEV if a path does not lead to such a device.
     pub fn new(source: &Source, bytes: usize) -> io::Result<LentMemory> {
         assert!(bytes > 0 && bytes.is_multiple_of(ALIGNMENT), "memory is lent in slabs");
         let memory = match source {
             Source::Anonymous => {
                 let room = bytes.checked_add(ALIGNMENT).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
                 let address = map_anonymous(room).map_err(error)?.next_multiple_of(ALIGNMENT);
-                // A slab is a huge page: fewer misses of the TLB. Where there are none, pages are small.
+                // A slab is a huge page: fewer TLB misses. If there are none, pages are small.
                 let _ = advise(address, bytes, libc::MADV_HUGEPAGE);
                 LentMemory {
                     start: place(address),
@@ -98,29 +98,29 @@ impl LentMemory {
             Source::Huge => Self::in_memory(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, bytes, false)?,
             Source::Memfd => Self::in_memory(0, bytes, true)?,
         };
-        // Others' memory is nothing for a core dump of ours. Where the kernel refuses, dumps are larger.
+        // Borrowers' memory does not belong in this process's core dump. If the kernel refuses, dumps are larger.
         let _ = advise(memory.address(), bytes, libc::MADV_DONTDUMP);
         Ok(memory)
     }
 
     fn in_memory(flags: u32, bytes: usize, wipes_by_giving_back: bool) -> io::Result<LentMemory> {
         let args = [c"aquifer-lent".as_ptr() as usize, (flags | libc::MFD_CLOEXEC) as usize, 0, 0, 0, 0];
-        // SAFETY: memfd_create(2) reads the name, which ends in NUL, and makes a new descriptor.
+        // SAFETY: memfd_create(2) reads the name, which ends in NUL, and creates a new descriptor.
         let descriptor = unsafe { syscall(libc::SYS_memfd_create, args) }.map_err(error)?;
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(descriptor as i32) };
         let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: writes one `rlimit`; where it fails, the value stays.
+        // SAFETY: getrlimit(2) writes one `rlimit`; if it fails, the value is unchanged.
         unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
         if bytes as u64 > limit.rlim_cur {
-            // The kernel would send SIGXFSZ, which ends the process without a word.
+            // The kernel would send SIGXFSZ, which ends the process without a message.
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         file.set_len(bytes as u64)?;
         Self::map(file, bytes, wipes_by_giving_back)
     }
 
-    /// The first bytes of a device that is memory. What was there is wiped.
+    /// The first bytes of a memory device. Their old contents are wiped.
     fn of_device(device: File, bytes: usize) -> io::Result<LentMemory> {
         let memory = Self::map(device, bytes, false)?;
         memory.wipe(0, bytes);
@@ -130,25 +130,25 @@ impl LentMemory {
     fn map(file: File, bytes: usize, wipes_by_giving_back: bool) -> io::Result<LentMemory> {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let args = [0, bytes, protection, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, 0];
-        // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+        // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
         let address = unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)?;
         let is_locked = AtomicBool::new(false);
         Ok(LentMemory { start: place(address), bytes, file: Some(file), is_locked, wipes_by_giving_back })
     }
 
-    /// Takes its pages from one NUMA node only. Before anything is copied in.
+    /// Takes its pages only from one NUMA node. Call it before anything is copied in.
     pub fn bind(&self, node: u32) -> io::Result<()> {
         bind_range(self.address(), self.bytes, node)
     }
 
-    /// Keeps all of it out of swap, from when its pages come. Huge pages and those of a device never go there.
-    /// EPERM and ENOMEM where this process may not lock so much (RLIMIT_MEMLOCK), after it has raised its limit as
+    /// Keeps all of it out of swap, from the time its pages are allocated. Huge pages and a device's pages never go
+    /// there. EPERM or ENOMEM if this process may not lock that much (RLIMIT_MEMLOCK), even after raising its limit as
     /// far as it may.
     pub fn lock(&self) -> io::Result<()> {
         if self.wipes_by_giving_back {
             raise_limit_on_locked_memory();
             let args = [self.address(), self.bytes, MLOCK_ONFAULT, 0, 0, 0];
-            // SAFETY: mlock2(2) changes where the pages of our own range may be, and nothing that they hold.
+            // SAFETY: mlock2(2) affects where the pages of this value's own range may be, and not their contents.
             unsafe { syscall(libc::SYS_mlock2, args) }.map_err(error)?;
         }
         self.is_locked.store(true, Ordering::Relaxed);
@@ -164,12 +164,12 @@ impl LentMemory {
         self.start.as_ptr() as usize
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there is none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -180,7 +180,7 @@ impl LentMemory {
         self.address() + offset
     }
 
-    /// Stores zeros in whole words, and gives no memory back: where a device may have the pages.
+    /// Stores zeros in whole words, and gives no memory back: for pages that a device may access.
     pub fn store_zeros(&self, offset: usize, bytes: usize) {
         self.words(offset, bytes).iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
@@ -188,13 +188,13 @@ impl LentMemory {
     fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(WORD_BYTES) && bytes.is_multiple_of(WORD_BYTES), "whole words");
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
-        // SAFETY: the range is mapped until `drop`, aligned to a page, and reached through atomics only; any bits are a
-        // valid `AtomicU64`.
+        // SAFETY: the range is mapped until `drop`, aligned to a page, and accessed only through atomics; any bits are
+        // a valid `AtomicU64`.
         let all = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes / WORD_BYTES) };
         &all[offset / WORD_BYTES..][..bytes / WORD_BYTES]
     }
 
-    /// Copies from `offset` on into `target`. Both are multiples of eight.
+    /// Copies from `offset` on into `target`. The offset and the length are multiples of eight.
     pub fn copy_out(&self, offset: usize, target: &mut [u8]) {
         let words = self.words(offset, target.len());
         for (word, bytes) in words.iter().zip(target.chunks_exact_mut(WORD_BYTES)) {
@@ -202,7 +202,7 @@ impl LentMemory {
         }
     }
 
-    /// Copies `source` to `offset`. Both are multiples of eight.
+    /// Copies `source` to `offset`. The offset and the length are multiples of eight.
     pub fn copy_in(&self, offset: usize, source: &[u8]) {
         let words = self.words(offset, source.len());
         for (word, bytes) in words.iter().zip(source.chunks_exact(WORD_BYTES)) {
@@ -210,23 +210,24 @@ impl LentMemory {
         }
     }
 
-    /// Makes whole pages read as zeros, whatever was there. Where it can, it gives their memory back to the kernel,
-    /// which hands it to nobody before it has zeroed it: so that is a wipe. Else, and where the kernel refuses, zeros
-    /// are stored.
+    /// Makes whole pages read as zeros, whatever they held. If possible, it gives their memory back to the kernel,
+    /// which zeroes it before any process gets it: that is a wipe. Otherwise, or if the kernel refuses, it stores
+    /// zeros.
     pub fn wipe(&self, offset: usize, bytes: usize) {
         if !(self.wipes_by_giving_back && self.give_back(offset, bytes)) {
             self.store_zeros(offset, bytes);
         }
     }
 
-    /// Gives the memory of whole pages, which were wiped, back to the machine. They may not be there any more
-    /// afterwards. Returns whether the machine took it.
+    /// Gives the memory of whole pages, which were wiped, back to the machine. The pages may not be available
+    /// afterwards. Returns whether the machine took them.
     pub fn give_back(&self, offset: usize, bytes: usize) -> bool {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "inside what is lent");
         match &self.file {
             Some(file) => {
                 if !self.wipes_by_giving_back {
-                    // The reservation of a huge page goes with the page, and it has none before it was touched.
+                    // The reservation of a huge page is released with the page, and a page that was never touched has
+                    // none to release.
                     (offset..offset + bytes).step_by(ALIGNMENT).for_each(|at| self.copy_in(at, &[0; WORD_BYTES]));
                 }
                 direct_io::punch_hole(file, offset as u64, bytes as u64).is_ok()
@@ -239,8 +240,8 @@ impl LentMemory {
     fn empty(&self, offset: usize, bytes: usize) -> Result<(), Errno> {
         let range = [self.address() + offset, bytes];
         let call = |number, third: usize| {
-            // SAFETY: madvise(2), munlock(2) or mlock2(2) on private anonymous memory of our own, to which nobody has a
-            // reference: zeros are as good a value for an atomic as any.
+            // SAFETY: madvise(2), munlock(2) or mlock2(2) on private anonymous memory of this value's own, to which no
+            // reference exists: zeros are a valid value for an atomic.
             unsafe { syscall(number, [range[0], range[1], third, 0, 0, 0]) }.map(|_| ())
         };
         if !self.is_locked() {
@@ -256,22 +257,23 @@ impl LentMemory {
     }
 }
 
-/// Takes the pages of a file in memory from one NUMA node only, whoever asks for them. Before there are any.
+/// Takes the pages of a memory file only from one NUMA node, whichever process allocates them. Call it before there are
+/// any.
 pub fn bind_file(file: &File, bytes: usize, node: u32) -> io::Result<()> {
-    // The policy is the file's own, and is told by way of a mapping, whose pages nobody touches.
+    // The policy belongs to the file, but is set through a mapping, whose pages are never touched.
     let args = [0, bytes, libc::PROT_NONE as usize, libc::MAP_SHARED as usize, file.as_raw_fd() as usize, 0];
-    // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+    // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
     let address = unsafe { syscall(libc::SYS_mmap, args) }.map_err(error)?;
     let bound = bind_range(address, bytes, node);
-    // SAFETY: what was mapped above, to which nobody has a reference.
+    // SAFETY: the range was mapped above, and no reference to it exists.
     let _ = unsafe { syscall(libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]) };
     bound
 }
 
-/// As far as this process may by itself.
+/// Raises the limit as far as this process may by itself.
 fn raise_limit_on_locked_memory() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit(2) writes one `rlimit`, and setrlimit(2) reads it; where either fails, nothing changes.
+    // SAFETY: getrlimit(2) writes one `rlimit`, and setrlimit(2) reads it; if either fails, nothing changes.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
             limit.rlim_cur = limit.rlim_max;
@@ -285,23 +287,24 @@ fn bind_range(address: usize, bytes: usize, node: u32) -> io::Result<()> {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mask = 1u64 << node;
-    // One more than there are bits: the kernel takes one off.
+    // One more than the number of bits: the kernel subtracts one.
     let args = [address, bytes, MPOL_BIND, &raw const mask as usize, NODES_MOST as usize + 1, 0];
-    // SAFETY: mbind(2) reads the mask and changes where pages of our own range will come from.
+    // SAFETY: mbind(2) reads the mask and affects where pages of this value's own range will come from.
     unsafe { syscall(libc::SYS_mbind, args) }.map(|_| ()).map_err(error)
 }
 
 impl Drop for LentMemory {
     fn drop(&mut self) {
-        // SAFETY: our own range, to which nobody has a reference any more. What alignment left over is only addresses.
+        // SAFETY: the range is this value's own, and no reference to it exists any more. The remainder left by
+        // alignment is only address space.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.address(), self.bytes, 0, 0, 0, 0]) };
     }
 }
 
-/// A device that is memory, and how long it is. See the kernel's `Documentation/ABI/testing/sysfs-bus-dax`.
+/// Opens a memory device, and returns its length. See the kernel's `Documentation/ABI/testing/sysfs-bus-dax`.
 fn open_dax(path: &Path) -> io::Result<(File, u64)> {
     let no_device = || io::Error::from_raw_os_error(libc::ENODEV);
-    // Its group may be any; a character device is no file that others could have put there.
+    // Any group is accepted; a character device is not a file that other users could have put there.
     let device = safe_open::open(path, Purpose::Memory, libc::O_RDWR, 0)?;
     let metadata = device.metadata()?;
     if !metadata.file_type().is_char_device() {
@@ -309,7 +312,7 @@ fn open_dax(path: &Path) -> io::Result<(File, u64)> {
     }
     let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
     let about = PathBuf::from(format!("/sys/dev/char/{major}:{minor}"));
-    // Other devices can be mapped, too, and are no memory, or the machine's own.
+    // Other devices can be mapped, too, but are not memory, or are the machine's own memory.
     let subsystem = fs::read_link(about.join("subsystem")).map_err(|_| no_device())?;
     if subsystem.file_name().is_none_or(|name| name != "dax") {
         return Err(no_device());
@@ -369,7 +372,7 @@ mod tests {
         }
     }
 
-    /// A file in memory stands for the device, which tests do not have: both are mapped in the same way.
+    /// A memory file represents the device, which tests do not have: both are mapped in the same way.
     #[test]
     fn what_was_on_a_device_is_wiped_before_it_is_lent() {
         let path = Path::new("/dev/shm").join(format!("aquifer-lent-{}", std::process::id()));
@@ -399,7 +402,7 @@ mod tests {
         }
     }
 
-    /// How much memory the machine has put behind a range.
+    /// How much of a range is backed by memory.
     fn resident_bytes(memory: &LentMemory) -> usize {
         let bits = |at: usize| crate::memory::resident_pages(memory.address() + at, 64).unwrap().count_ones();
         (0..memory.bytes).step_by(64 * 4096).map(|at| bits(at) as usize * 4096).sum()

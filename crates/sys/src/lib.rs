@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Thin, safe-edged bindings to the kernel.
+//! Thin bindings to the kernel, with safe interfaces.
 //!
-//! Knows nothing of policy. Public functions are safe, or state a `# Safety` contract.
+//! Contains no policy. Public functions are safe, or state a `# Safety` contract.
 
 #![allow(unsafe_code, reason = "the crate that holds the kernel boundary; each site states its contract")]
 
@@ -48,7 +48,7 @@ pub mod watch;
 
 pub use frame_buffer::FrameBuffer;
 
-/// Where `futex.rs` and `wakeup.rs` find their atomics, so that a test can put its own there.
+/// The atomics of `futex.rs` and `wakeup.rs`, so that a test can substitute its own.
 mod atomic {
     pub use std::sync::atomic::{AtomicU32, Ordering};
 }

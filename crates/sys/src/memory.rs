@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Address ranges: mmap(2), munmap(2), madvise(2), straight to the kernel.
+//! Address ranges: mmap(2), munmap(2), madvise(2), by direct system calls.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -15,17 +15,17 @@ pub const MADV_POPULATE_WRITE: i32 = 23;
 /// `MADV_POPULATE_READ`, since Linux 5.14.
 pub const MADV_POPULATE_READ: i32 = 22;
 
-/// Bytes that this library's own heap has from the kernel. Written where it gets and gives back its ranges.
+/// Bytes that this library's own heap has from the kernel. Updated where the heap allocates and frees its ranges.
 pub static OWN_HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// A reserved range of private anonymous memory that lives as long as the process. Pages come on touch.
+/// A reserved range of private anonymous memory that lives as long as the process. Pages are allocated on touch.
 #[derive(Clone, Copy, Debug)]
 pub struct Reserved {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: only an address range; access to its bytes goes through `FrameBuffer`s, one per frame at a time.
+// SAFETY: the value is only an address range; access to its bytes goes through `FrameBuffer`s, one per frame at a time.
 unsafe impl Send for Reserved {}
 // SAFETY: as above.
 unsafe impl Sync for Reserved {}
@@ -37,7 +37,7 @@ impl Reserved {
         let address = map_anonymous(len + ALIGN)?;
         let start = address.next_multiple_of(ALIGN);
         advise(start, len, libc::MADV_NOHUGEPAGE)?;
-        // A forked child has no use for frames, and must not share their pages: shared pages cannot move.
+        // A forked child does not need frames, and must not share their pages: shared pages cannot move.
         advise(start, len, libc::MADV_DONTFORK)?;
         Ok(Self { start: NonNull::new(start as *mut u8).expect("mmap does not return null"), len })
     }
@@ -47,10 +47,10 @@ impl Reserved {
         self.start.as_ptr() as usize
     }
 
-    /// Makes the whole range new: no pages, no registration, no page tables.
+    /// Resets the whole range: no pages, no registration, no page tables.
     ///
     /// # Safety
-    /// The contents are lost. Nobody may rely on them, and there is no buffer of the range.
+    /// The contents are lost. Nothing may rely on them, and no buffer of the range may exist.
     pub unsafe fn renew(&self) -> Result<(), Errno> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -60,12 +60,12 @@ impl Reserved {
         advise(self.address(), self.len, libc::MADV_DONTFORK)
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no byte at all.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -73,11 +73,11 @@ impl Reserved {
     /// Exclusive access to `len` bytes at `offset`.
     ///
     /// # Safety
-    /// Nobody else may hold a buffer that overlaps, until this one is dropped.
+    /// No other buffer that overlaps may exist until this one is dropped.
     pub unsafe fn buffer(&self, offset: usize, len: usize) -> FrameBuffer {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "a frame lies within its reservation");
-        // SAFETY: the range is within the reservation (just checked), which is never unmapped; the caller
-        // promises exclusivity.
+        // SAFETY: the range is within the reservation (just checked), which is never unmapped; the caller promises
+        // exclusive access.
         unsafe { FrameBuffer::new(self.start.add(offset), len) }
     }
 }
@@ -86,66 +86,67 @@ impl Reserved {
 pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+    // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
     unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
 }
 
-/// Words of zeros that a forked child shares with its parent. Mapped as long as the process lives.
+/// Zeroed words that a forked child shares with its parent. Mapped as long as the process lives.
 #[derive(Debug)]
 pub struct SharedWords {
     start: NonNull<AtomicU64>,
     words: usize,
 }
 
-// SAFETY: only atomics are reached through it, and it is never unmapped.
+// SAFETY: the value gives access only to atomics, and the memory is never unmapped.
 unsafe impl Send for SharedWords {}
 // SAFETY: as above.
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Maps `words` words. Pages come on touch.
+    /// Maps `words` words. Pages are allocated on touch.
     pub fn new(words: usize) -> Result<Self, Errno> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let args = [0, words * size_of::<u64>(), protection as usize, flags as usize, usize::MAX, 0];
-        // SAFETY: a new mapping where the kernel finds room; nothing that exists is touched.
+        // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
         let start = unsafe { syscall(libc::SYS_mmap, args) }?;
         Ok(Self { start: NonNull::new(start as *mut AtomicU64).expect("mmap does not return null"), words })
     }
 
-    /// The words. Relatives change them at any time.
+    /// The words. Other processes of the family change them at any time.
     pub fn words(&self) -> &'static [AtomicU64] {
-        // SAFETY: the mapping has so many words, is aligned to a page and is never unmapped.
+        // SAFETY: the mapping has `self.words` words, is aligned to a page and is never unmapped.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
-    /// The same memory in halves of words. A word is used either way, not both.
+    /// The same memory as half words. Each word is used as one whole or as two halves, never both.
     pub fn halves(&self) -> &'static [AtomicU32] {
         // SAFETY: as above; an `AtomicU64` has the room and the alignment of two `AtomicU32`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words * 2) }
     }
 }
 
-/// Words of zeros, of which a forked child gets a copy: what either writes later, the other does not see. Mapped as
-/// long as the process lives; pages come on touch.
+/// Zeroed words of which a forked child gets a copy: neither process sees the other's later writes. Mapped as long as
+/// the process lives; pages are allocated on touch.
 pub fn copied_words(words: usize) -> Result<&'static [AtomicU64], Errno> {
     let start = map_anonymous((words * size_of::<u64>()).max(1))?;
     let start = NonNull::new(start as *mut AtomicU64).expect("mmap does not return null");
-    // SAFETY: the mapping has so many words, all zeros, is aligned to a page and is never unmapped.
+    // SAFETY: the mapping has `words` words, all zero, is aligned to a page and is never unmapped.
     Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), words) })
 }
 
-/// A word that is 0 in every child, however it was made: MADV_WIPEONFORK. Mapped as long as the process lives.
+/// A word that is 0 in every child, however the child was created: MADV_WIPEONFORK. Mapped as long as the process
+/// lives.
 #[derive(Debug)]
 pub struct OwnWord(NonNull<AtomicU32>);
 
-// SAFETY: only an atomic is reached through it, and it is never unmapped.
+// SAFETY: the value gives access only to an atomic, and the memory is never unmapped.
 unsafe impl Send for OwnWord {}
 // SAFETY: as above.
 unsafe impl Sync for OwnWord {}
 
 impl OwnWord {
-    /// A word of its own page.
+    /// A word on its own page.
     pub fn new() -> Result<Self, Errno> {
         const PAGE: usize = 4096;
         let start = map_anonymous(PAGE)?;
@@ -160,7 +161,7 @@ impl OwnWord {
     }
 }
 
-/// madvise(2) with an advice that does not take contents away.
+/// madvise(2) with an advice that does not discard contents.
 pub fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
     assert!(
         !matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE),
@@ -173,33 +174,33 @@ pub fn advise(start: usize, len: usize, advice: i32) -> Result<(), Errno> {
 /// Gives the pages of a private anonymous range back to the kernel: MADV_DONTNEED.
 ///
 /// # Safety
-/// The contents are lost. Nobody may rely on them, and no buffer may overlap the range.
+/// The contents are lost. Nothing may rely on them, and no buffer may overlap the range.
 pub unsafe fn drop_pages(start: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: the caller has promised that the contents are not needed.
     unsafe { syscall(libc::SYS_madvise, [start, len, libc::MADV_DONTNEED as usize, 0, 0, 0]) }.map(|_| ())
 }
 
-/// A range of addresses, as readv(2) and its like take it.
+/// A range of addresses, laid out as for readv(2) and similar calls.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Span {
     /// The first address.
     pub start: usize,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: usize,
 }
 
-/// Ranges that [`drop_spans`] and [`read_spans`] take at once: UIO_MAXIOV.
+/// Maximum number of ranges in one call of [`drop_spans`] or [`read_spans`]: UIO_MAXIOV.
 pub const SPANS_MOST: usize = 1024;
 
-/// As [`drop_pages`] for many ranges, with one interruption of the other CPUs for all of them where the kernel can:
-/// process_madvise(2) on oneself, since Linux 6.13. Returns how many bytes it came, from the first on; the rest
-/// is as it was.
+/// As [`drop_pages`] for many ranges, with one interruption of the other CPUs for all of them if the kernel can:
+/// process_madvise(2) on the process itself, since Linux 6.13. Returns how many bytes were dropped, counted from the
+/// first range; the rest is unchanged.
 ///
 /// # Safety
 /// As for [`drop_pages`], for every range.
 pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
-    /// "This process" as a descriptor, since Linux 6.14. One that is opened would still name the parent after fork.
+    /// "This process" as a descriptor, since Linux 6.14. An opened descriptor would still name the parent after fork.
     const PIDFD_SELF_THREAD_GROUP: usize = -10001isize as usize;
     assert!(spans.len() <= SPANS_MOST, "a call takes {SPANS_MOST} ranges at most");
     let args = [PIDFD_SELF_THREAD_GROUP, spans.as_ptr() as usize, spans.len(), libc::MADV_DONTNEED as usize, 0, 0];
@@ -220,11 +221,11 @@ pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
     Ok(done)
 }
 
-/// Copies ranges of this process's memory into others of the same lengths without faulting on the way:
-/// process_vm_readv(2). Returns how many bytes it came; it ends before a page that is missing.
+/// Copies ranges of this process's memory into others of the same lengths without faulting: process_vm_readv(2).
+/// Returns how many bytes were copied; the copy ends before a missing page.
 ///
 /// # Safety
-/// The targets are the caller's to write, and nobody writes to the sources meanwhile.
+/// The caller may write to the targets, and nothing writes to the sources during the call.
 pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Errno> {
     assert!(targets.len().max(sources.len()) <= SPANS_MOST, "a call takes {SPANS_MOST} ranges at most");
     // SAFETY: getpid(2) takes nothing.
@@ -234,11 +235,11 @@ pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Er
     unsafe { syscall(libc::SYS_process_vm_readv, [process, to, targets.len(), from, sources.len(), 0]) }
 }
 
-/// Pages that [`resident_pages`] can look at in one call.
+/// Maximum number of pages in one call of [`resident_pages`].
 pub const RESIDENT_PAGES_MOST: usize = 64;
 
-/// Which pages of private anonymous memory are there, from `start` on, one bit a page: mincore(2). At most
-/// [`RESIDENT_PAGES_MOST`] pages. A page that the kernel is migrating counts as there.
+/// Which pages of private anonymous memory are resident, from `start` on, one bit a page: mincore(2). At most
+/// [`RESIDENT_PAGES_MOST`] pages. A page that the kernel is migrating counts as resident.
 pub fn resident_pages(start: usize, pages: usize) -> Result<u64, Errno> {
     const PAGE_BYTES: usize = 4096;
     assert!(pages <= RESIDENT_PAGES_MOST, "a call looks at {RESIDENT_PAGES_MOST} pages at most");

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The descriptors that are ours in the program's process, and what keeps the program from closing them.
+//! Aquifer's descriptors in the program's process, and their protection from being closed by the program.
 //!
-//! Programs close what they have not opened: `close_range(3, ~0, 0)`, loops over numbers, dup2(2) onto a number of
-//! their choice. Closing the last descriptor of a userfaultfd turns every page that is away into zeros, and nobody is
-//! told. So three things are done:
+//! Programs close descriptors that they have not opened: `close_range(3, ~0, 0)`, loops over numbers, dup2(2) onto a
+//! number of their choice. Closing the last descriptor of a userfaultfd turns every evicted page into zeros, without
+//! any error. So three measures are taken:
 //!
-//! - Ours have numbers that programs do not choose ([`keep`]).
-//! - The program's close(2), close_range(2), dup2(2) and dup3(2) go by this table, by whatever way they come to us
-//!   (`preload/src/descriptors.rs`): ours are as if they were not open.
-//! - Each thread of the pager has a table of descriptors of its own, with ours only ([`leave_the_programs`]). What the
-//!   program does to its table by ways that we do not see closes no file of ours, and such a thread goes on working.
+//! - Aquifer's descriptors have numbers that programs do not choose ([`keep`]).
+//! - The program's close(2), close_range(2), dup2(2) and dup3(2), however they reach the library, consult this table
+//!   (`preload/src/descriptors.rs`): to the program, Aquifer's descriptors appear closed.
+//! - Each thread of the pager has its own table of descriptors, with only Aquifer's in it ([`leave_the_programs`]). If
+//!   the program changes its own table in a way that the library does not see, no file of Aquifer's is closed, and such
+//!   a thread continues to work.
 //!
-//! After fork(2) a child has its own files under the same numbers, so the table is right there as well.
-//! Threads: any. Nothing is ever taken out: what is ours stays open until the process ends.
+//! After fork(2) a child has its own files under the same numbers, so the table is valid there as well. Threads: any.
+//! Nothing is ever removed from the table: Aquifer's descriptors stay open until the process ends.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -22,43 +23,43 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::raw::{self, Errno, syscall};
 
-/// Numbers for which there is a bit: far more than ours are, since a pager has twelve, and a tier a dozen connections
-/// to each of up to 63 donors, times four levels; and more than most programs may open.
+/// Numbers that have a bit: far more than Aquifer uses, since a pager has twelve, and a tier a dozen connections to
+/// each of up to 63 donors, times four levels; and more than most programs may open.
 const NUMBERS_MOST: usize = 1 << 16;
-/// Descriptors of ours behind those at most: where a program has as many open before we begin.
+/// Maximum number of Aquifer's descriptors above that range: needed when a program already has that many open.
 const HIGH_MOST: usize = 48;
-/// Where ours begin: above the numbers that shells and daemons choose from below, below the smallest limit that is
-/// usual (256). Where the limit is lower still, they stay where they are.
+/// The lowest number for Aquifer's descriptors: above those that shells and daemons choose for themselves, and below
+/// the smallest usual limit (256). If the limit is lower still, descriptors keep their numbers.
 const FIRST: usize = 160;
-/// Nobody's descriptor.
+/// No descriptor.
 const NONE: i32 = -1;
-/// The last descriptor that a pager's thread keeps of the program's: messages go there.
+/// The last of the program's descriptors that a pager thread keeps: messages go there.
 const STANDARD_ERROR: i32 = 2;
 
 /// The CLOSE_RANGE_UNSHARE of close_range(2).
 const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 
-/// A bit for each number below [`NUMBERS_MOST`]: 1 for ours.
+/// A bit for each number below [`NUMBERS_MOST`]: 1 for Aquifer's.
 static OURS: [AtomicU64; NUMBERS_MOST / 64] = [const { AtomicU64::new(0) }; NUMBERS_MOST / 64];
 static HIGH: [AtomicI32; HIGH_MOST] = [const { AtomicI32::new(NONE) }; HIGH_MOST];
-/// One of ours that the program's table has, and the pager's threads do not take along: `lifeline.rs`.
+/// The descriptor of Aquifer's that stays in the program's table and is closed in the pager's threads: `lifeline.rs`.
 static LEFT_BEHIND: AtomicI32 = AtomicI32::new(NONE);
 
-/// Makes a descriptor one of ours: gives it a number out of the way, and keeps the program from closing it. Returns its
-/// number.
+/// Moves a descriptor to a number that programs do not choose, and protects it from being closed by the program.
+/// Returns the number.
 pub fn keep(descriptor: RawFd) -> RawFd {
     let number = out_of_the_way(descriptor);
     protect(number);
     number
 }
 
-/// Gives a descriptor a number that programs do not choose. Returns it.
+/// Moves a descriptor to a number that programs do not choose. Returns the number.
 pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
     let args = [descriptor as usize, libc::F_DUPFD_CLOEXEC as usize, FIRST, 0, 0, 0];
-    // SAFETY: fcntl(2) takes numbers, and makes a second descriptor of the same file.
+    // SAFETY: fcntl(2) takes numbers, and creates a second descriptor of the same file.
     let moved = unsafe { syscall(libc::SYS_fcntl, args) };
     if moved.is_ok() {
-        // SAFETY: the caller's own, of which the second one takes the place.
+        // SAFETY: the descriptor is the caller's own, and the second one replaces it.
         let _ = unsafe { syscall(libc::SYS_close, [descriptor as usize, 0, 0, 0, 0, 0]) };
     }
     moved.map_or(descriptor, |moved| moved as RawFd)
@@ -67,16 +68,16 @@ pub(crate) fn out_of_the_way(descriptor: RawFd) -> RawFd {
 /// As [`keep`], for a file.
 pub fn keep_file(file: File) -> File {
     let number = keep(file.into_raw_fd());
-    // SAFETY: the file's only descriptor now.
+    // SAFETY: `number` is the file's only descriptor now, and has no other owner.
     unsafe { File::from_raw_fd(number) }
 }
 
-/// Makes the number of `old` stand for what `new` stands for. Only the calling thread's table changes.
+/// Makes the number of `old` refer to the file of `new`. Only the calling thread's table changes.
 pub fn replace(new: OwnedFd, old: BorrowedFd<'_>) -> Result<(), Errno> {
     raw::replace_descriptor(new.into_raw_fd(), old.as_raw_fd())
 }
 
-/// Keeps the program from closing a descriptor that has its number already.
+/// Protects a descriptor that has its final number from being closed by the program.
 pub fn protect(number: RawFd) {
     match usize::try_from(number) {
         Ok(low) if low < NUMBERS_MOST => drop(OURS[low / 64].fetch_or(1 << (low % 64), Ordering::AcqRel)),
@@ -89,22 +90,22 @@ pub fn protect(number: RawFd) {
     }
 }
 
-/// The pager's threads that start from now on do not take this one of ours along.
+/// The pager's threads that start from now on close this descriptor in their own tables.
 pub(crate) fn leave_behind(number: RawFd) {
     LEFT_BEHIND.store(number, Ordering::Release);
 }
 
-/// The one that they do not take along, or a number below zero.
+/// The descriptor that they close, or a number below zero.
 pub(crate) fn left_behind() -> RawFd {
     LEFT_BEHIND.load(Ordering::Acquire)
 }
 
-/// Whether a number is one of ours.
+/// Whether a number is a descriptor of Aquifer's.
 pub fn is_ours(number: RawFd) -> bool {
     u32::try_from(number).is_ok_and(|number| next_of_ours(number) == Some(number))
 }
 
-/// The first of ours at or behind `from`.
+/// The first of Aquifer's descriptors from `from` on.
 fn next_of_ours(from: u32) -> Option<u32> {
     let at = from as usize;
     let low = (at / 64..OURS.len()).find_map(|word| {
@@ -118,7 +119,7 @@ fn next_of_ours(from: u32) -> Option<u32> {
     })
 }
 
-/// Calls `each` with the parts of `first..=last` that are not ours, in order, until one fails.
+/// Calls `each` with the parts of `first..=last` that are not Aquifer's, in order, until one call fails.
 pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> Result<(), E>) -> Result<(), E> {
     let mut from = u64::from(first);
     while from <= u64::from(last) {
@@ -133,24 +134,24 @@ pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> R
     Ok(())
 }
 
-/// Sees to it that no other process uses the calling thread's table of descriptors: it gets a copy where one does.
-/// False where the kernel refuses.
+/// Ensures that no other process uses the calling thread's table of descriptors: copies the table if one does. Returns
+/// false if the kernel refuses.
 pub fn own_table() -> bool {
-    // The last numbers that there can be, of which nobody has a descriptor: only for the copy.
+    // The two highest numbers, which no descriptor has: the call serves only to copy the table.
     let args = [u32::MAX as usize - 1, u32::MAX as usize, CLOSE_RANGE_UNSHARE, 0, 0, 0];
-    // SAFETY: close_range(2) takes numbers; what is open stays open.
+    // SAFETY: close_range(2) takes numbers; open descriptors stay open.
     unsafe { syscall(libc::SYS_close_range, args) }.is_ok()
 }
 
-/// Gives the calling thread a table of descriptors of its own, with ours in it and standard error. Where the kernel
-/// refuses (before Linux 5.9, or in a sandbox), the table stays the program's.
+/// Gives the calling thread its own table of descriptors, with Aquifer's in it and standard error. If the kernel
+/// refuses (before Linux 5.9, or in a sandbox), the thread keeps the program's table.
 pub fn leave_the_programs() {
     let closes = |first: u32, last: u32, flags: usize| {
-        // SAFETY: close_range(2) takes numbers. The table is this thread's own from the first call on, and nobody
-        // on this thread has any of these descriptors.
+        // SAFETY: close_range(2) takes numbers. The table is this thread's own from the first call on, and nothing on
+        // this thread owns any of these descriptors.
         unsafe { syscall(libc::SYS_close_range, [first as usize, last as usize, flags, 0, 0, 0]) }.map(|_| ())
     };
-    // The last number that there can be, of which nobody has a descriptor: only for its own table.
+    // The two highest numbers, which no descriptor has: the call serves only to make the table the thread's own.
     let own: Result<(), Errno> = closes(u32::MAX - 1, u32::MAX, CLOSE_RANGE_UNSHARE);
     if own.is_ok() {
         let _ = closes(0, STANDARD_ERROR as u32 - 1, 0);
@@ -165,8 +166,8 @@ pub fn leave_the_programs() {
 mod tests {
     use super::*;
 
-    /// As many as a tier of many donors has. Those that were one too many for a table were closed in the pager's
-    /// threads, the userfaultfd among them.
+    /// As many descriptors as a tier with many donors has. Those that did not fit into a table were closed in the
+    /// pager's threads, the userfaultfd among them.
     #[test]
     fn as_many_as_many_donors_need_are_ours() {
         let files: Vec<File> = (0..400).map(|_| keep_file(File::open("/proc/self/exe").unwrap())).collect();
@@ -221,7 +222,7 @@ mod tests {
             })
         });
         assert_eq!(seen.join().unwrap(), [true, false]);
-        // In the table of everybody else they are as before.
+        // In the table of the other threads they are as before.
         drop(writer);
         assert_eq!(std::io::read_to_string(reader).unwrap(), "");
     }

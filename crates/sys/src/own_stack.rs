@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A stack of the pager's own for each thread of the program, on which the thread does the pager's work.
+//! A separate stack for each thread of the program, on which the thread does the pager's work.
 //!
-//! The stack that the program calls from may be managed itself: a coroutine's, or one that a child of clone(2) was
-//! given. A page of it that leaves meanwhile would be missed while every signal is blocked, and the kernel ends a
-//! program for that. And it may be small: where a thread has 16 KiB, starting the pager ran over the end.
+//! The stack that the program calls from may be managed memory: a coroutine's, or a stack passed to a child of
+//! clone(2). If a page of it were evicted during the work, the thread would fault while every signal is blocked, and
+//! the kernel ends a program for that. The stack may also be small: where a thread had 16 KiB, starting the pager
+//! overflowed it.
 //!
-//! Nothing on the program's stack is touched from the first signal that is blocked to the last that is opened again:
-//! the work comes over as values, and its outcome goes back in registers. Handlers of the program's, which come
-//! behind, find themselves on its own stack, where those that look through it (collectors of garbage) begin.
+//! Nothing on the program's stack is accessed from the time the first signal is blocked until the last is unblocked:
+//! the work is passed as values, and its outcome is returned in registers. The program's handlers run afterwards on its
+//! own stack, where handlers that scan the stack (garbage collectors) start.
 //!
-//! Threads: any that was [given](give) a stack. Others, and work within work, go on with the stack they are on.
+//! Threads: any that was [given](give) a stack. Other threads, and nested work, continue on the stack that they are on.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -20,18 +21,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::signals::{Blocked, Interrupted};
 use crate::thread_slot::{self, Inside};
 
-/// Starting the pager is the deepest, with some 130 KiB in a build without optimisation. Pages that are not touched
-/// cost nothing.
+/// Starting the pager is the deepest work, with about 130 KiB in a build without optimisation. Pages that are not
+/// touched cost nothing.
 pub const STACK_BYTES: usize = 256 << 10;
-/// What comes over: more than the largest work takes.
+/// Size of the work area: more than the largest work takes.
 const WORK_WORDS: usize = 32;
-/// What goes back: two registers.
+/// Size of the outcome: two registers.
 const OUTCOME_WORDS: usize = 2;
 
-/// At the high end of the stack.
+/// The data at the high end of the stack.
 #[repr(C, align(16))]
 struct Head {
-    /// Whether the stack is in use: 0 or 1. The threads of clone(2) may share thread-local memory, and so this stack.
+    /// Whether the stack is in use: 0 or 1. Threads made by clone(2) may share thread-local memory, and so this stack.
     busy: AtomicU32,
     /// The program's signal mask.
     mask: u64,
@@ -39,44 +40,44 @@ struct Head {
     work: [u64; WORK_WORDS],
 }
 
-/// Makes `start..start + STACK_BYTES` the calling thread's, until [`take_away`].
+/// Gives `start..start + STACK_BYTES` to the calling thread, until [`take_away`].
 ///
 /// # Safety
-/// The range is mapped, all zeros, aligned to a page, and nobody else's until then.
+/// The range is mapped, all zeros, aligned to a page, and not used by anything else until then.
 pub unsafe fn give(start: usize) {
     thread_slot::set_own_stack((start + STACK_BYTES - size_of::<Head>()) & !63);
 }
 
-/// Before the stack is unmapped.
+/// Call it before the stack is unmapped.
 pub fn take_away() {
     thread_slot::set_own_stack(0);
 }
 
-/// Does `act` on the thread's own stack, inside the pager and with every signal blocked. That it is `'static` keeps it
-/// from what is on the caller's stack.
+/// Runs `act` on the thread's separate stack, inside the pager and with every signal blocked. The bound `'static`
+/// prevents `act` from referring to the caller's stack.
 pub fn call<T: 'static, F: FnOnce() -> T + 'static>(act: F) -> T {
     const { assert!(size_of::<F>() <= WORK_WORDS * 8 && align_of::<F>() <= 8) };
     const { assert!(size_of::<T>() <= OUTCOME_WORDS * 8 && align_of::<T>() <= 8) };
     let head: *mut Head = std::ptr::with_exposed_provenance_mut(thread_slot::own_stack());
-    // SAFETY: where there is a stack it is mapped, and its head is zeros or what was left there. Only the one that
-    // finds it free goes on.
+    // SAFETY: if there is a stack, it is mapped, and its head is zeros or in the state that the last call left. Only
+    // the call that finds it free continues.
     if head.is_null() || unsafe { (*head).busy.swap(1, Ordering::Acquire) } != 0 {
         let _blocked = Blocked::all();
         return act();
     }
-    // SAFETY: the head is ours, with room for the work, as was checked above. It is done exactly once.
+    // SAFETY: the head belongs to this call, with room for the work, as was checked above. The work runs exactly once.
     let outcome = unsafe {
         (&raw mut (*head).work).cast::<F>().write(act);
         aquifer_own_stack_switch(head, enter::<T, F>, &raw const ALL).0
     };
-    // SAFETY: these are the bytes of the `T` that `enter` has left.
+    // SAFETY: these are the bytes of the `T` that `enter` has written.
     unsafe { std::mem::transmute_copy(&outcome) }
 }
 
 /// # Safety
-/// The head holds an `F`, which nobody else takes.
+/// The head holds an `F`, which nothing else takes.
 unsafe extern "C" fn enter<T, F: FnOnce() -> T>(head: *mut Head) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the head holds an `F`; it is read once.
     unsafe {
         let interrupted = Interrupted::new((*head).mask);
         let inside = Inside::enter();
@@ -87,7 +88,7 @@ unsafe extern "C" fn enter<T, F: FnOnce() -> T>(head: *mut Head) {
     }
 }
 
-/// Two registers.
+/// The outcome in two registers.
 #[repr(C)]
 struct Outcome([u64; OUTCOME_WORDS]);
 
@@ -125,7 +126,7 @@ global_asm!(
     "call r14",
     "mov r13, [r15 + {outcome}]",
     "mov r14, [r15 + {outcome} + 8]",
-    // The next may come as soon as the kernel has read the mask.
+    // The next work may arrive as soon as the kernel has read the mask.
     "mov dword ptr [r15 + {busy}], 0",
     "mov rsp, r12",
     "mov edi, {set}",
@@ -157,12 +158,13 @@ global_asm!(
 );
 
 unsafe extern "C-unwind" {
-    /// Blocks all signals, calls `enter` on the stack below `head`, frees that, and opens the signals again. Between
-    /// the two system calls memory is reached by r15 only, which is not on the program's stack. Handlers of the
-    /// program's come at the last of them, and one may end the thread by pthread_exit(3): it is unwound from there.
+    /// Blocks all signals, calls `enter` on the stack below `head`, frees that stack, and unblocks the signals. Between
+    /// the two system calls, memory is accessed only through r15, which does not point to the program's stack. The
+    /// program's handlers run at the last of the two calls, and one may end the thread by pthread_exit(3): the thread
+    /// is unwound from there.
     ///
     /// # Safety
-    /// The stack is the caller's, and `enter` may be called with its head. `all` is a mask of all signals.
+    /// The stack belongs to the caller, and `enter` may be called with its head. `all` is a mask of all signals.
     fn aquifer_own_stack_switch(head: *mut Head, enter: unsafe extern "C" fn(*mut Head), all: *const u64) -> Outcome;
 }
 
@@ -220,7 +222,7 @@ mod tests {
         on_a_thread_with_a_stack(|start| {
             let inner = call(|| call(here));
             assert!((start..start + STACK_BYTES).contains(&inner));
-            // And the next finds the stack free.
+            // The next work finds the stack free.
             assert!((start..start + STACK_BYTES).contains(&call(here)));
         });
     }
@@ -231,7 +233,7 @@ mod tests {
         assert_eq!(blocked | 1 << 8 | 1 << 18, u64::MAX, "SIGKILL and SIGSTOP alone stay open");
     }
 
-    /// A handler that is due when the work ends runs on the program's stack, and may work itself.
+    /// A handler that is pending when the work ends runs on the program's stack, and may itself start work.
     #[test]
     fn signals_come_behind_on_the_callers_stack() {
         static CAME_AT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which pages are there, and which were written since they were last asked about: PAGEMAP_SCAN.
+//! Which pages are populated, and which were written since the last query: PAGEMAP_SCAN.
 //!
-//! See `admin-guide/mm/pagemap.rst` of the kernel's documentation; since Linux 6.7. One call walks page tables
-//! and returns runs, where `/proc/self/pagemap` alone returns eight bytes for each page. Together with
-//! `UFFD_FEATURE_WP_ASYNC` it tells dirtiness to the page without a fault that we would see. Whether a
-//! kernel has it is found out by [`PageScan::open`] and the first scan, which fails with ENOTTY or EINVAL.
+//! See `admin-guide/mm/pagemap.rst` of the kernel's documentation; since Linux 6.7. One call walks page tables and
+//! returns runs, where `/proc/self/pagemap` alone returns eight bytes for each page. Together with
+//! `UFFD_FEATURE_WP_ASYNC` it reports dirty pages exactly, without a fault that reaches user space. [`PageScan::open`]
+//! and the first scan probe the kernel: without support, the scan fails with ENOTTY or EINVAL.
 //!
 //! Allocates nothing, and so may run on the fault path.
 
@@ -21,7 +21,7 @@ const IS_SWAPPED: u64 = 1 << 4;
 const WP_MATCHING: u64 = 1 << 0;
 const CHECK_WPASYNC: u64 = 1 << 1;
 
-/// Runs that one system call returns at most: 1.5 KiB of stack.
+/// Maximum number of runs that one system call returns: 1.5 KiB of stack.
 const RUNS_AT_ONCE: usize = 64;
 
 #[repr(C)]
@@ -51,7 +51,7 @@ struct Argument {
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: usize = 3 << 30 | size_of::<Argument>() << 16 | (b'f' as usize) << 8 | 16;
 
-/// Adjacent pages with the same answer: addresses, `start..end`.
+/// Adjacent pages with the same answer, as addresses `start..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Address of the first page.
@@ -60,14 +60,14 @@ pub struct Run {
     pub end: usize,
 }
 
-/// The page tables of this process, open for scanning. After `fork`, a child's still means the parent.
+/// The page tables of this process, open for scanning. After `fork`, a child's value still refers to the parent.
 #[derive(Debug)]
 pub struct PageScan {
     descriptor: i32,
 }
 
 impl PageScan {
-    /// Opens them. Works on every kernel; the first scan tells whether this one can scan.
+    /// Opens them. Works on every kernel; the first scan shows whether this kernel can scan.
     pub fn open() -> Result<Self, Errno> {
         let path = c"/proc/thread-self/pagemap";
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
@@ -82,16 +82,16 @@ impl PageScan {
         self.scan(start, len, 0, (0, IS_PRESENT | IS_SWAPPED), each)
     }
 
-    /// Calls `each` with every run of pages written since the last call, in address order, and starts to
-    /// watch them anew: both in one step for each page, so that no store goes unseen.
+    /// Calls `each` with every run of pages written since the last call, in address order, and resets their tracking:
+    /// both in one step for each page, so that no store is missed.
     ///
-    /// The range must be registered for write-protection with a userfaultfd that has `WP_ASYNC` and
-    /// `WP_UNPOPULATED`; elsewhere EPERM. The first call reports every page that is there.
+    /// The range must be registered for write-protection with a userfaultfd that has `WP_ASYNC` and `WP_UNPOPULATED`;
+    /// otherwise EPERM. The first call reports every populated page.
     pub fn take_written(&self, start: usize, len: usize, each: &mut dyn FnMut(Run)) -> Result<(), Errno> {
         self.scan(start, len, WP_MATCHING | CHECK_WPASYNC, (IS_WRITTEN, 0), each)
     }
 
-    /// One walk, in as many system calls as the runs need. `masks`: all of the first, any of the second.
+    /// One walk, in as many system calls as the runs need. `masks`: all categories of the first, any of the second.
     fn scan(
         &self,
         start: usize,
@@ -116,12 +116,12 @@ impl PageScan {
             category_anyof_mask: masks.1,
             return_mask: masks.0 | masks.1,
         };
-        // Runs with different categories are one for us; so are those that two calls have cut.
+        // Runs with different categories are merged, and so are those that two calls have divided.
         let mut pending: Option<Run> = None;
         while argument.start < end {
             let args = [self.descriptor as usize, PAGEMAP_SCAN, &raw mut argument as usize, 0, 0, 0];
-            // SAFETY: the ioctl reads and writes one `Argument` and writes at most `vec_len` regions, which
-            // outlive the call. It changes protections of ranges that were registered for that, never bytes.
+            // SAFETY: the ioctl reads and writes one `Argument` and writes at most `vec_len` regions, which outlive the
+            // call. It changes protections of ranges that were registered for that, never bytes.
             let found = match unsafe { syscall(libc::SYS_ioctl, args) } {
                 Err(Errno(libc::EINTR)) => continue,
                 outcome => outcome?,
@@ -143,7 +143,7 @@ impl PageScan {
 
 impl Drop for PageScan {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours, and is not used again.
+        // SAFETY: the descriptor belongs to this value, and is not used again.
         let _ = unsafe { syscall(libc::SYS_close, [self.descriptor as usize, 0, 0, 0, 0, 0]) };
     }
 }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whether a process, or a transfer that it began, may still write to what its relatives use, too.
+//! Whether a process, or a transfer that it started, may still write to memory that other processes of its family use.
 //!
 //! A process number does not tell. The first thread of a process can end long before the others do, and is a zombie
-//! then; what a killed process handed to the disk is written when it has been a zombie for a while. So each process
-//! holds a lock (fcntl(2), "Open file description locks") on a byte of a file in memory, by an open file description
-//! of its own, which is also registered with its rings ([`crate::uring`]). The kernel drops the lock with the last
+//! from then on; a killed process's pending disk writes can complete when it has been a zombie for a while. So each
+//! process holds a lock (fcntl(2), "Open file description locks") on a byte of a memory file, through its own open file
+//! description, which is also registered with its rings ([`crate::uring`]). The kernel drops the lock with the last
 //! reference: when all threads have ended *and* all requests that were in flight.
 //!
-//! Descriptions of one's own come from opening `/proc/thread-self/fd/N`. Without /proc, children go on with their
-//! parent's, and nobody can tell whether they have ended.
+//! A separate description comes from opening `/proc/thread-self/fd/N`. Without /proc, children keep using their
+//! parent's, and nothing can tell whether they have ended.
 //!
-//! Threads: any. Locks nothing of ours, and does not allocate.
+//! Threads: any. Takes no lock of Aquifer's, and does not allocate.
 
 use std::io::Write;
 use std::os::fd::RawFd;
@@ -21,53 +21,53 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::own_descriptors::{keep, out_of_the_way};
 use crate::raw::{Errno, replace_descriptor, syscall};
 
-/// Registered with every ring. -1: nobody has asked for it.
+/// Registered with every ring. -1 when no `Presence` has been created.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// What a ring keeps open until its last request has ended.
+/// The descriptor that a ring keeps open until its last request has ended.
 pub(crate) fn descriptor() -> Option<RawFd> {
     let descriptor = DESCRIPTOR.load(Ordering::Acquire);
     (descriptor >= 0).then_some(descriptor)
 }
 
-/// A file that processes hold bytes of.
+/// A file whose bytes processes lock.
 #[derive(Debug)]
 pub struct Presence {
     file: RawFd,
-    /// Of this process's own description, once it has one.
+    /// The descriptor of this process's own description, once it has one.
     own: RawFd,
 }
 
-/// An open file description of its own, that holds one byte or none. Closed when dropped.
+/// A separate open file description that holds one byte or none. Closed when dropped.
 #[derive(Debug)]
 pub struct Hold {
     descriptor: RawFd,
 }
 
 impl Presence {
-    /// A new file for this process and those that it forks, of which nobody holds a byte. What this process holds of
-    /// it, its rings hold, too.
+    /// Creates a file for this process and those that it forks, with no byte locked. This process's rings also hold
+    /// every lock that the process holds.
     pub fn new() -> Result<Self, Errno> {
         let args = [c"aquifer-presence".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
-        // SAFETY: memfd_create(2) reads the name and makes a new descriptor.
+        // SAFETY: memfd_create(2) reads the name and creates a new descriptor.
         let file = keep(unsafe { syscall(libc::SYS_memfd_create, args) }? as RawFd);
         let presence = Self::of(file)?;
         DESCRIPTOR.store(presence.own, Ordering::Release);
         Ok(presence)
     }
 
-    /// The file behind a descriptor that stays open for as long as this process lives.
+    /// Wraps the file of a descriptor that stays open for as long as this process lives.
     pub fn of(file: RawFd) -> Result<Self, Errno> {
-        // Only so that the number is taken.
-        // SAFETY: fcntl(2) takes numbers, and makes a second descriptor of the same file.
+        // Only reserves the number.
+        // SAFETY: fcntl(2) takes numbers, and creates a second descriptor of the same file.
         let own = unsafe { syscall(libc::SYS_fcntl, [file as usize, libc::F_DUPFD_CLOEXEC as usize, 0, 0, 0, 0]) }?;
         Ok(Self { file, own: keep(own as RawFd) })
     }
 
-    /// A description of its own, which holds nothing yet.
+    /// Opens a separate description, which holds no byte yet.
     pub fn open(&self) -> Result<Hold, Errno> {
         let mut path = [0u8; 48];
-        // The last byte stays 0: the path is shorter than that for every number there is.
+        // The last byte stays 0: the path is shorter than that for every possible number.
         let _ = write!(&mut path[..47], "/proc/thread-self/fd/{}", self.file);
         let flags = (libc::O_RDWR | libc::O_CLOEXEC) as usize;
         // SAFETY: openat(2) reads the path, which ends with 0.
@@ -76,8 +76,8 @@ impl Presence {
         Ok(Hold { descriptor: out_of_the_way(opened as RawFd) })
     }
 
-    /// `hold` is what this process is told by from now on, and no longer what it has from its parent. EBADF when
-    /// somebody has closed it.
+    /// Marks this process by `hold` from now on, instead of by the hold that it inherited from its parent. EBADF if
+    /// the descriptor has been closed.
     pub fn become_holder(&self, hold: Hold) -> Result<(), Errno> {
         let descriptor = hold.descriptor;
         std::mem::forget(hold);
@@ -86,8 +86,8 @@ impl Presence {
 }
 
 impl Hold {
-    /// Holds a byte until this, and every copy that fork(2) has made of it, is closed. EAGAIN when somebody else has
-    /// it.
+    /// Locks a byte until this value, and every copy of it that fork(2) has made, is closed. EAGAIN if another
+    /// description holds the byte.
     pub fn take(&self, byte: u32) -> Result<(), Errno> {
         lock(self.descriptor, libc::F_OFD_SETLK, byte).map(|_| ())
     }
@@ -100,12 +100,12 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // SAFETY: our own, and nobody uses it any more.
+        // SAFETY: the descriptor belongs to this value, and nothing uses it any more.
         let _ = unsafe { syscall(libc::SYS_close, [self.descriptor as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
-/// Asks for a lock on one byte, or who has it. Returns what the kernel left in `l_type`.
+/// Takes a lock on one byte, or queries its holder. Returns the kernel's value of `l_type`.
 fn lock(descriptor: RawFd, command: i32, byte: u32) -> Result<i32, Errno> {
     let mut lock = libc::flock {
         l_type: libc::F_WRLCK as i16,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::uring::Ring;
 
-    /// One test, since rings know one presence in a process.
+    /// A single test, since rings register only one presence per process.
     #[test]
     fn a_byte_is_held_until_the_last_copy_and_the_last_ring_is_closed() {
         let presence = Presence::new().expect("a memfd");
@@ -162,7 +162,7 @@ mod tests {
         presence.become_holder(hold(4).expect("nobody has it")).expect("open");
         assert!(asking.sees(3), "a ring may have requests in flight");
         drop(ring);
-        // The kernel takes a ring apart on a thread of its own.
+        // The kernel dismantles a ring on one of its own threads.
         assert!((0..500).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             !asking.sees(3)

@@ -1,35 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds out what this machine can do for us, by trying it on throw-away memory.
+//! Probes what this machine supports, by trials on throw-away memory.
 //!
-//! A kernel can have a feature bit and refuse its use (a seccomp filter, a container), so a bit alone
-//! proves nothing. What is missing is never an error here: each ability says what it costs to be without
-//! it, and what changes that. `probe/userfaults.rs` tries userfaultfd(2) and its neighbours,
-//! `probe/machine.rs` looks at everything else.
+//! A kernel can have a feature bit and refuse its use (a seccomp filter, a container), so a bit alone proves nothing. A
+//! missing ability is never an error here: each ability says what its absence costs, and what changes that.
+//! `probe/userfaults.rs` tries userfaultfd(2) and related calls, `probe/machine.rs` examines everything else.
 
 mod machine;
 mod userfaults;
 
 use std::path::Path;
 
-/// One thing that a machine may be able to do for us.
+/// One ability that the machine may have.
 #[derive(Clone, Debug)]
 pub struct Ability {
     /// Its name.
     pub name: &'static str,
     /// Whether it works here and now.
     pub found: bool,
-    /// What was seen: a version, a setting, an errno.
+    /// What the probe saw: a version, a setting, an errno.
     pub detail: String,
-    /// What it costs to be without it.
+    /// The cost of its absence.
     pub cost_without: &'static str,
-    /// Which setting changes it.
+    /// The setting that enables it.
     pub remedy: &'static str,
 }
 
 impl Ability {
-    /// From an attempt: what was seen when it worked, and why it did not.
+    /// From a trial: what was seen if it succeeded, or why it failed.
     fn tried(
         name: &'static str,
         outcome: Result<String, String>,
@@ -42,12 +41,12 @@ impl Ability {
     }
 }
 
-/// Whether listener delivery can be had.
+/// Whether listener delivery is available.
 pub fn kernel_faults() -> Ability {
     userfaults::kernel()
 }
 
-/// Probes everything, the most important first. `state_directory` is where the default tier's file lies.
+/// Probes everything, the most important first. `state_directory` is the directory of the default tier's file.
 pub fn all(state_directory: &Path) -> Vec<Ability> {
     let mut abilities = machine::kernel();
     abilities.extend(userfaults::all());

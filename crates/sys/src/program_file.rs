@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whether a library can be preloaded into a program: what execve(2) would run, and what its loader would do.
+//! Whether a library can be preloaded into a program: which file execve(2) would run, and what its loader would do.
 //!
 //! Used by `aquifer run` before it starts a program, and by the preload library before a program executes another one.
 //! Allocates, and opens files.
@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 use crate::elf::{self, Elf};
 
-/// The kernel follows this many `#!` lines (`BINPRM` in exec, "at most 5 interpreters").
+/// The kernel follows at most this many `#!` lines (`BINPRM` in exec, "at most 5 interpreters").
 pub const SCRIPT_DEPTH_MOST: usize = 5;
-/// The kernel reads this much of a file to see what it is (`BINPRM_BUF_SIZE`).
+/// The kernel reads this much of a file to determine its format (`BINPRM_BUF_SIZE`).
 pub const START_BYTES: usize = 256;
 
 /// Why a library cannot be preloaded into a program.
@@ -30,7 +30,7 @@ pub enum Unmanageable {
     MoreRights,
     /// It uses another C library.
     OtherLibc,
-    /// No loader runs.
+    /// It has no loader.
     Static,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Unmanageable {
 }
 
 impl Unmanageable {
-    /// What the program is, for a message without allocations.
+    /// A description of the program, for a message without allocations.
     pub const fn words(self) -> &'static str {
         match self {
             Unmanageable::Foreign => "is built for another architecture",
@@ -52,8 +52,8 @@ impl Unmanageable {
     }
 }
 
-/// Why a library cannot be preloaded into what execve(2) of `path` would run. `None`: it can be, or nobody knows, as
-/// where the file cannot be read or executed.
+/// Why a library cannot be preloaded into the program that execve(2) of `path` would run. `None` if it can be, or if
+/// that is unknown because the file cannot be read or executed.
 pub fn unmanageable(path: &Path) -> Option<Unmanageable> {
     let mut path = path.to_owned();
     for _ in 0..=SCRIPT_DEPTH_MOST {
@@ -79,7 +79,7 @@ pub fn unmanageable(path: &Path) -> Option<Unmanageable> {
                 (is_musl != cfg!(target_env = "musl")).then_some(Unmanageable::OtherLibc)
             }
             Elf::Foreign { .. } => Some(Unmanageable::Foreign),
-            // A loader that is executed itself is a library, and preloads into what it loads.
+            // A loader that is executed directly is a library, and preloads into the program that it loads.
             Elf::Library => (!is_loader(&path)).then_some(Unmanageable::Static),
             Elf::Static => Some(Unmanageable::Static),
         };
@@ -92,7 +92,7 @@ fn is_loader(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"))
 }
 
-/// The interpreter of a `#!` line, or the shell for a text without one, as execvp(3) does.
+/// The interpreter of a `#!` line, or the shell for a text without one, as in execvp(3).
 pub fn script_interpreter(start: &[u8]) -> Option<PathBuf> {
     let Some(line) = start.strip_prefix(b"#!") else {
         let text = !start.is_empty() && !start.contains(&0);
@@ -106,7 +106,7 @@ pub fn script_interpreter(start: &[u8]) -> Option<PathBuf> {
 /// Whether the file at `path` has capabilities of its own: see capabilities(7), "File capabilities".
 pub fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: two strings that end in NUL; with a length of 0 nothing is written.
+    // SAFETY: getxattr(2) reads two strings that end in NUL; with a length of 0 it writes nothing.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 

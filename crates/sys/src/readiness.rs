@@ -3,21 +3,21 @@
 
 //! Several threads wait until one descriptor is readable, and each event wakes one of them: epoll(7), edge-triggered.
 //!
-//! With poll(2), every one of them wakes for every event, and all but one find nothing.
+//! With poll(2), all of them would wake for every event, and all but one would find nothing.
 
 use std::time::Duration;
 
 use crate::own_descriptors::keep;
 use crate::raw::{Errno, syscall};
 
-/// What threads wait at.
+/// The object at which threads wait.
 #[derive(Debug)]
 pub struct Readiness {
     descriptor: i32,
 }
 
 impl Readiness {
-    /// For `watched`, which must stay open. The program cannot close what is made.
+    /// Watches `watched`, which must stay open. The program cannot close the new descriptor.
     pub fn of(watched: i32) -> Result<Self, Errno> {
         // SAFETY: epoll_create1(2) takes a flag.
         let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
@@ -30,8 +30,8 @@ impl Readiness {
         Ok(this)
     }
 
-    /// Waits, at most `limit`. Whoever returns reads the descriptor until there is nothing more: an event that comes
-    /// meanwhile wakes another, or makes the next wait return at once.
+    /// Waits, at most `limit`. The thread that returns must read the descriptor until it is empty: an event that
+    /// arrives in between wakes another thread, or makes the next wait return immediately.
     pub fn wait(&self, limit: Duration) {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         let timeout = limit.as_millis().min(i32::MAX as u128) as usize;
@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// Each event is for one waiter: a second one comes only when a second event does.
+    /// Each event wakes one waiter: a second waiter wakes only for a second event.
     #[test]
     fn one_event_wakes_one_waiter() {
         let (mut here, there) = UnixStream::pair().unwrap();
@@ -79,7 +79,7 @@ mod tests {
                 woken.fetch_add(1, Ordering::SeqCst);
             });
         }
-        // All are asleep, as far as one can see.
+        // All waiters are asleep, as far as a test can tell.
         std::thread::sleep(Duration::from_millis(200));
         for event in 1..=WAITERS {
             (&there).write_all(&[1]).unwrap();
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(here.read(&mut bytes).unwrap(), WAITERS as usize);
     }
 
-    /// An event that comes while nobody waits is not lost.
+    /// An event that arrives while no thread waits is not lost.
     #[test]
     fn an_event_before_the_wait_ends_it() {
         let (here, there) = UnixStream::pair().unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What this process may do to its memory: /proc/self/maps, see proc_pid_maps(5).
+//! The access rights of this process to its memory: /proc/self/maps, see proc_pid_maps(5).
 //!
 //! Allocates; not for the fault path.
 
@@ -15,16 +15,16 @@ use crate::raw::Errno;
 pub struct Part {
     /// Its first address.
     pub start: usize,
-    /// Where it ends.
+    /// One past its last address.
     pub end: usize,
-    /// As mprotect(2) takes them.
+    /// In the form of mprotect(2).
     pub rights: i32,
 }
 
-/// The rights of `start..end`, in order and without gaps. EFAULT where not all of it is mapped, EIO where the kernel
-/// does not say.
+/// The rights of `start..end`, in order and without gaps. EFAULT if part of the range is not mapped, EIO if the kernel
+/// does not provide the list.
 pub fn of(start: usize, end: usize) -> Result<Vec<Part>, Errno> {
-    // /proc/self is the main thread's, and has nothing to say once that has ended.
+    // /proc/self is the main thread's, and is empty once that thread has ended.
     let maps = File::open("/proc/thread-self/maps").map_err(|_| Errno(libc::EIO))?;
     among(BufReader::new(maps), start, end)
 }
@@ -46,7 +46,7 @@ fn among(maps: impl BufRead, start: usize, end: usize) -> Result<Vec<Part>, Errn
     if reached >= end { Ok(parts) } else { Err(Errno(libc::EFAULT)) }
 }
 
-/// One line, such as `7f0000000000-7f0000021000 rw-p 00000000 00:00 0`.
+/// Parses one line, such as `7f0000000000-7f0000021000 rw-p 00000000 00:00 0`.
 fn part_of(line: &str) -> Option<Part> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds out whether this process has asynchronous I/O, whose transfers no system call shows: an io_uring, or a
-//! context of io_setup(2). See io_uring(7) and proc_pid_maps(5).
+//! Detects asynchronous I/O in this process, whose transfers are not visible as system calls: an io_uring, or a context
+//! of io_setup(2). See io_uring(7) and proc_pid_maps(5).
 //!
-//! Allocates nothing, and calls nothing of libc's that does.
+//! Allocates nothing, and calls no libc function that does.
 
 use crate::descriptors;
 use crate::raw::{Errno, syscall};
 
-/// How the kernel names the descriptor of an io_uring.
+/// The kernel's name of an io_uring's descriptor.
 const RING: &[u8] = b"anon_inode:[io_uring]";
 
 /// Whether one of the first descriptors is an io_uring.
@@ -17,22 +17,22 @@ pub fn are_there() -> bool {
     descriptors::any_is(RING)
 }
 
-/// How the kernel names the mappings of asynchronous I/O: an io_uring's, and the completion ring of a context.
+/// The kernel's names of the mappings of asynchronous I/O: an io_uring's, and the completion ring of a context.
 const MAPPINGS: [&[u8]; 2] = [b" anon_inode:[io_uring]\n", b" /[aio] (deleted)\n"];
-/// What is read of the list of mappings at once.
+/// How much of the list of mappings is read in one call.
 const PIECE_BYTES: usize = 1024;
-/// What is kept of the piece before, so that no name is missed between two: more than the longest name.
+/// How much of the previous piece is kept, so that no name between two pieces is missed: more than the longest name.
 const KEPT_BYTES: usize = 32;
 
-/// Whether asynchronous I/O has mapped its rings, or the kernel does not say. Also finds an io_uring whose
-/// descriptor was closed or registered.
+/// Whether asynchronous I/O has mapped its rings, or the kernel does not tell. Also finds an io_uring whose descriptor
+/// was closed or registered.
 pub fn are_mapped() -> bool {
     let path = c"/proc/thread-self/maps";
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize, 0, 0, 0];
     // SAFETY: openat(2) with a path that ends in NUL.
     let Ok(maps) = (unsafe { syscall(libc::SYS_openat, args) }) else { return true };
     let found = maps_name_rings(maps).unwrap_or(true);
-    // SAFETY: closes what was opened above.
+    // SAFETY: close(2) takes the descriptor that was opened above.
     let _ = unsafe { syscall(libc::SYS_close, [maps, 0, 0, 0, 0, 0]) };
     found
 }
@@ -41,7 +41,7 @@ fn maps_name_rings(maps: usize) -> Result<bool, Errno> {
     let mut text = [0u8; KEPT_BYTES + PIECE_BYTES];
     loop {
         let args = [maps, text[KEPT_BYTES..].as_mut_ptr() as usize, PIECE_BYTES, 0, 0, 0];
-        // SAFETY: read(2) writes no more than the piece has room for.
+        // SAFETY: read(2) writes at most the size of the piece.
         let len = unsafe { syscall(libc::SYS_read, args) }?;
         if len == 0 {
             return Ok(false);
@@ -69,7 +69,7 @@ mod tests {
             return;
         };
         assert!(descriptors::is(ring, RING) && are_there());
-        // SAFETY: closes what was opened above.
+        // SAFETY: close(2) takes the descriptor that was made above.
         let _ = unsafe { syscall(libc::SYS_close, [ring, 0, 0, 0, 0, 0]) };
         assert!(!descriptors::is(ring, RING));
     }
@@ -83,9 +83,9 @@ mod tests {
             aquifer_test_support::skip("this kernel has no asynchronous I/O");
             return;
         }
-        // That nothing is found where there is nothing, e2e sees: tests beside this one have rings.
+        // The absence of rings is tested in e2e: tests that run in parallel with this one have rings.
         assert!(are_mapped());
-        // SAFETY: ends what was made above.
+        // SAFETY: io_destroy(2) ends the context that was made above.
         let _ = unsafe { syscall(libc::SYS_io_destroy, [context, 0, 0, 0, 0, 0]) };
     }
 }

@@ -3,9 +3,9 @@
 
 //! Opens files that a user named, and refuses those that other users could have put there, read or change.
 //!
-//! [`objection`] decides, and is pure; everything else here collects what it is asked about from the open descriptor,
-//! so that nobody can exchange the file between the look and the use. Of owners, the process's own user and root count.
-//! See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
+//! [`objection`] decides, and is pure; everything else here collects the facts for it from the open descriptor, so that
+//! nobody can exchange the file between the check and the use. As owners, only the process's own user and root are
+//! accepted. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
 //!
 //! | what                                | owner         | mode                                                       |
 //! |-------------------------------------|---------------|------------------------------------------------------------|
@@ -16,7 +16,7 @@
 //! | block devices                       | we or root    | nothing for others; nothing for a group other than `disk`  |
 //! | character devices, own descriptors (/dev/fd) | anybody | any                                                       |
 //!
-//! In a directory where others can write, a symbolic link is not followed, and a file must have one name.
+//! In a directory where others can write, a symbolic link is not followed, and a file must have only one name.
 //! Allocates; not for the fault path.
 
 use std::fmt;
@@ -34,9 +34,9 @@ pub use open::{check_owner, open};
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// It is read, and decides what happens: a certificate, a recording for replay.
+    /// It is read, and controls what happens: a certificate, a recording for replay.
     Input,
-    /// It holds a program's memory, or says much about it: a tier, a recording.
+    /// It holds a program's memory, or reveals much about it: a tier, a recording.
     Memory,
     /// It is written and may be read by anybody: statistics.
     Output,
@@ -44,7 +44,7 @@ pub enum Purpose {
     PrivateKey,
 }
 
-/// What fstat(2) says of the file, and where it lies.
+/// The facts from fstat(2), and about the file's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Type and rights, as `st_mode`.
@@ -53,37 +53,37 @@ pub struct Facts {
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u64,
-    /// Others can write to the directory that it was opened in.
+    /// True when others can write to the directory in which it was opened.
     pub in_shared_directory: bool,
 }
 
-/// On whose behalf a file is opened.
+/// The user on whose behalf a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
     /// The effective user.
     pub uid: u32,
-    /// The group that this system lets use disks, if it has one.
+    /// The group that may use disks on this system, if there is one.
     pub disk_group: Option<u32>,
 }
 
-/// Why a file is not used.
+/// Why a file is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objection {
-    /// It has other names, and others could have given it this one.
+    /// It has other names, and others could have created this one.
     HardLink,
-    /// Others can read it, or read and write it. Its type and rights.
+    /// Others can read it, or read and write it. Contains its type and mode.
     OthersRead(u32),
     /// Others can write to it.
     OthersWrite,
-    /// It is this user's.
+    /// It belongs to this user.
     Owner(u32),
-    /// A symbolic link that others could have made.
+    /// A symbolic link that others could have created.
     SymbolicLink,
 }
 
-/// Whether a file may be used for `purpose`. The table is above.
+/// Why a file may not be used for `purpose`, if it may not. The rules are in the table above.
 pub fn objection(purpose: Purpose, facts: &Facts, user: &User) -> Option<Objection> {
     let kind = facts.mode & libc::S_IFMT;
     if kind == libc::S_IFCHR {
@@ -120,14 +120,14 @@ fn others_write(mode: u32) -> bool {
     mode & 0o022 != 0
 }
 
-/// A file that is not used.
+/// A refused file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Objected {
-    /// Which.
+    /// Its path.
     pub path: PathBuf,
-    /// Why not.
+    /// Why it is refused.
     pub objection: Objection,
-    /// On whose behalf.
+    /// The user on whose behalf it was to be opened.
     pub uid: u32,
 }
 
@@ -163,9 +163,9 @@ impl std::error::Error for Objected {}
 /// Why a file could not be opened.
 #[derive(Debug)]
 pub enum OpenFailure {
-    /// The kernel's answer.
+    /// The kernel's error.
     Io(io::Error),
-    /// It is there, and not to be trusted.
+    /// It exists, but must not be trusted.
     Objected(Objected),
 }
 
@@ -193,14 +193,14 @@ impl fmt::Display for OpenFailure {
     }
 }
 
-/// The facts about an open file.
+/// Collects the facts about an open file.
 fn facts(file: &File, in_shared_directory: bool) -> io::Result<Facts> {
     let found = file.metadata()?;
     let (mode, uid, gid, links) = (found.mode(), found.uid(), found.gid(), found.nlink());
     Ok(Facts { mode, uid, gid, links, in_shared_directory })
 }
 
-/// Judges an open file.
+/// Checks an open file.
 fn check(path: &Path, purpose: Purpose, file: &File, in_shared_directory: bool) -> Result<(), OpenFailure> {
     let user = open::user();
     let refused = objection(purpose, &facts(file, in_shared_directory)?, &user);
@@ -209,7 +209,7 @@ fn check(path: &Path, purpose: Purpose, file: &File, in_shared_directory: bool) 
     })
 }
 
-/// Whether `path` names a descriptor that this process was given already.
+/// Whether `path` names a descriptor that this process already had.
 fn is_own_descriptor(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     let names: [&[u8]; 3] = [b"/dev/stdin", b"/dev/stdout", b"/dev/stderr"];

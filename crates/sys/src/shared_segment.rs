@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory of fixed size that several processes see: a sealed memfd, mapped as words that are atomics.
+//! Memory of fixed size that several processes share: a sealed memfd, mapped as words that are atomics.
 //!
-//! See memfd_create(2), fcntl(2) "File sealing", mmap(2). Any process with the descriptor may write, so
-//! nobody gets a reference to plain bytes: a [`SharedSegment`] hands out `AtomicU64`, a [`SharedView`]
-//! hands out values. The seals keep the size, so no access can end in SIGBUS; a descriptor without
-//! them is refused.
+//! See memfd_create(2), fcntl(2) "File sealing", mmap(2). Any process with the descriptor may write, so no reference to
+//! plain bytes is ever made: a [`SharedSegment`] provides `AtomicU64`, a [`SharedView`] provides values. The seals fix
+//! the size, so no access can end in SIGBUS; a descriptor without them is refused.
 //!
-//! Raw system calls, because the preload library interposes `mmap` and `munmap`, and a segment must not
-//! become a mapping under our own care.
+//! Uses raw system calls, because the preload library interposes `mmap` and `munmap`, and a segment must not become a
+//! managed mapping.
 
 use std::ffi::CStr;
 use std::io;
@@ -22,22 +21,22 @@ use crate::raw::syscall;
 
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
-/// The seals that make a mapping of the whole file safe for ever.
+/// The seals that make a mapping of the whole file permanently safe.
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// A segment mapped for reading and writing.
 #[derive(Debug)]
 pub struct SharedSegment {
     mapping: Mapping,
-    /// `None` when attached through a descriptor that stays with somebody else.
+    /// `None` when attached through a descriptor that belongs to another owner.
     descriptor: Option<OwnedFd>,
 }
 
 impl SharedSegment {
-    /// Makes a segment of `words` zeros. `name` is what `/proc/PID/fd` shows after `memfd:`.
+    /// Creates a segment of `words` zeros. `name` is shown in `/proc/PID/fd` after `memfd:`.
     ///
-    /// The pages are present and, where the limit on locked memory allows, locked, so that a signal handler can write
-    /// at any time. EFBIG where a file may not be so long (`ulimit -f`).
+    /// The pages are present and, if the limit on locked memory allows, locked, so that a signal handler can write at
+    /// any time. EFBIG if a file may not be that long (`ulimit -f`).
     pub fn create(name: &CStr, words: usize) -> io::Result<SharedSegment> {
         let (descriptor, mapping) = Self::make(name, words, libc::MAP_POPULATE)?;
         seal(&descriptor, SEALS)?;
@@ -45,11 +44,11 @@ impl SharedSegment {
         Ok(SharedSegment { mapping, descriptor: Some(descriptor) })
     }
 
-    /// As [`create`](Self::create), for words that this process alone writes to: whoever gets the descriptor can read
-    /// them, as a [`SharedView`], and nothing else. Since Linux 5.1. Pages come on touch.
+    /// As [`create`](Self::create), for words that only this process writes: a process that receives the descriptor can
+    /// only read them, as a [`SharedView`]. Since Linux 5.1. Pages are allocated on touch.
     pub fn publish(name: &CStr, words: usize) -> io::Result<SharedSegment> {
         let (descriptor, mapping) = Self::make(name, words, 0)?;
-        // This mapping is there already, and stays writable.
+        // The mapping exists already, and stays writable.
         seal(&descriptor, SEALS | libc::F_SEAL_FUTURE_WRITE)?;
         Ok(SharedSegment { mapping, descriptor: Some(descriptor) })
     }
@@ -58,24 +57,24 @@ impl SharedSegment {
         // SAFETY: memfd_create needs a NUL-terminated name, which `CStr` is; the result is a new descriptor.
         let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         check(i64::from(raw))?;
-        // SAFETY: `raw` was just returned to us and nobody else knows it.
+        // SAFETY: `raw` was just returned to this call and has no other owner.
         let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
         let bytes = i64::try_from(words * WORD_BYTES).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         if bytes.unsigned_abs() > file_bytes_max() {
-            // The kernel would send SIGXFSZ, which ends the process without a word.
+            // The kernel would send SIGXFSZ, which ends the process without a message.
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         // SAFETY: ftruncate only takes values.
         check(i64::from(unsafe { libc::ftruncate(raw, bytes) }))?;
-        // Sealed before anybody else has the descriptor.
+        // The caller seals it before any other process has the descriptor.
         let mapping = Mapping::whole(raw, libc::PROT_READ | libc::PROT_WRITE, flags)?;
         Ok((descriptor, mapping))
     }
 
-    /// Maps the segment behind an inherited descriptor, which stays open for whoever owns it. A number that
-    /// is closed, or belongs to something else by now, is an error.
+    /// Maps the segment of an inherited descriptor, which stays open for its owner. A number that is closed, or belongs
+    /// to something else by now, is an error.
     ///
-    /// A segment that another user made is an error, too: its words decide what this process does.
+    /// A segment that another user created is an error, too: its words control what this process does.
     pub fn attach_inherited(number: i32) -> io::Result<SharedSegment> {
         check_maker(number)?;
         let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE)?;
@@ -88,14 +87,14 @@ impl SharedSegment {
         self.mapping.words()
     }
 
-    /// The same memory in halves of words. A word is used either way, not both.
+    /// The same memory as half words. Each word is used as one whole or as two halves, never both.
     pub fn halves(&self) -> &[AtomicU32] {
         let words = self.words();
         // SAFETY: an `AtomicU64` has the room and the alignment of two `AtomicU32`.
         unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
     }
 
-    /// The descriptor, to be inherited by a child. `None` for an attached segment.
+    /// The descriptor, for a child to inherit. `None` for an attached segment.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
@@ -110,17 +109,17 @@ pub fn wait_for_change(word: &AtomicU32, seen: u32, limit: Duration) {
     let _ = unsafe { syscall(libc::SYS_futex, [word, operation, seen as usize, &raw const timeout as usize, 0, 0]) };
 }
 
-/// Wakes everybody who sleeps on `word`, in any process.
+/// Wakes all threads that sleep on `word`, in any process.
 pub fn wake_all(word: &AtomicU32) {
     let (word, operation) = (std::ptr::from_ref(word) as usize, libc::FUTEX_WAKE as usize);
     // SAFETY: FUTEX_WAKE only uses the address as a key.
     let _ = unsafe { syscall(libc::SYS_futex, [word, operation, i32::MAX as usize, 0, 0, 0]) };
 }
 
-/// How long this process may make a file; see getrlimit(2) on RLIMIT_FSIZE.
+/// The maximum size of a file of this process; see getrlimit(2) on RLIMIT_FSIZE.
 fn file_bytes_max() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: writes one `rlimit`; where it fails, the value stays.
+    // SAFETY: getrlimit(2) writes one `rlimit`; if it fails, the value is unchanged.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     limit.rlim_cur
 }
@@ -132,25 +131,25 @@ pub struct SharedView {
 }
 
 impl SharedView {
-    /// Maps the segment behind `descriptor`, which may be closed afterwards.
+    /// Maps the segment of `descriptor`, which may be closed afterwards.
     pub fn open(descriptor: BorrowedFd<'_>) -> io::Result<SharedView> {
         Ok(SharedView { mapping: Mapping::of(descriptor.as_raw_fd(), libc::PROT_READ)? })
     }
 
-    /// How many words there are.
+    /// Number of words.
     pub fn len(&self) -> usize {
         self.mapping.words().len()
     }
 
-    /// Whether there is no word at all.
+    /// Whether there are no words.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The word at `index` as it is now.
+    /// The present value of the word at `index`.
     pub fn load(&self, index: usize) -> u64 {
-        // Only a load: the pages may not be writable. An aligned 8-byte load is a plain load instruction on
-        // every architecture that we build for.
+        // Only a load, since the pages may not be writable. An aligned 8-byte load is a plain load instruction on every
+        // supported architecture.
         self.mapping.words()[index].load(Ordering::Acquire)
     }
 }
@@ -162,14 +161,15 @@ struct Mapping {
     words: usize,
 }
 
-// SAFETY: the mapping is reached only through atomics, and unmapped only by the one owner's drop.
+// SAFETY: the mapping is accessed only through atomics, and only the drop of its one owner unmaps it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; shared references give out shared atomics only.
+// SAFETY: as above; shared references give out only shared atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn of(descriptor: i32, protection: i32) -> io::Result<Mapping> {
-        // SAFETY: F_GET_SEALS only takes values; a number that is no descriptor is EBADF, no memfd is EINVAL.
+        // SAFETY: F_GET_SEALS only takes values; a number that is not a descriptor gives EBADF, one that is not a memfd
+        // EINVAL.
         let seals = check(i64::from(unsafe { libc::fcntl(descriptor, libc::F_GET_SEALS) }))?;
         if seals & i64::from(SEALS) != i64::from(SEALS) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment may still change its size"));
@@ -177,7 +177,7 @@ impl Mapping {
         Self::whole(descriptor, protection, libc::MAP_POPULATE)
     }
 
-    /// Of a descriptor whose size does not change any more, or that only the caller has.
+    /// Maps a descriptor whose size can no longer change, or that only the caller has.
     fn whole(descriptor: i32, protection: i32, flags: i32) -> io::Result<Mapping> {
         // SAFETY: `stat` is plain data for which all zeros is a value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -187,7 +187,7 @@ impl Mapping {
         if bytes < WORD_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment is empty"));
         }
-        // SAFETY: no address is asked for, so no mapping of ours is replaced; the result is checked.
+        // SAFETY: no address is requested, so no existing mapping is replaced; the result is checked.
         let start = check(unsafe {
             libc::syscall(
                 libc::SYS_mmap,
@@ -205,27 +205,27 @@ impl Mapping {
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the range is mapped until `drop`, page-aligned, sealed against shrinking, and every access of
-        // every process to it is atomic or a kernel's; any bits are a valid `AtomicU64`.
+        // SAFETY: the range is mapped until `drop`, page-aligned, sealed against shrinking, and every access of every
+        // process to it is atomic or made by a kernel; any bits are a valid `AtomicU64`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
-    /// Locks the pages where RLIMIT_MEMLOCK allows it. Without, they may be swapped out, and the next write
-    /// waits for the kernel: slower, never wrong.
+    /// Locks the pages if RLIMIT_MEMLOCK allows it. Otherwise they may be swapped out, and the next write waits for the
+    /// kernel: slower, never wrong.
     fn lock_if_allowed(&self) {
-        // SAFETY: mlock reads no memory of ours; the range is our own mapping.
+        // SAFETY: mlock accesses no contents; the range is this value's own mapping.
         let _ = unsafe { libc::syscall(libc::SYS_mlock, self.start.as_ptr(), self.words * WORD_BYTES) };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly what `of` mapped, and `words` borrows cannot outlive `self`.
+        // SAFETY: the range is exactly what `whole` mapped, and borrows from `words` cannot outlive `self`.
         let _ = unsafe { libc::syscall(libc::SYS_munmap, self.start.as_ptr(), self.words * WORD_BYTES) };
     }
 }
 
-/// Whether this process's user made the file, the real or the effective one, or root.
+/// Checks that the file was created by this process's real or effective user, or by root.
 fn check_maker(number: i32) -> io::Result<()> {
     // SAFETY: `stat` is plain data for which all zeros is a value.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -289,7 +289,7 @@ mod tests {
         assert!(SharedSegment::attach_inherited(file.as_raw_fd()).is_err());
         // SAFETY: as in `create`.
         let raw = unsafe { libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_ALLOW_SEALING) };
-        // SAFETY: `raw` is ours alone.
+        // SAFETY: `raw` has no other owner.
         let unsealed = unsafe { OwnedFd::from_raw_fd(raw) };
         assert!(SharedView::open(unsealed.as_fd()).is_err());
     }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which system calls threads are in, as far as they show it: for who must know before trapping begins.
+//! Which system calls threads are in, as far as they announce it: for code that must know before trapping begins.
 //!
-//! A thread shows a call before it makes it, and then asks whether somebody has begun to look. Who looks says so
-//! first. So one of the two sees the other: a call that is not seen here will see that it must wait.
+//! A thread announces a call before it makes it, and then checks whether an observer has started to look. The observer
+//! sets that flag before it looks. So at least one of the two sees the other: a thread whose call is not seen here will
+//! see that it must wait.
 //!
 //! Threads: any, also in signal handlers. Allocates nothing.
 
@@ -13,20 +14,20 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicUsize, Ordering};
 use crate::raw::syscall;
 use crate::thread_slot;
 
-/// Threads that can show calls at one time. A choice: calls of threads beyond are not seen.
+/// Maximum number of threads that can announce calls at one time. A choice: calls of further threads are not seen.
 const THREADS_MOST: usize = 512;
-/// Calls of one thread: its own, and one of a signal handler that has interrupted it. Those beyond are not seen.
+/// Calls per thread: its own, and that of a signal handler that has interrupted it. Further calls are not seen.
 const CALLS_MOST: usize = 2;
-/// Stack between two calls of one thread, at most, for one to be known as left by siglongjmp(3): its frame is where
-/// the other's is now, or deeper.
+/// Maximum stack distance between two calls of one thread at which the earlier one is known to have been left by
+/// siglongjmp(3): its frame is at the same place as the later one's, or deeper.
 const ABANDONED_BYTES: usize = 256 << 10;
 
-/// The number of a thread's record when it needs none any more.
+/// The record number of a thread that no longer needs a record.
 const SETTLED: u16 = u16::MAX;
 const _: () = assert!(THREADS_MOST < SETTLED as usize);
 
 const FREE: u32 = 0;
-/// Being filled in, by its thread.
+/// Being filled in by its thread.
 const CLAIMED: u32 = 1;
 const SHOWN: u32 = 2;
 
@@ -38,7 +39,7 @@ struct Call {
 }
 
 struct Record {
-    /// Zero: free.
+    /// The thread's number; zero when the record is free.
     thread: AtomicU32,
     calls: [Call; CALLS_MOST],
 }
@@ -56,16 +57,16 @@ static RECORDS: [Record; THREADS_MOST] = [const {
         }; CALLS_MOST],
     }
 }; THREADS_MOST];
-/// Records from here on have never been used. Only grows.
+/// Records from this index on have never been used. Only grows.
 static EVER_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// This thread's number for the kernel.
+/// The kernel's number of this thread.
 pub fn this_thread() -> u32 {
     // SAFETY: gettid(2) takes nothing, and cannot fail.
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// From now on this thread can show its calls.
+/// Lets this thread announce its calls from now on.
 pub fn join() {
     let thread = this_thread();
     let free = |record: &Record| record.thread.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -75,7 +76,7 @@ pub fn join() {
     }
 }
 
-/// Before the thread ends.
+/// Call it before the thread ends.
 pub fn leave() {
     if let Some(record) = own() {
         thread_slot::set_record(0);
@@ -88,7 +89,7 @@ fn own() -> Option<&'static Record> {
     RECORDS.get(usize::from(thread_slot::record()).checked_sub(1)?)
 }
 
-/// This thread has nothing to show any more, and never will.
+/// This thread will announce no more calls.
 pub fn settle() {
     leave();
     thread_slot::set_record(SETTLED);
@@ -99,14 +100,14 @@ pub fn is_settled() -> bool {
     thread_slot::record() == SETTLED
 }
 
-/// A call that is shown until this is dropped.
+/// A call that is announced until this value is dropped.
 #[derive(Debug)]
 pub struct Shown {
-    /// Which of the thread's calls; `None` where it cannot be shown.
+    /// Index among the thread's calls; `None` if the call cannot be announced.
     index: Option<usize>,
 }
 
-/// Shows a call that this thread is about to make.
+/// Announces a call that this thread is about to make.
 pub fn show(number: i64, args: &[usize; 6]) -> Shown {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
@@ -117,17 +118,17 @@ pub fn show(number: i64, args: &[usize; 6]) -> Shown {
     };
     let Some(index) = record.calls.iter().position(usable) else { return Shown { index: None } };
     let call = &record.calls[index];
-    // Claimed first: a handler that interrupts the filling in takes another one.
+    // Claimed first: a handler that interrupts the stores below takes another entry.
     call.frame.store(frame, Ordering::Relaxed);
     call.state.store(CLAIMED, Ordering::Release);
     call.number.store(number, Ordering::Relaxed);
     call.args.iter().zip(args).for_each(|(shown, given)| shown.store(*given, Ordering::Relaxed));
-    // SeqCst pairs with `each`, and with the caller's look at whether anybody has begun to look.
+    // SeqCst pairs with `each`, and with the caller's check whether an observer has started to look.
     call.state.swap(SHOWN, Ordering::SeqCst);
     Shown { index: Some(index) }
 }
 
-/// Whether this thread shows a call, which a signal handler may have interrupted.
+/// Whether this thread has announced a call, which a signal handler may have interrupted.
 pub fn is_in_call() -> bool {
     own().is_some_and(|record| record.calls.iter().any(|call| call.state.load(Ordering::Relaxed) != FREE))
 }
@@ -140,7 +141,7 @@ impl Drop for Shown {
     }
 }
 
-/// Calls `each` with the thread, the number and the arguments of every call that is shown.
+/// Calls `each` with the thread, the number and the arguments of every announced call.
 pub fn each(each: &mut dyn FnMut(u32, i64, [usize; 6])) {
     for record in &RECORDS[..EVER_USED.load(Ordering::SeqCst)] {
         let thread = record.thread.load(Ordering::Acquire);
@@ -186,7 +187,7 @@ mod tests {
 
     #[inline(never)]
     fn deeper(number: i64) -> Shown {
-        // In use until the end, so that this function has a frame of its own, below the caller's.
+        // In use until the end, so that this function has its own frame, below the caller's.
         let room = std::hint::black_box([0u8; 64]);
         let shown = show(number, &[8; 6]);
         std::hint::black_box(&room);

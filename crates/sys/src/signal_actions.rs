@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program's handlers that want an alternate stack (SA_ONSTACK): the kernel starts them on ours, and here their
-//! frames are moved to the program's.
+//! The program's handlers that want an alternate stack (SA_ONSTACK): the kernel starts them on Aquifer's, and this file
+//! moves their frames to the program's.
 //!
-//! The kernel's action for such a signal is an entry of our own, and the program's wish is kept in a table. The entry
-//! copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put it, and
-//! jumps to the handler there. rt_sigreturn(2) takes a frame wherever it is. Handlers can be left by siglongjmp(3),
-//! and unwound, as ever.
+//! The kernel's action for such a signal is an entry point of Aquifer, and the program's action is stored in a table.
+//! The entry copies the signal's frame (registers, floating-point state, siginfo) to where the kernel would have put
+//! it, and jumps to the handler there. rt_sigreturn(2) accepts a frame at any address. Handlers can be left by
+//! siglongjmp(3), and unwound, as usual.
 //!
-//! `signal_stack.rs` decides where. Every signal but our own is blocked while a frame is on its way.
+//! `signal_stack.rs` decides the place. Every signal except Aquifer's own is blocked while a frame is being moved.
 
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -21,7 +21,8 @@ use crate::signals::{self, KernelAction, bit, exchange_action};
 
 const SIGNALS: usize = 65;
 
-/// The program's wish for one signal. A writer makes `version` odd; a reader that finds it odd or changed reads again.
+/// The program's action for one signal. A writer makes `version` odd; a reader that finds it odd or changed reads
+/// again.
 struct Wish {
     version: AtomicU32,
     handler: AtomicUsize,
@@ -41,7 +42,8 @@ static WISHES: [Wish; SIGNALS] = [const {
 }; SIGNALS];
 
 impl Wish {
-    /// Between two looks nothing has changed. A writer does six stores with every signal blocked.
+    /// Retries until nothing has changed between two reads of the version. A writer does six stores with every signal
+    /// blocked.
     fn read(&self) -> KernelAction {
         loop {
             let before = self.version.load(Ordering::Acquire);
@@ -58,7 +60,7 @@ impl Wish {
         }
     }
 
-    /// Every signal is blocked on this thread.
+    /// Every signal must be blocked on this thread.
     fn write(&self, action: &KernelAction) {
         loop {
             let before = self.version.load(Ordering::Acquire);
@@ -87,7 +89,7 @@ fn wants_alternate(action: &KernelAction) -> bool {
     handles && action.flags & libc::SA_ONSTACK as u64 != 0
 }
 
-/// rt_sigaction(2) of the program's.
+/// The program's rt_sigaction(2).
 pub fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
     let Some(wish) = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal)) else {
         return Err(Errno(libc::EINVAL));
@@ -101,22 +103,22 @@ pub fn exchange(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction,
         wish.write(new);
         signals::with_restorer(KernelAction { handler: entry(), ..*new })
     });
-    // SAFETY: the program's own handler, at the program's own risk; and the entry does what may be done anywhere.
+    // SAFETY: the handler is the program's own, at its own risk; Aquifer's entry may run at any point of any thread.
     let old = unsafe { exchange_action(signal, ours.as_ref()) }?;
     Ok(if old.handler == entry() { before } else { old })
 }
 
-/// The program's handler for `signal`, where the kernel has said that it is `found`.
+/// The program's handler for `signal`, where the kernel has returned `found` as the handler.
 pub fn programs_handler(signal: i32, found: usize) -> usize {
     let wish = usize::try_from(signal).ok().and_then(|signal| WISHES.get(signal));
     wish.filter(|_| found == entry()).map_or(found, |wish| wish.read().handler)
 }
 
-/// Takes over the actions that the kernel was given past us.
+/// Takes over the actions that the program set without passing through the library.
 pub fn take_over() {
     let ours = signals::OURS | bit(libc::SIGKILL) | bit(libc::SIGSTOP);
     for signal in (1..SIGNALS as i32).filter(|signal| ours & bit(*signal) == 0) {
-        // SAFETY: only asks.
+        // SAFETY: only reads the action.
         let found = unsafe { exchange_action(signal, None) };
         if let Ok(action) = found
             && wants_alternate(&action)
@@ -126,10 +128,10 @@ pub fn take_over() {
     }
 }
 
-/// Where the program's handler goes on.
+/// Where the program's handler starts.
 #[repr(C)]
 struct Start {
-    /// What the kernel is to have as the alternate stack from now on, if `cuts` is not zero.
+    /// The alternate stack to set in the kernel, if `cuts` is not zero.
     rest: libc::stack_t,
     cuts: usize,
     stack: usize,
@@ -144,20 +146,20 @@ struct Start {
 const CONTEXT_OFFSET: usize = 8;
 const INFO_OFFSET: usize = CONTEXT_OFFSET + offset_of!(libc::ucontext_t, uc_sigmask) + 8;
 const FRAME_BYTES: usize = INFO_OFFSET + size_of::<libc::siginfo_t>();
-/// What XSAVE wants.
+/// Alignment that XSAVE requires.
 const FLOATING_ALIGN: usize = 64;
-/// `struct _fpx_sw_bytes`, at this place of the floating-point state: a magic number, and the size of it all.
+/// `struct _fpx_sw_bytes`, at this offset in the floating-point state: a magic number, and the total size.
 const EXTENDED_OFFSET: usize = 464;
 const EXTENDED_MAGIC: u32 = 0x4650_5853;
 const PLAIN_FLOATING_BYTES: usize = 512;
 
-/// The end of the frame at `frame`, with the floating-point state above it.
+/// The end of the frame at `frame`, including the floating-point state above it.
 ///
 /// # Safety
-/// The kernel has made a frame there.
+/// The kernel has written a frame there.
 unsafe fn end_of(frame: usize) -> usize {
     let context = std::ptr::with_exposed_provenance::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
-    // SAFETY: the caller's promise; the pointer is null or that of the state above.
+    // SAFETY: the caller promises a frame there; its pointer is null or points to the state above.
     unsafe {
         let floating = (*context).uc_mcontext.fpregs as usize;
         if floating == 0 {
@@ -168,28 +170,29 @@ unsafe fn end_of(frame: usize) -> usize {
     }
 }
 
-/// Moves the frame of a signal to where `action` wants its handler. Where that is, with the return address first; the
-/// frame itself where it stays. And what the kernel is to have as the alternate stack until the handler returns.
+/// Moves the frame of a signal to where `action` wants its handler. Returns the new address, which holds the return
+/// address, or the frame's own if it stays; and the alternate stack to set in the kernel until the handler returns.
 ///
 /// # Safety
-/// The kernel has made a frame at `frame`, for a handler that runs now, with every signal but ours blocked.
+/// The kernel has written a frame at `frame`, for a handler that runs now, with every signal except Aquifer's blocked.
 unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::stack_t>) {
     let context = std::ptr::with_exposed_provenance_mut::<libc::ucontext_t>(frame + CONTEXT_OFFSET);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a frame there, whose context is only read.
     let interrupted = unsafe { (*context).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
     let wants_alternate = action.flags & libc::SA_ONSTACK as u64 != 0;
     let Some(place) = signal_stack::place(frame, interrupted, wants_alternate) else { return (frame, None) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a frame there.
     let len = unsafe { end_of(frame) } - frame;
     let to = place.top.saturating_sub(len);
     let to = to.saturating_sub(to.wrapping_sub(frame) % FLOATING_ALIGN);
     if to <= place.lowest {
-        // As the kernel does: its handler could not be started.
+        // As the kernel does when it cannot start a handler.
         signals::end_by(libc::SIGSEGV);
         return (frame, None);
     }
-    // SAFETY: what lies below the stack pointer, or the top of its alternate stack, is where the kernel would write;
-    // where it is not mapped the program ends by SIGSEGV, as it would. The copy's pointer is moved with it.
+    // SAFETY: the kernel would write to the same place, below the stack pointer or below the top of the alternate
+    // stack; if it is not mapped the program ends by SIGSEGV, as it would without Aquifer. The copy's pointer is
+    // adjusted.
     unsafe {
         std::ptr::copy_nonoverlapping(
             std::ptr::with_exposed_provenance::<u8>(frame),
@@ -211,14 +214,14 @@ unsafe fn moved(frame: usize, action: &KernelAction) -> (usize, Option<libc::sta
 }
 
 /// # Safety
-/// The kernel has made a frame at `frame`, for a handler of `signal` that runs now.
+/// The kernel has written a frame at `frame`, for a handler of `signal` that runs now.
 unsafe extern "C" fn programs_signal(signal: i32, frame: usize, start: *mut Start) {
     let (all, mut mask) = (!signals::OURS, 0u64);
     let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut mask as usize, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
     let action = WISHES[signal as usize].read();
-    // SAFETY: the caller's promise; `start` is the entry's own.
+    // SAFETY: the caller promises the frame; `start` belongs to the entry.
     unsafe {
         let to = moved(frame, &action);
         start.write(starting(signal, to, action.handler, mask & !signals::OURS));
@@ -233,14 +236,15 @@ fn starting(signal: i32, to: (usize, Option<libc::stack_t>), handler: usize, mas
     Start { rest: rest.unwrap_or(none), cuts, stack, signal: signal as usize, info, context, handler, mask }
 }
 
-/// Leaves the running handler, which is ours, for that of the program, with `mask`: on the stack that it would have
-/// had. Returns where it cannot, because ours has interrupted work of ours.
+/// Replaces the running handler, which is Aquifer's, by the program's, with `mask`, on the stack that it would have
+/// had. Returns if that is not possible, because Aquifer's handler has interrupted Aquifer's own work.
 ///
 /// # Safety
-/// `context` is what the kernel gave to the running handler, which holds nothing, and blocks every signal but ours.
+/// `context` is the pointer that the kernel passed to the running handler, which holds no resources, and blocks every
+/// signal except Aquifer's.
 pub unsafe fn become_programs(signal: i32, context: *mut libc::c_void, action: &KernelAction, mask: u64) {
     let frame = context as usize - CONTEXT_OFFSET;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `context` belongs to a frame of the kernel.
     unsafe {
         let to = moved(frame, action);
         if to.0 != frame {
@@ -250,12 +254,13 @@ pub unsafe fn become_programs(signal: i32, context: *mut libc::c_void, action: &
     }
 }
 
-/// After a handler on a stack that disarms itself: it is the program's again, and the kernel gets ours.
+/// Runs after a handler on a stack that disarms itself: records the program's stack again, and sets Aquifer's in the
+/// kernel.
 ///
 /// # Safety
-/// `context` is that of a frame that `moved` has made.
+/// `context` belongs to a frame that `moved` has made.
 unsafe extern "C" fn rearm(context: *mut libc::c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a handler's context.
     unsafe { signal_stack::reclaim(context) };
 }
 
@@ -279,9 +284,9 @@ global_asm!(
     "mov r13, [rbx + {info}]",
     "mov r14, [rbx + {context}]",
     "mov r15, [rbx + {handler}]",
-    // What `rbx` points to lies on our stack, which nobody uses until the kernel has read the mask.
+    // `rbx` points into Aquifer's stack, which nothing uses until the kernel has read the mask.
     "mov rsp, [rbx + {stack}]",
-    // sigaltstack(2) is refused on the stack itself.
+    // The kernel refuses sigaltstack(2) on the alternate stack itself.
     "cmp qword ptr [rbx + {cuts}], 0",
     "je 2f",
     "lea rdi, [rbx + {rest}]",
@@ -311,7 +316,7 @@ global_asm!(
     "mov rax, {sigreturn}",
     "syscall",
     ".size aquifer_restore_stack, . - aquifer_restore_stack",
-    // The kernel enters as after a call; the next call wants 16 bytes.
+    // The kernel enters as after a call; the next call requires an alignment of 16 bytes.
     bytes = const size_of::<Start>().next_multiple_of(16) + 8,
     rest = const offset_of!(Start, rest),
     cuts = const offset_of!(Start, cuts),

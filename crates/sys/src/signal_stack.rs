@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The alternate signal stack of each thread is always ours; the program's own, of sigaltstack(2), is kept beside it.
+//! The alternate signal stack of each thread is always Aquifer's; the program's own, set by sigaltstack(2), is recorded
+//! separately.
 //!
 //! A fault is a signal, and the kernel must be able to write its frame. A program may free the memory of its alternate
-//! stack and never notice, since its own handlers do not run any more: Ruby does so when it exits. So the kernel never
-//! learns of the program's stack. [`exchange`] answers for sigaltstack(2), and `signal_actions.rs` moves the frames of
-//! the program's handlers (SA_ONSTACK) to where the program wants them.
+//! stack without noticing, since its own handlers no longer run: Ruby does so when it exits. So the kernel never learns
+//! of the program's stack. [`exchange`] emulates sigaltstack(2), and `signal_actions.rs` moves the frames of the
+//! program's handlers (SA_ONSTACK) to where the program wants them.
 //!
-//! A program that makes the system call itself, before calls trap, gets past this. The next handler of ours that
-//! interrupts it finds the stack in its context, and [puts ours there](reclaim).
+//! A program that makes the system call directly, before calls trap, bypasses this. The next handler of Aquifer's that
+//! interrupts it finds the program's stack in its context, and [sets Aquifer's again](reclaim).
 //!
-//! Threads: any that was [given](give) a stack; others have what the kernel has.
+//! Threads: any that was [given](give) a stack; others have the stack that the kernel has.
 
 use crate::raw::{Errno, syscall};
 use crate::thread_slot;
 
-/// What sigaltstack(2) takes as the smallest: the kernel's MINSIGSTKSZ.
+/// The smallest stack that sigaltstack(2) accepts: the kernel's MINSIGSTKSZ.
 const SMALLEST_BYTES: usize = 2048;
 /// Linux 4.7: the stack is disabled while a handler runs on it.
 const SS_AUTODISARM: i32 = i32::MIN;
@@ -25,17 +26,17 @@ const SS_AUTODISARM: i32 = i32::MIN;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stacks {
-    /// Ours: its first byte, and the byte after its last. Zero where the thread has none.
+    /// Aquifer's: its first byte, and the byte after its last. Zero if the thread has none.
     start: usize,
     end: usize,
-    /// The program's; a length of zero where it has none.
+    /// The program's; a length of zero if it has none.
     programs_start: usize,
     programs_len: usize,
-    /// Whether the program's has SS_AUTODISARM.
+    /// Whether the program's stack has SS_AUTODISARM.
     disarms: bool,
-    /// Whose they are: a child of clone(2) with CLONE_VM may share this memory, and has no such stack.
+    /// The thread that they belong to: a child of clone(2) with CLONE_VM may share this memory, and has no such stack.
     thread: u32,
-    /// The program's stack pointer at the call that is trapped; stale while none is.
+    /// The program's stack pointer at the trapped call in progress; stale if there is none.
     trapped_at: usize,
 }
 
@@ -49,7 +50,7 @@ impl Stacks {
         !self.disarms && self.programs_start < address && address - self.programs_start <= self.programs_len
     }
 
-    /// Whether the kernel has this stack of the program's where it should have ours.
+    /// Whether the kernel has a stack of the program's where it should have Aquifer's.
     fn lacks(&self, kernels: &libc::stack_t) -> bool {
         let is_programs = self.end != 0 && kernels.ss_sp as usize != self.start;
         is_programs && kernels.ss_flags & libc::SS_DISABLE == 0 && self.thread == this_thread()
@@ -75,30 +76,31 @@ fn stack(start: usize, len: usize, flags: i32) -> libc::stack_t {
 }
 
 fn tell_kernel(stack: &libc::stack_t) -> Result<usize, Errno> {
-    // SAFETY: sigaltstack(2) reads one `stack_t`; the range was vouched for in `give`, or is none.
+    // SAFETY: sigaltstack(2) reads one `stack_t`; the caller of `give` vouched for the range, or the stack is disabled.
     unsafe { syscall(libc::SYS_sigaltstack, [std::ptr::from_ref(stack) as usize, 0, 0, 0, 0, 0]) }
 }
 
-/// Makes `start..start + len` the calling thread's alternate stack, until [`take_away`]. The program has none yet.
+/// Makes `start..start + len` the calling thread's alternate stack, until [`take_away`]. The program's is reset to
+/// none.
 ///
 /// # Safety
-/// The range is mapped, and nobody else's until then.
+/// The range is mapped, and not used by anything else until then.
 pub unsafe fn give(start: usize, len: usize) {
     let stacks = Stacks { start, end: start + len, thread: this_thread(), ..Stacks::default() };
     thread_slot::set_signal_stacks(stacks);
     let _ = tell_kernel(&stack(start, len, 0));
 }
 
-/// Before the stack is unmapped.
+/// Call it before the stack is unmapped.
 pub fn take_away() {
     thread_slot::set_signal_stacks(Stacks::default());
     let _ = tell_kernel(&stack(0, 0, libc::SS_DISABLE));
 }
 
-/// What the kernel has as the calling thread's alternate stack.
+/// The calling thread's alternate stack as the kernel has it.
 fn kernels() -> libc::stack_t {
     let mut found = stack(0, 0, libc::SS_DISABLE);
-    // SAFETY: sigaltstack(2) writes one `stack_t`. It cannot fail then.
+    // SAFETY: sigaltstack(2) writes one `stack_t`. Without a new stack it cannot fail.
     let _ = unsafe { syscall(libc::SYS_sigaltstack, [0, &raw mut found as usize, 0, 0, 0, 0]) };
     found
 }
@@ -108,19 +110,20 @@ fn this_thread() -> u32 {
     unsafe { syscall(libc::SYS_gettid, [0; 6]) }.unwrap_or(0) as u32
 }
 
-/// Whether the kernel has ours, so that [`exchange`] answers for sigaltstack(2).
+/// Whether the kernel has Aquifer's stack, so that [`exchange`] emulates sigaltstack(2).
 pub fn is_in_use() -> bool {
     let stacks = thread_slot::signal_stacks();
     stacks.end != 0 && kernels().ss_sp as usize == stacks.start
 }
 
-/// sigaltstack(2) of the program's, called with the stack pointer `at`: remembers the new stack, returns the old one.
+/// The program's sigaltstack(2), called with the stack pointer `at`: records the new stack, returns the old one.
 pub fn exchange(new: Option<&libc::stack_t>, at: usize) -> Result<libc::stack_t, Errno> {
     let mut stacks = thread_slot::signal_stacks();
     let mut old = stacks.programs();
     let on_ours = stacks.is_ours(at);
     if on_ours {
-        // A handler that has interrupted a trapped call: it stays where it is. Some ask whether that is known.
+        // A handler that has interrupted a trapped call stays on Aquifer's stack. A handler may ask for the stack it
+        // runs on.
         old = stack(stacks.start, stacks.end - stacks.start, libc::SS_ONSTACK);
     } else if stacks.is_programs(at) {
         old.ss_flags |= libc::SS_ONSTACK;
@@ -140,18 +143,18 @@ pub fn exchange(new: Option<&libc::stack_t>, at: usize) -> Result<libc::stack_t,
     Ok(old)
 }
 
-/// In a handler: where the kernel had a stack of the program's, it gets ours when the handler returns.
+/// In a handler: if the kernel had a stack of the program's, Aquifer's is set when the handler returns.
 ///
 /// # Safety
-/// `context` is what the kernel gave to the running handler.
+/// `context` is the pointer that the kernel passed to the running handler.
 pub unsafe fn reclaim(context: *mut libc::c_void) {
     let mut stacks = thread_slot::signal_stacks();
-    // SAFETY: the kernel's context, exclusively the handler's until it returns.
+    // SAFETY: the kernel's context belongs exclusively to the handler until it returns.
     let found = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_stack };
     if !stacks.lacks(found) {
         // SAFETY: as above.
         let at = unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RSP as usize] } as usize;
-        // A handler for which ours was cut short has been left by a jump.
+        // A handler for which Aquifer's stack was shortened has been left by a jump.
         if stacks.end != 0 && found.ss_sp as usize == stacks.start && !stacks.is_ours(at) && !stacks.is_programs(at) {
             found.ss_size = stacks.end - stacks.start;
         }
@@ -175,7 +178,7 @@ pub(crate) fn reclaim_now() {
     }
 }
 
-/// In the handler of a trapped call, made with the stack pointer `at`. Returns what [`trap_ends`] wants.
+/// Called in the handler of a trapped call, made with the stack pointer `at`. Returns the argument for [`trap_ends`].
 pub fn trap_begins(at: usize) -> usize {
     let mut stacks = thread_slot::signal_stacks();
     let before = std::mem::replace(&mut stacks.trapped_at, at);
@@ -183,31 +186,31 @@ pub fn trap_begins(at: usize) -> usize {
     before
 }
 
-/// Ends what [`trap_begins`] began.
+/// Ends the trapped call that [`trap_begins`] began.
 pub fn trap_ends(before: usize) {
     trap_begins(before);
 }
 
-/// Where the frame of a handler of the program's belongs.
+/// The place for the frame of one of the program's handlers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
-    /// Below this address.
+    /// The frame must end below this address.
     pub(crate) top: usize,
-    /// And not below this one.
+    /// The frame must not start below this address.
     pub(crate) lowest: usize,
-    /// What the program's stack was, where it is disarmed from now on.
+    /// The program's stack before it was disarmed, if it is disarmed from now on.
     pub(crate) disarmed: Option<libc::stack_t>,
-    /// What the kernel is to use as ours until the handler returns, where work of ours waits on it.
+    /// The alternate stack to set in the kernel until the handler returns, if Aquifer's work waits on Aquifer's stack.
     pub(crate) rest: Option<libc::stack_t>,
 }
 
-/// What the x86-64 ABI lets a leaf function use below its stack pointer.
+/// How far below its stack pointer the x86-64 ABI lets a leaf function store data.
 const RED_ZONE_BYTES: usize = 128;
-/// Two frames of signals and their handlers, as in `threads.rs` of the preload library.
+/// Room for two signal frames and their handlers, as in `threads.rs` of the preload library.
 const REST_BYTES_LEAST: usize = 96 << 10;
 
-/// The kernel has put the frame of a signal at `frame`, when the stack pointer was `interrupted`. `wants_alternate` is
-/// the action's SA_ONSTACK. `None` where the frame stays.
+/// Chooses a place for the signal frame that the kernel has put at `frame`, when the stack pointer was `interrupted`.
+/// `wants_alternate` is the action's SA_ONSTACK. `None` if the frame stays.
 pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> Option<Place> {
     let mut stacks = thread_slot::signal_stacks();
     let has_alternate = wants_alternate && stacks.programs_len > 0;
@@ -217,7 +220,8 @@ pub(crate) fn place(frame: usize, interrupted: usize, wants_alternate: bool) -> 
     let top = stacks.programs_start.saturating_add(stacks.programs_len);
     let (lowest, mut disarmed, mut rest) = (stacks.programs_start, None, None);
     if stacks.is_ours(interrupted) {
-        // A trapped call is below, or a handler that has interrupted one. The next must not start at the top again.
+        // Below is a trapped call, or a handler that has interrupted one. The next handler must not start at the top
+        // again.
         let len = (interrupted - RED_ZONE_BYTES).saturating_sub(stacks.start) & !63;
         if !has_alternate || stacks.disarms || len < REST_BYTES_LEAST {
             return None;

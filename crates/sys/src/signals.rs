@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Signals, straight to the kernel: installing the fault handler, blocking signals for a while.
+//! Signals, by direct system calls: installing the fault handler, and blocking signals temporarily.
 //!
-//! See rt_sigaction(2). libc's wrapper is passed by because the program's calls to it are our own.
+//! See rt_sigaction(2). libc's wrapper is bypassed because the library interposes it for the program's calls.
 
 use std::arch::global_asm;
 use std::time::Duration;
@@ -16,7 +16,7 @@ global_asm!(
     ".hidden aquifer_restore",
     ".globl aquifer_restore",
     ".type aquifer_restore,@function",
-    // Unwinders look up the byte before a return address, and know this code by its bytes.
+    // Unwinders look up the byte before a return address, and recognise this code by its bytes.
     "nop",
     "aquifer_restore:",
     "mov rax, 15",
@@ -45,7 +45,7 @@ pub struct KernelAction {
 /// The kernel's flag for an action that has a restorer.
 pub const SA_RESTORER: u64 = 0x0400_0000;
 
-/// What a handler receives.
+/// The type of a handler.
 pub type Handler = extern "C" fn(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
 
 /// Reads and sets the action for `signal`.
@@ -55,12 +55,12 @@ pub type Handler = extern "C" fn(signal: i32, info: *mut libc::siginfo_t, contex
 pub unsafe fn exchange_action(signal: i32, new: Option<&KernelAction>) -> Result<KernelAction, Errno> {
     let mut old = KernelAction::default();
     let new = new.map_or(0, |action| std::ptr::from_ref(action) as usize);
-    // SAFETY: reads one action or none, writes one; the caller vouches for the handler.
+    // SAFETY: rt_sigaction(2) reads one action or none, and writes one; the caller vouches for the handler.
     unsafe { syscall(libc::SYS_rt_sigaction, [signal as usize, new, &raw mut old as usize, 8, 0, 0]) }?;
     Ok(old)
 }
 
-/// The action that runs `handler` with every signal blocked, on the alternate stack where there is one.
+/// The action that runs `handler` with every signal blocked, on the alternate stack if there is one.
 pub fn fault_action(handler: Handler) -> KernelAction {
     KernelAction {
         handler: handler as usize,
@@ -70,13 +70,13 @@ pub fn fault_action(handler: Handler) -> KernelAction {
     }
 }
 
-/// The same action, whose handler returns by code of ours.
+/// The same action, whose handler returns through Aquifer's code.
 pub fn with_restorer(action: KernelAction) -> KernelAction {
     let restorer = aquifer_restore as *const () as usize;
     KernelAction { flags: action.flags | SA_RESTORER, restorer, ..action }
 }
 
-/// The action that runs the code at `handler` with nothing else blocked, on the alternate stack where there is one.
+/// The action that runs the code at `handler` with no other signal blocked, on the alternate stack if there is one.
 pub fn trap_action(handler: usize) -> KernelAction {
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
     KernelAction { handler, flags, restorer: aquifer_restore as *const () as usize, mask: 0 }
@@ -87,25 +87,26 @@ pub const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// The signals by which faults and system calls come to us. The kernel ends a program that gets one of them
-/// while it is blocked, so the program's own masks go without.
+/// The signals that deliver faults and trapped system calls to Aquifer. The kernel ends a program that gets one of them
+/// while it is blocked, so they are removed from the program's own masks.
 pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-/// Makes `mask` the calling thread's.
+/// Sets the calling thread's signal mask.
 pub fn set_mask(mask: u64) {
     let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Lets our own signals through to the calling thread.
+/// Unblocks Aquifer's own signals on the calling thread.
 pub fn unblock_ours() {
     let args = [libc::SIG_UNBLOCK as usize, &raw const OURS as usize, 0, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Lets the C library's own signal through to the calling thread by which setuid(2) and its like reach all threads.
+/// Unblocks on the calling thread the C library's internal signal, with which setuid(2) and similar calls reach all
+/// threads.
 pub fn open_to_libc() {
     const SIGSETXID: i32 = 33;
     let open = bit(SIGSETXID);
@@ -114,8 +115,8 @@ pub fn open_to_libc() {
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Keeps every signal from this thread while it exists. The thread counts as inside the pager: a system call
-/// that trapped now would end the program.
+/// Blocks every signal on this thread while it exists. The thread counts as inside the pager: a system call that
+/// trapped now would end the program.
 #[derive(Debug)]
 pub struct Blocked {
     old: u64,
@@ -136,34 +137,35 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // Outside again before the first signal can come: its handler is the program's.
+        // Leaves the pager before the first signal can arrive: its handler is the program's.
         drop(self.inside.take());
         self.interrupted.end();
         set_mask(self.old);
     }
 }
 
-/// While it exists, [`end_if_asked`] knows which signals the program has open on this thread.
+/// While it exists, [`end_if_asked`] knows which signals the program has unblocked on this thread.
 #[derive(Debug)]
 pub struct Interrupted {
     before: u64,
 }
 
 impl Interrupted {
-    /// The program's code was left with `mask`. Where that is everything, it was left before, and is known.
+    /// Records that the program's code was left with `mask`. If everything is blocked, it was left before, and is
+    /// recorded.
     pub fn new(mask: u64) -> Self {
         let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP);
         let before = thread_slot::open_signals();
         Self { before: if open == 0 { before } else { thread_slot::set_open_signals(open) } }
     }
 
-    /// Back in the code that was left.
+    /// Execution is back in the code that was left.
     pub fn end(&self) {
         thread_slot::set_open_signals(self.before);
     }
 }
 
-/// Signals whose default action is no end: they are ignored, or stop the process, or let it go on.
+/// Signals whose default action does not end the process: they are ignored, or stop or continue it.
 const HARMLESS: u64 = bit(libc::SIGCHLD)
     | bit(libc::SIGCONT)
     | bit(libc::SIGSTOP)
@@ -173,8 +175,8 @@ const HARMLESS: u64 = bit(libc::SIGCHLD)
     | bit(libc::SIGURG)
     | bit(libc::SIGWINCH);
 
-/// Ends the process when a signal waits for that: one that is blocked only because this thread is in the pager's
-/// code, and that the program leaves to its default action. For waits of the pager, which may be long.
+/// Ends the process if a signal that should end it is pending: a signal that is blocked only because this thread is in
+/// the pager's code, and for which the program has the default action. For waits of the pager, which may be long.
 pub fn end_if_asked() {
     let open = thread_slot::open_signals() & !HARMLESS & !OURS;
     let mut pending = 0u64;
@@ -184,7 +186,7 @@ pub fn end_if_asked() {
         return;
     }
     for signal in (1..=64).filter(|signal| pending & open & bit(*signal) != 0) {
-        // SAFETY: only asks.
+        // SAFETY: only reads the action.
         let is_default = unsafe { exchange_action(signal, None) }.is_ok_and(|action| action.handler == libc::SIG_DFL);
         if is_default {
             let mask = bit(signal);
@@ -195,10 +197,11 @@ pub fn end_if_asked() {
     }
 }
 
-/// One piece of a long wait: how late a signal is heeded. A choice: at once for a person, nothing for a CPU.
+/// One piece of a long wait, which bounds the delay of a signal. A choice: immediate for a person, negligible for a
+/// CPU.
 pub const HEEDED_WITHIN: Duration = Duration::from_millis(200);
 
-/// Sleeps, as a tier that waits for its medium. A signal that ends the program ends it within [`HEEDED_WITHIN`].
+/// Sleeps, like a tier that waits for its medium. A signal that ends the program ends it within [`HEEDED_WITHIN`].
 pub fn sleep(limit: Duration) {
     let mut left = limit;
     while !left.is_zero() {
@@ -211,12 +214,12 @@ pub fn sleep(limit: Duration) {
     }
 }
 
-/// Ends the process by the default action of `signal`, as soon as this thread has it open. Where a filter refuses what
-/// that takes, it ends here, with the status that a shell shows after that signal.
+/// Ends the process by the default action of `signal`, as soon as this thread has it unblocked. If a filter refuses the
+/// calls for that, the process ends here, with the status that a shell shows after that signal.
 pub fn end_by(signal: i32) {
-    // SAFETY: SIG_DFL runs no code of ours.
+    // SAFETY: SIG_DFL runs no handler.
     let is_default = unsafe { exchange_action(signal, Some(&KernelAction::default())) };
-    // SAFETY: both calls take nothing, and cannot fail.
+    // SAFETY: getpid(2) and gettid(2) take nothing, and cannot fail.
     let (process, thread) = unsafe { (syscall(libc::SYS_getpid, [0; 6]), syscall(libc::SYS_gettid, [0; 6])) };
     if let (Ok(process), Ok(thread)) = (process, thread) {
         // SAFETY: tgkill(2) takes numbers.
@@ -228,7 +231,7 @@ pub fn end_by(signal: i32) {
     exit_now(128 + signal)
 }
 
-/// A `siginfo_t` as rt_tgsigqueueinfo(2) takes it: the sender's part is left empty.
+/// A `siginfo_t` as rt_tgsigqueueinfo(2) expects it: the sender's part is left empty.
 #[repr(C)]
 struct QueuedSignal {
     signal: i32,
@@ -242,11 +245,11 @@ struct QueuedSignal {
 
 const _: () = assert!(size_of::<QueuedSignal>() == size_of::<libc::siginfo_t>());
 
-/// The `si_code` of [`fail_access`]. The kernel keeps numbers below zero for processes; this one is nobody else's.
+/// The `si_code` of [`fail_access`]. The kernel leaves numbers below zero to processes; nothing else uses this one.
 const ACCESS_FAILS: i32 = -0x6171;
 
-/// Raises SIGBUS on one thread of this process, whose access to `address` fails. A thread that waits in a fault of its
-/// own gets it at once, and makes the access again when its handler returns. The handler asks [`failed_access`].
+/// Raises SIGBUS on one thread of this process, whose access to `address` fails. A thread that waits in a page fault
+/// gets the signal immediately, and repeats the access when its handler returns. The handler calls [`failed_access`].
 pub fn fail_access(thread: u32, address: usize) -> Result<(), Errno> {
     let signal = QueuedSignal {
         signal: libc::SIGBUS,
@@ -264,30 +267,30 @@ pub fn fail_access(thread: u32, address: usize) -> Result<(), Errno> {
     unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, args) }.map(|_| ())
 }
 
-/// An access that fails.
+/// A failed access.
 #[derive(Clone, Copy, Debug)]
 pub struct FailedAccess {
-    /// Where.
+    /// The address.
     pub address: usize,
     /// The kernel's `si_code`.
     pub code: i32,
-    /// Whether it came from [`fail_access`]: the thread's context does not say then whether it was a write.
+    /// Whether it came from [`fail_access`]: then the thread's context does not say whether it was a write.
     pub told: bool,
 }
 
-/// The access that a SIGBUS is about. What came from [`fail_access`] looks like the kernel's from now on.
+/// The access that a SIGBUS reports. A signal from [`fail_access`] is rewritten to look like the kernel's.
 ///
 /// # Safety
-/// `info` is what the kernel gave to the running handler of a SIGBUS.
+/// `info` is the pointer that the kernel passed to the running handler of a SIGBUS.
 pub unsafe fn failed_access(info: *mut libc::siginfo_t) -> FailedAccess {
     const BUS_ADRERR: i32 = 2;
-    // SAFETY: the kernel's `siginfo_t`, exclusively the handler's; `value` and si_addr are plain numbers in it.
+    // SAFETY: the kernel's `siginfo_t` belongs exclusively to the handler; `value` and si_addr are plain numbers in it.
     unsafe {
         let told = (*info).si_code == ACCESS_FAILS;
         if told {
             let address = (*info.cast::<QueuedSignal>()).value;
             (*info.cast::<QueuedSignal>()).code = BUS_ADRERR;
-            // Where a fault has its si_addr, a queued signal has its sender.
+            // A queued signal has its sender at the place of a fault's si_addr.
             (*info.cast::<QueuedSignal>()).sender = address as u64;
         }
         FailedAccess { address: (*info).si_addr() as usize, code: (*info).si_code, told }
@@ -297,7 +300,7 @@ pub unsafe fn failed_access(info: *mut libc::siginfo_t) -> FailedAccess {
 /// Whether the access that raised this signal was a write: bit 1 of the page fault's error code.
 ///
 /// # Safety
-/// `context` is what the kernel gave to a handler of a signal that a page fault has raised.
+/// `context` is the pointer that the kernel passed to a handler of a signal raised by a page fault.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn was_write(context: *const libc::c_void) -> bool {
     const WRITE: libc::greg_t = 1 << 1;
@@ -306,18 +309,18 @@ pub unsafe fn was_write(context: *const libc::c_void) -> bool {
     code & WRITE != 0
 }
 
-/// Ends the process at once, without running anything else in it.
+/// Ends the process immediately, without running anything else in it.
 pub fn exit_now(code: i32) -> ! {
     raw::exit_process(code)
 }
 
-/// Reads the errno of the interrupted code, to be put back by the handler.
+/// Reads the errno of the interrupted code, which the handler restores.
 pub fn errno() -> i32 {
     // SAFETY: the C library keeps errno at a fixed offset from the thread register; the pointer is valid.
     unsafe { *libc::__errno_location() }
 }
 
-/// Puts errno back.
+/// Restores errno.
 pub fn set_errno(value: i32) {
     // SAFETY: as in `errno`.
     unsafe { *libc::__errno_location() = value };

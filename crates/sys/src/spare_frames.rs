@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Frames that anybody may have for a moment: for who needs a second copy of a block and may not allocate.
+//! Spare frames for temporary use, by code that needs a second copy of a block and may not allocate.
 //!
-//! Threads: any, also in a signal handler. Where all are in use, the caller decides how long it waits. A forked child
-//! has frames of its own, none of them in use, whatever the parent's threads were doing: the word that says so is zeros
-//! there. So nobody forks with a frame in hand.
+//! Threads: any, also in a signal handler. If all are in use, the caller decides how long it waits. A forked child has
+//! its own frames, none of them in use, whatever the parent's threads were doing: the word of usage bits is zero in the
+//! child. So no thread may fork while it holds a frame.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -16,66 +16,68 @@ use crate::memory::{OwnWord, advise, map_anonymous};
 use crate::raw::{Errno, now_ns};
 use crate::{FrameBuffer, signals};
 
-/// As many as one word has bits.
+/// One for each bit of a word.
 pub const SPARE_FRAMES_MOST: u32 = 32;
 
-/// The pause between two looks for one that came free.
+/// The pause between two checks for a free frame.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// See the module.
+/// The spare frames; see the module.
 #[derive(Debug)]
 pub struct SpareFrames {
     start: NonNull<u8>,
     frame_bytes: usize,
     count: u32,
-    /// One bit for each frame: 1 where it is in use.
+    /// One bit for each frame: 1 if it is in use.
     used: OwnWord,
 }
 
-// SAFETY: only a range of addresses; its bytes are reached through `FrameBuffer`s, one per frame at a time.
+// SAFETY: the value is only a range of addresses; its bytes are accessed through `FrameBuffer`s, one per frame at a
+// time.
 unsafe impl Send for SpareFrames {}
-// SAFETY: as above; the bits that see to it are atomic.
+// SAFETY: as above; the bits that ensure it are atomic.
 unsafe impl Sync for SpareFrames {}
 
 impl SpareFrames {
-    /// Maps `count` frames, at most [`SPARE_FRAMES_MOST`], of `frame_bytes` each: whole pages. Pages come on touch, and
-    /// stay for as long as the process lives.
+    /// Maps `count` frames, at most [`SPARE_FRAMES_MOST`], of `frame_bytes` each, which are whole pages. Pages are
+    /// allocated on touch, and stay for as long as the process lives.
     pub fn new(count: u32, frame_bytes: usize) -> Result<SpareFrames, Errno> {
         const PAGE: usize = 4096;
         assert!((1..=SPARE_FRAMES_MOST).contains(&count) && frame_bytes > 0 && frame_bytes.is_multiple_of(PAGE));
         let len = count as usize * frame_bytes;
         let start = map_anonymous(len)?;
-        // A frame of which one page is used shall not become a huge page. Where the kernel has none, that is as good.
+        // A frame with one used page must not become a huge page. An error means that the kernel has no huge pages.
         let _ = advise(start, len, libc::MADV_NOHUGEPAGE);
         let start = NonNull::new(start as *mut u8).expect("mmap does not return null");
         Ok(SpareFrames { start, frame_bytes, count, used: OwnWord::new()? })
     }
 
-    /// How many bytes one has.
+    /// Number of bytes of each frame.
     pub fn frame_bytes(&self) -> usize {
         self.frame_bytes
     }
 
-    /// The first `len` bytes of one of the frames with these numbers, until it is given back. `None` where all of them
-    /// are in use.
+    /// The first `len` bytes of one of the frames with these numbers, until it is given back. `None` if all of them are
+    /// in use.
     pub fn claim(&self, among: Range<u32>, len: usize) -> Option<FrameBuffer> {
         assert!(among.end <= self.count && len <= self.frame_bytes, "there are so many, and they are so long");
         let used = self.used.word();
         for index in among {
-            // Acquire: what the one before did with it comes before what we do. Pairs with the Release below.
+            // Acquire: the previous user's accesses happen before this one's. Pairs with the Release below.
             if used.fetch_or(1 << index, Ordering::Acquire) & 1 << index == 0 {
                 let offset = index as usize * self.frame_bytes;
                 // SAFETY: the frame lies within the mapping of `new`.
                 let start = unsafe { self.start.add(offset) };
-                // SAFETY: the mapping is never unmapped, and whoever sets a frame's bit, which was not set, has it
-                // alone until it is given back by value. A forked child has its own pages and no buffer of them.
+                // SAFETY: the mapping is never unmapped, and the thread that sets a frame's bit, which was clear, has
+                // the frame exclusively until it is given back by value. A forked child has its own pages and no buffer
+                // of them.
                 return Some(unsafe { FrameBuffer::new(start, len) });
             }
         }
         None
     }
 
-    /// As [`claim`](Self::claim), and waits for one that comes free, so long at the most.
+    /// As [`claim`](Self::claim), but waits up to `patience` for a free frame.
     pub fn wait(&self, among: Range<u32>, len: usize, patience: Duration) -> Option<FrameBuffer> {
         let begun = now_ns();
         loop {
@@ -87,7 +89,7 @@ impl SpareFrames {
         }
     }
 
-    /// The number of a frame of ours.
+    /// The number of one of these frames.
     pub fn index(&self, frame: &FrameBuffer) -> u32 {
         let offset = frame.address().wrapping_sub(self.start.as_ptr() as usize);
         let index = offset / self.frame_bytes;
@@ -95,9 +97,9 @@ impl SpareFrames {
         index as u32
     }
 
-    /// The frame is anybody's again.
+    /// Gives a frame back for reuse.
     pub fn give_back(&self, frame: FrameBuffer) {
-        // Taken by value: from here on, nobody has the buffer.
+        // Taken by value: from here on, no buffer of the frame exists.
         let index = self.index(&frame);
         let before = self.used.word().fetch_and(!(1 << index), Ordering::Release);
         debug_assert!(before & 1 << index != 0, "who gives a frame back has claimed it");

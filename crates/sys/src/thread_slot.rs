@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A few bytes for each thread that can be reached from a signal handler.
+//! A few bytes for each thread that can be accessed in a signal handler.
 //!
-//! Thread-locals of a shared library normally go through a table that the C library allocates with
-//! `malloc`. With a managed heap that table may itself be far away, and reaching for it inside the fault
-//! handler would fault again. These words use the initial-exec model: a fixed offset from the thread
-//! register. The library must be loaded at program start, which LD_PRELOAD does.
+//! Thread-locals of a shared library normally go through a table that the C library allocates with `malloc`. With a
+//! managed heap that table may itself be evicted, and accessing it inside the fault handler would fault again. These
+//! words use the initial-exec model: a fixed offset from the thread register. The library must be loaded at program
+//! start, which LD_PRELOAD does.
 //!
-//! One of these words is the kernel's: the selector of `dispatch.rs`, which says whether system calls of this
+//! One of these words is read by the kernel: the selector of `dispatch.rs`, which says whether system calls of this
 //! thread trap. They never do while the thread is inside the pager's own code.
 
 use std::arch::global_asm;
@@ -34,21 +34,21 @@ global_asm!(
 
 #[repr(C)]
 struct Words {
-    /// The thread's index plus one; zero until it is first asked for.
+    /// The thread's index plus one; zero until first used.
     index: u32,
-    /// How deeply the thread is inside the pager's own code.
+    /// Nesting depth of the pager's own code on this thread.
     depth: u32,
-    /// A number that the allocator's front keeps for this thread; zero at first.
+    /// The number that the front of the allocator stores for this thread; zero at first.
     arena: u32,
     /// Read by the kernel at every system call of an armed thread: [`ALLOW`] or [`BLOCK`].
     selector: u8,
-    /// How far this thread is with trapping its system calls.
+    /// The state of trapping this thread's system calls.
     trapping: Trapping,
-    /// The number that `shown_calls.rs` keeps for this thread; zero at first.
+    /// The number that `shown_calls.rs` stores for this thread; zero at first.
     record: u16,
-    /// The signals that were open in the program's code where it was left for the pager's; none at first.
+    /// The signals that were unblocked when the program's code was left for the pager's; none at first.
     open: u64,
-    /// The head of the stack that `own_stack.rs` keeps for this thread; zero at first.
+    /// The head of the stack that `own_stack.rs` has for this thread; zero at first.
     own_stack: usize,
     /// The stacks of the thread's signal handlers; none at first.
     signal_stacks: Stacks,
@@ -58,18 +58,18 @@ const _: () = assert!(size_of::<Words>() == 80);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
-/// Selector: system calls from outside our own text raise SIGSYS.
+/// Selector: system calls from outside Aquifer's own text raise SIGSYS.
 const BLOCK: u8 = 1;
 
-/// Whether a thread's system calls can trap.
+/// Whether a thread's system calls trap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Trapping {
     /// They cannot: the thread has no stack for the handler.
     Never,
-    /// They can, and the kernel has not been told.
+    /// They can, but the thread has not been armed yet.
     Ready,
-    /// The kernel has been told.
+    /// The thread has been armed with prctl(2).
     Armed,
 }
 
@@ -78,17 +78,17 @@ unsafe extern "C" {
 }
 
 fn words() -> *mut Words {
-    // SAFETY: the function only computes this thread's address of the block above.
+    // SAFETY: the function only computes the address of this thread's copy of the block above.
     unsafe { aquifer_thread_words_address() }
 }
 
-/// This thread's small number, handed out in order of first use; the same for all threads beyond `most`.
+/// This thread's small number, assigned in order of first use; numbers repeat beyond `most` threads.
 pub fn index(most: u16) -> u16 {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let words = words();
-    // SAFETY: only this thread reaches its own words, and no reference to them is ever made. A signal
-    // handler between the read and the write at worst hands out one number that stays unused.
+    // SAFETY: only this thread accesses its own words, and no reference to them is ever made. A signal handler between
+    // the read and the write at worst leaves one number unused.
     unsafe {
         if (*words).index == 0 {
             (*words).index = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -102,86 +102,86 @@ pub fn token() -> usize {
     words() as usize
 }
 
-/// The number that [`set_arena`] left for this thread; zero at first.
+/// The number that [`set_arena`] stored for this thread; zero at first.
 pub fn arena() -> u32 {
     // SAFETY: as in `index`.
     unsafe { (*words()).arena }
 }
 
-/// Keeps a number for this thread.
+/// Stores a number for this thread.
 pub fn set_arena(arena: u32) {
     // SAFETY: as in `index`.
     unsafe { (*words()).arena = arena }
 }
 
-/// The number that [`set_record`] left for this thread; zero at first.
+/// The number that [`set_record`] stored for this thread; zero at first.
 pub(crate) fn record() -> u16 {
     // SAFETY: as in `index`.
     unsafe { (*words()).record }
 }
 
-/// Keeps a number for this thread.
+/// Stores a number for this thread.
 pub(crate) fn set_record(record: u16) {
     // SAFETY: as in `index`.
     unsafe { (*words()).record = record }
 }
 
-/// How far this thread is with trapping its system calls.
+/// The state of trapping this thread's system calls.
 pub fn trapping() -> Trapping {
     // SAFETY: as in `index`; zero is `Never`, and nothing but a `Trapping` is ever written.
     unsafe { (*words()).trapping }
 }
 
-/// Remembers how far this thread is with trapping its system calls.
+/// Stores the state of trapping this thread's system calls.
 pub fn set_trapping(trapping: Trapping) {
     // SAFETY: as in `index`.
     unsafe { (*words()).trapping = trapping }
     resume();
 }
 
-/// The signals that are open in the code of the program's that waits for the pager on this thread.
+/// The signals that are unblocked in the program's code that waits for the pager on this thread.
 pub fn open_signals() -> u64 {
     // SAFETY: as in `index`.
     unsafe { (*words()).open }
 }
 
-/// Remembers them; returns what was there.
+/// Stores them; returns the previous value.
 pub fn set_open_signals(open: u64) -> u64 {
     // SAFETY: as in `index`.
     unsafe { std::mem::replace(&mut (*words()).open, open) }
 }
 
-/// The address that [`set_own_stack`] left for this thread; zero at first.
+/// The address that [`set_own_stack`] stored for this thread; zero at first.
 pub(crate) fn own_stack() -> usize {
     // SAFETY: as in `index`.
     unsafe { (*words()).own_stack }
 }
 
-/// Keeps an address for this thread.
+/// Stores an address for this thread.
 pub(crate) fn set_own_stack(head: usize) {
     // SAFETY: as in `index`.
     unsafe { (*words()).own_stack = head }
 }
 
-/// What [`set_signal_stacks`] left for this thread.
+/// The stacks that [`set_signal_stacks`] stored for this thread.
 pub(crate) fn signal_stacks() -> Stacks {
-    // SAFETY: as in `index`; zeros are no stacks.
+    // SAFETY: as in `index`; all zeros means no stacks.
     unsafe { (*words()).signal_stacks }
 }
 
-/// Keeps the stacks of this thread's signal handlers.
+/// Stores the stacks of this thread's signal handlers.
 pub(crate) fn set_signal_stacks(stacks: Stacks) {
     // SAFETY: as in `index`.
     unsafe { (*words()).signal_stacks = stacks }
 }
 
-/// Where the kernel reads this thread's selector.
+/// The address at which the kernel reads this thread's selector.
 pub(crate) fn selector_address() -> usize {
     // SAFETY: as in `index`; only the address is taken.
     unsafe { &raw mut (*words()).selector as usize }
 }
 
-/// Lets this thread's system calls through until [`resume`], or until it next leaves the pager's code.
+/// Lets this thread's system calls pass until [`resume`], or until it next leaves the pager's code.
 pub fn pause() {
     // SAFETY: as in `index`.
     unsafe { (&raw mut (*words()).selector).write_volatile(ALLOW) }
@@ -196,7 +196,7 @@ pub fn resume() {
     }
 }
 
-/// Whether this thread runs the pager's own code now, whose memory is not managed.
+/// Whether this thread is running the pager's own code, whose memory is not managed.
 pub fn inside() -> bool {
     // SAFETY: as in `index`.
     unsafe { (*words()).depth != 0 }
@@ -218,7 +218,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // SAFETY: as in `index`; `enter` has counted up.
+        // SAFETY: as in `index`; `enter` has incremented the depth.
         unsafe { (*words()).depth -= 1 };
         resume();
     }

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which threads this process has, and where they are: /proc/self/task, proc_pid_syscall(5), proc_pid_stat(5).
+//! Which threads this process has, and what they are doing: /proc/self/task, proc_pid_syscall(5), proc_pid_stat(5).
 //!
-//! Allocates nothing, and calls nothing of libc's that does.
+//! Allocates nothing, and calls no libc function that does.
 
 use crate::raw::{Errno, syscall};
 
 /// Where a thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// In a system call: the kernel works for it.
+    /// In a system call, in the kernel.
     InKernel {
-        /// Which call.
+        /// The number of the call.
         number: i64,
         /// Its arguments.
         args: [usize; 6],
     },
-    /// Outside any: in a fault of its own.
+    /// Outside any system call: in a page fault.
     InProgram,
     /// It does not wait.
     Not,
 }
 
-/// Room for some dozens of directory entries at once.
+/// Room for a few dozen directory entries in one call.
 const ENTRIES_BYTES: usize = 2048;
-/// Room for what a file says: a number and eight addresses, or the fifty-two words of proc_pid_stat(5).
+/// Room for a file's contents: a number and eight addresses, or the fifty-two words of proc_pid_stat(5).
 const TEXT_BYTES: usize = 1024;
 
-/// A descriptor that is closed when this is dropped.
+/// A descriptor that is closed when this value is dropped.
 struct Opened(usize);
 
 impl Opened {
@@ -48,7 +48,7 @@ impl Opened {
 
     /// read(2), or getdents64(2), whose arguments are the same.
     fn read(&self, number: i64, bytes: &mut [u8]) -> Result<usize, Errno> {
-        // SAFETY: either writes no more than there is room for.
+        // SAFETY: both calls write at most the length of `bytes`.
         unsafe { syscall(number, [self.0, bytes.as_mut_ptr() as usize, bytes.len(), 0, 0, 0]) }
     }
 }
@@ -60,20 +60,20 @@ impl Drop for Opened {
     }
 }
 
-/// Looks at one thread.
+/// Examines one thread.
 pub fn of(thread: u32) -> Result<Waits, Errno> {
     let mut text = [0u8; TEXT_BYTES];
     Ok(parse(says(thread, b"/syscall\0", &mut text)?))
 }
 
-/// Whether a thread is gone, or is about to be.
+/// Whether a thread has ended, or is about to.
 pub fn has_ended(thread: u32) -> bool {
     let mut text = [0u8; TEXT_BYTES];
     says(thread, b"/stat\0", &mut text).map_or(true, is_state_of_the_ended)
 }
 
-/// The status of a thread that has ended and is still there, as wait(2) would tell it: of the main thread, that is,
-/// while others go on.
+/// The status of a thread that has ended and still exists, as wait(2) would report it. This is the main thread, while
+/// other threads continue.
 pub fn status_of_the_ended(thread: u32) -> Option<i32> {
     let mut text = [0u8; TEXT_BYTES];
     let stat = says(thread, b"/stat\0", &mut text).ok()?;
@@ -82,7 +82,7 @@ pub fn status_of_the_ended(thread: u32) -> Option<i32> {
 
 /// Calls `each` with every thread that waits in a system call now, its number and its arguments.
 pub fn each_in_kernel(each: &mut dyn FnMut(u32, i64, [usize; 6])) -> Result<(), Errno> {
-    // A thread that is gone is in no call.
+    // A thread that has ended is in no call.
     self::each(&mut |thread| {
         if let Ok(Waits::InKernel { number, args }) = of(thread) {
             each(thread, number, args);
@@ -92,7 +92,7 @@ pub fn each_in_kernel(each: &mut dyn FnMut(u32, i64, [usize; 6])) -> Result<(), 
 
 /// Calls `each` with every thread of this process.
 pub fn each(each: &mut dyn FnMut(u32)) -> Result<(), Errno> {
-    // As in `struct linux_dirent64`: where an entry says how long it is, and where its name begins.
+    // Offsets in `struct linux_dirent64` of the entry's length and of its name.
     const LEN_AT: usize = 16;
     const NAME_AT: usize = 19;
     let directory = Opened::new(b"/proc/self/task\0", libc::O_DIRECTORY)?;
@@ -107,7 +107,7 @@ pub fn each(each: &mut dyn FnMut(u32)) -> Result<(), Errno> {
             let entry_len = usize::from(u16::from_ne_bytes([rest[LEN_AT], rest[LEN_AT + 1]]));
             let (entry, others) = rest.split_at(entry_len.clamp(NAME_AT, rest.len()));
             let name = entry[NAME_AT..].split(|byte| *byte == 0).next().unwrap_or_default();
-            // What is no number is "." or "..".
+            // A name that is not a number is "." or "..".
             if let Some(thread) = number(name) {
                 each(thread as u32);
             }
@@ -116,7 +116,7 @@ pub fn each(each: &mut dyn FnMut(u32)) -> Result<(), Errno> {
     }
 }
 
-/// A decimal number without a sign, or one in hexadecimal behind `0x`.
+/// A decimal number without a sign, or a hexadecimal one after `0x`.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     match text.strip_prefix("0x") {
@@ -125,7 +125,7 @@ fn number(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// What one of a thread's files says, as far as there is room for it. `file` ends in NUL.
+/// The contents of one of a thread's files, up to the available room. `file` ends in NUL.
 fn says<'a>(thread: u32, file: &[u8], text: &'a mut [u8; TEXT_BYTES]) -> Result<&'a [u8], Errno> {
     let len = Opened::new(&path(thread, file), 0)?.read(libc::SYS_read, text)?;
     Ok(&text[..len])
@@ -145,13 +145,14 @@ fn path(thread: u32, file: &[u8]) -> [u8; 48] {
     path
 }
 
-/// The third word of proc_pid_stat(5), behind the name, which may hold anything: a zombie, or dead.
+/// Whether the third word of proc_pid_stat(5) says zombie or dead. It follows the name, which may contain any
+/// characters.
 fn is_state_of_the_ended(stat: &[u8]) -> bool {
     let name_end = stat.iter().rposition(|byte| *byte == b')');
     name_end.is_none_or(|end| matches!(stat[end + 1..].trim_ascii_start().first(), None | Some(b'Z' | b'X')))
 }
 
-/// The last word of proc_pid_stat(5): how the thread has ended.
+/// The thread's exit status: the last word of proc_pid_stat(5).
 fn status(stat: &[u8]) -> Option<i32> {
     let word = stat.trim_ascii_end().rsplit(|byte| *byte == b' ').next()?;
     number(word).map(|status| status as i32)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Threads of the library's own, made by pthread_create(3) and not by the standard library.
+//! Threads of the library itself, created by pthread_create(3) and not by the standard library.
 //!
-//! A thread of the standard library registers destructors when it starts, for which the C library takes the dynamic
-//! linker's lock. The pager may start while that lock is held, by a library whose constructor allocates, and waits for
-//! its threads: so they would wait for each other.
+//! A standard library thread registers destructors when it starts, for which the C library takes the dynamic linker's
+//! lock. The pager may start while that lock is held, by a library whose constructor allocates, and waits for its
+//! threads to start: both would wait for each other.
 
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -17,21 +17,21 @@ const PR_SET_NAME: usize = 15;
 
 type Run = Box<dyn FnOnce() + Send>;
 
-/// What a new thread is to do.
+/// The work of a new thread.
 struct Job {
     name: &'static CStr,
     run: Run,
 }
 
-/// Starts a thread that nobody waits for the end of. `name` is at most 15 bytes long.
+/// Starts a detached thread. `name` is at most 15 bytes long.
 ///
-/// What it runs has no thread-locals with destructors, or the thread is where it would be with the standard library's.
+/// `run` must not use thread-locals with destructors, since registering them takes the same lock.
 pub fn start(name: &'static CStr, stack_bytes: usize, run: Run) -> Result<(), Errno> {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let job = Box::into_raw(Box::new(Job { name, run }));
     let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
-    // SAFETY: the attributes are initialised first, and used until they are destroyed; the thread gets `job`, which
-    // nobody else uses any more, and `enter`, which takes what was made here.
+    // SAFETY: the attributes are initialised first, and used until they are destroyed; the thread receives `job`, which
+    // nothing else uses any more, and `enter`, which expects that pointer.
     let error = unsafe {
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
@@ -41,7 +41,7 @@ pub fn start(name: &'static CStr, stack_bytes: usize, run: Run) -> Result<(), Er
         error
     };
     if error != 0 {
-        // SAFETY: no thread was made, so the pointer from `into_raw` above is still ours alone.
+        // SAFETY: no thread was created, so the pointer from `into_raw` above has no other user.
         drop(unsafe { Box::from_raw(job) });
         return Err(Errno(error));
     }
@@ -49,7 +49,7 @@ pub fn start(name: &'static CStr, stack_bytes: usize, run: Run) -> Result<(), Er
 }
 
 extern "C" fn enter(job: *mut c_void) -> *mut c_void {
-    // SAFETY: `start` made this pointer from a `Box<Job>`, and hands it over once.
+    // SAFETY: `start` made this pointer from a `Box<Job>`, and passes it once.
     let job = unsafe { Box::from_raw(job.cast::<Job>()) };
     let Job { name, run } = *job;
     // SAFETY: prctl(2) reads the name, which ends in NUL.

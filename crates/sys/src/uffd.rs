@@ -3,10 +3,9 @@
 
 //! userfaultfd(2): a thin binding that loses no errno and no partial result.
 //!
-//! See ioctl_userfaultfd(2) and, for what the manual does not say yet, `include/uapi/linux/userfaultfd.h`.
-//! Which features a kernel has is asked with [`probe_features`], never assumed. Minimum versions: MISSING
-//! 4.3, SIGBUS 4.14, WP on anonymous memory 5.7, `/dev/userfaultfd` 6.1, WP_UNPOPULATED 6.4, POISON 6.6,
-//! WP_ASYNC 6.7, MOVE 6.8.
+//! See ioctl_userfaultfd(2) and, for features that the manual does not cover yet, `include/uapi/linux/userfaultfd.h`.
+//! [`probe_features`] asks the kernel for its features; none is assumed. Minimum versions: MISSING 4.3, SIGBUS 4.14, WP
+//! on anonymous memory 5.7, `/dev/userfaultfd` 6.1, WP_UNPOPULATED 6.4, POISON 6.6, WP_ASYNC 6.7, MOVE 6.8.
 //!
 //! Ranges are multiples of 4 KiB.
 
@@ -20,7 +19,7 @@ pub mod feature {
     pub const THREAD_ID: u64 = 1 << 8;
     /// Write-protect faults on anonymous memory are reported.
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    /// A child created by fork gets a userfaultfd of its own, announced by an event. Privileged.
+    /// A child created by fork gets its own userfaultfd, announced by an event. Privileged.
     pub const EVENT_FORK: u64 = 1 << 1;
     /// Faults raise SIGBUS on the faulting thread, without a message.
     pub const SIGBUS: u64 = 1 << 7;
@@ -30,13 +29,13 @@ pub mod feature {
     pub const WP_UNPOPULATED: u64 = 1 << 13;
     /// Pages can be poisoned.
     pub const POISON: u64 = 1 << 14;
-    /// Write-protect faults resolve themselves and are remembered.
+    /// Write-protect faults resolve themselves and are recorded.
     pub const WP_ASYNC: u64 = 1 << 15;
     /// Pages can be moved.
     pub const MOVE: u64 = 1 << 16;
 }
 
-/// What a range is registered for.
+/// The faults that a range is registered for.
 pub mod mode {
     /// Faults on missing pages.
     pub const MISSING: u64 = 1;
@@ -114,7 +113,7 @@ const USER_MODE_ONLY: usize = 1;
 pub struct Partial {
     /// Bytes transferred.
     pub done: usize,
-    /// Why it stopped. EAGAIN: try the rest again.
+    /// Why it stopped. EAGAIN: retry the rest.
     pub errno: Errno,
 }
 
@@ -125,27 +124,26 @@ pub struct FaultMessage {
     pub address: u64,
     /// Whether the access was a write.
     pub write: bool,
-    /// Whether a write-protected page, and not a missing one, was the reason.
+    /// Whether the cause was a write-protected page, and not a missing one.
     pub write_protect: bool,
     /// The faulting thread.
     pub thread: u32,
 }
 
-/// An open userfaultfd. Never closed before the process ends: closing it would turn every page that is
-/// not at its place into zeros.
+/// An open userfaultfd. Never closed before the process ends: closing it would turn every evicted page into zeros.
 #[derive(Debug)]
 pub struct Uffd {
     descriptor: i32,
 }
 
-/// By the device where it can be opened: it serves all faults, and no filter of system calls knows of it. Where it
-/// cannot, by userfaultfd(2), whose error is the one returned.
+/// Opens a userfaultfd, preferably by the device, which serves all faults and which system call filters do not affect.
+/// If the device cannot be opened, by userfaultfd(2), whose error is then returned.
 fn open_descriptor(kernel_faults: bool) -> Result<i32, Errno> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     if let Ok(descriptor) = open_device(flags) {
         return Ok(descriptor);
     }
-    // SAFETY: userfaultfd(2) takes flags only.
+    // SAFETY: userfaultfd(2) takes only flags.
     let open = |flags| unsafe { syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) };
     let opened = match open(flags) {
         // USER_MODE_ONLY needs no privilege (Linux 5.11).
@@ -159,31 +157,31 @@ fn open_device(flags: usize) -> Result<i32, Errno> {
     const USERFAULTFD_IOC_NEW: usize = 0xaa00;
     let path = c"/dev/userfaultfd";
     let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, (libc::O_RDWR | libc::O_CLOEXEC) as usize, 0, 0, 0];
-    // SAFETY: openat(2) with a path that ends in NUL.
+    // SAFETY: openat(2) reads a path that ends in NUL.
     let device = unsafe { syscall(libc::SYS_openat, args) }?;
     // SAFETY: the ioctl takes flags and returns a new descriptor.
     let made = unsafe { syscall(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags, 0, 0, 0]) };
-    // SAFETY: closes the descriptor that was opened above and is not used again.
+    // SAFETY: close(2) takes the descriptor that was opened above, which is not used again.
     let _ = unsafe { syscall(libc::SYS_close, [device, 0, 0, 0, 0, 0]) };
     made.map(|descriptor| descriptor as i32)
 }
 
-/// Whether this process can have a userfaultfd for its own accesses.
+/// Whether this process can use userfaultfd for its own accesses.
 pub fn probe() -> Result<(), Refused> {
     probe_features(false).map(|_| ()).map_err(Refused::of)
 }
 
-/// userfaultfd(2) was refused.
+/// A refusal of userfaultfd(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What the kernel said.
+    /// The kernel's error.
     pub errno: Errno,
-    /// A filter of system calls is there, which is the likely cause.
+    /// Whether a system call filter is active, which is the likely cause.
     pub by_filter: bool,
 }
 
 impl Refused {
-    /// With what can be known about the cause.
+    /// Adds what can be determined about the cause.
     pub fn of(errno: Errno) -> Self {
         let may_be = matches!(errno, Errno(libc::EPERM | libc::EACCES | libc::ENOSYS));
         Self { errno, by_filter: may_be && is_filtered() }
@@ -208,7 +206,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Whether a seccomp filter decides about this thread's system calls.
+/// Whether a seccomp filter is active for this thread.
 fn is_filtered() -> bool {
     const FILTER: usize = 2;
     // SAFETY: prctl(2) takes a number.
@@ -216,14 +214,14 @@ fn is_filtered() -> bool {
     mode == Ok(FILTER)
 }
 
-/// Which feature bits this kernel has. `kernel_faults` asks for a descriptor that also serves the
-/// kernel's own accesses, which needs a privilege or `/dev/userfaultfd`.
+/// Returns the kernel's feature bits. `kernel_faults` asks for a descriptor that also serves the kernel's own accesses,
+/// which needs a privilege or `/dev/userfaultfd`.
 pub fn probe_features(kernel_faults: bool) -> Result<u64, Errno> {
     let descriptor = open_descriptor(kernel_faults)?;
     let mut api = Api { api: 0xaa, features: 0, ioctls: 0 };
     // SAFETY: UFFDIO_API reads and writes one `Api`.
     let asked = unsafe { syscall(libc::SYS_ioctl, [descriptor as usize, UFFDIO_API, &raw mut api as usize, 0, 0, 0]) };
-    // SAFETY: closes the descriptor opened above; it was a throw-away.
+    // SAFETY: close(2) takes the descriptor opened above, which was opened only for this query.
     let _ = unsafe { syscall(libc::SYS_close, [descriptor as usize, 0, 0, 0, 0, 0]) };
     asked.map(|_| api.features)
 }
@@ -237,33 +235,34 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// After fork(2): a userfaultfd of this process's own, under the same number. The inherited one is the parent's.
+    /// Replaces the inherited userfaultfd, which is the parent's, by one of this process, under the same number. After
+    /// fork(2).
     pub fn renew(&self, features: u64, kernel_faults: bool) -> Result<(), Errno> {
         let new = Self::open(features, kernel_faults)?;
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
 
-    /// After fork(2): this descriptor, which is the parent's, becomes a second one of `own`.
+    /// Makes this descriptor, which refers to the parent's userfaultfd, refer to `own`. After fork(2).
     pub fn give_up_for(&self, own: &Uffd) -> Result<(), Errno> {
         let args = [own.descriptor as usize, self.descriptor as usize, libc::O_CLOEXEC as usize, 0, 0, 0];
-        // SAFETY: dup3(2) takes numbers; what this one stood for is the parent's, where it stays open.
+        // SAFETY: dup3(2) takes numbers; the replaced userfaultfd is the parent's, where it stays open.
         unsafe { syscall(libc::SYS_dup3, args) }.map(|_| ())
     }
 
-    /// Makes the descriptor one that the program cannot close.
+    /// Protects the descriptor from being closed by the program.
     pub fn kept(self) -> Self {
         Self { descriptor: crate::own_descriptors::keep(self.descriptor) }
     }
 
-    /// The descriptor, to be polled.
+    /// The descriptor, for polling.
     pub fn descriptor(&self) -> i32 {
         self.descriptor
     }
 
     fn ioctl<T>(&self, request: usize, argument: &mut T) -> Result<(), Errno> {
         let args = [self.descriptor as usize, request, std::ptr::from_mut(argument) as usize, 0, 0, 0];
-        // SAFETY: every request constant above encodes the size of the `T` it is used with, which is valid
-        // for reads and writes. What a request does to mapped memory is its public function's contract.
+        // SAFETY: every request constant above encodes the size of the `T` it is used with, which is valid for reads
+        // and writes. The effect of a request on mapped memory is covered by the contract of its public function.
         unsafe { syscall(libc::SYS_ioctl, args) }.map(|_| ())
     }
 
@@ -273,7 +272,7 @@ impl Uffd {
         self.ioctl(UFFDIO_REGISTER, &mut register)
     }
 
-    /// Ends the registration of a range. Missing pages in it read as zeros from now on.
+    /// Ends the registration of a range. Missing pages in it read as zeros from then on.
     pub fn unregister(&self, start: usize, len: usize) -> Result<(), Errno> {
         self.ioctl(UFFDIO_UNREGISTER, &mut Range { start: start as u64, len: len as u64 })
     }
@@ -283,12 +282,12 @@ impl Uffd {
         self.ioctl(UFFDIO_WAKE, &mut Range { start: start as u64, len: len as u64 })
     }
 
-    /// Moves whole pages from `source` to `target` without copying, and wakes who waits at `target`.
-    /// With `holes`, missing pages at the source are skipped. The target must be registered here.
+    /// Moves whole pages from `source` to `target` without copying, and wakes the threads that wait at `target`. With
+    /// `holes`, missing pages at the source are skipped. The target must be registered here.
     ///
     /// # Safety
-    /// Both ranges are private anonymous memory of this process that the caller owns in the sense of the
-    /// pager: nobody may hold a `FrameBuffer` over either.
+    /// Both ranges are private anonymous memory of this process that the caller owns in the pager's sense: no
+    /// `FrameBuffer` may exist over either.
     pub unsafe fn move_pages(&self, target: usize, source: usize, len: usize, holes: bool) -> Result<(), Partial> {
         let mode = if holes { MOVE_MODE_ALLOW_SRC_HOLES } else { 0 };
         self.transfer(
@@ -297,8 +296,8 @@ impl Uffd {
         )
     }
 
-    /// Copies pages from `source` to missing pages at `target`, and wakes who waits there.
-    /// With `protected`, they are installed write-protected.
+    /// Copies pages from `source` to missing pages at `target`, and wakes the threads that wait there. With
+    /// `protected`, they are installed write-protected.
     ///
     /// # Safety
     /// `source..source + len` is readable and stays unchanged; the target is registered here.
@@ -319,25 +318,25 @@ impl Uffd {
         }
     }
 
-    /// Maps the zero page at missing pages of the range, and wakes who waits there.
+    /// Maps the zero page at missing pages of the range, and wakes the threads that wait there.
     pub fn zeropage(&self, start: usize, len: usize) -> Result<(), Partial> {
         let mut zero = Zeropage { range: Range { start: start as u64, len: len as u64 }, mode: 0, done: 0 };
         self.ioctl(UFFDIO_ZEROPAGE, &mut zero).map_err(|errno| Partial { done: zero.done.max(0) as usize, errno })
     }
 
-    /// Write-protects the range, or lifts the protection and wakes who waits.
+    /// Write-protects the range, or lifts the protection and wakes the waiting threads.
     pub fn write_protect(&self, start: usize, len: usize, protect: bool) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: len as u64 };
         self.ioctl(UFFDIO_WRITEPROTECT, &mut WriteProtect { range, mode: u64::from(protect) })
     }
 
-    /// Marks missing pages of the range as lost: a touch is a SIGBUS (BUS_MCEERR_AR). Since Linux 6.6.
+    /// Marks missing pages of the range as lost: a touch raises SIGBUS (BUS_MCEERR_AR). Since Linux 6.6.
     pub fn poison(&self, start: usize, len: usize) -> Result<(), Partial> {
         let mut poison = Zeropage { range: Range { start: start as u64, len: len as u64 }, mode: 0, done: 0 };
         self.ioctl(UFFDIO_POISON, &mut poison).map_err(|errno| Partial { done: poison.done.max(0) as usize, errno })
     }
 
-    /// Reads one fault message; `None` when there is none now.
+    /// Reads one fault message; `None` if there is none now.
     pub fn read_fault(&self) -> Result<Option<FaultMessage>, Errno> {
         #[repr(C)]
         struct Message {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Owns an io_uring for one file: transfers overlap, and their memory cannot be freed under the kernel.
+//! Owns an io_uring for one file: transfers overlap, and their memory cannot be freed during a transfer.
 //!
-//! See io_uring(7). Needs Linux 5.6 (`IORING_OP_READ`); [`probe`] says whether it is usable here and, if
-//! not, which setting keeps it away. Callers without it do the same transfers with `pread` and `pwrite`.
+//! See io_uring(7). Needs Linux 5.6 (`IORING_OP_READ`); [`probe`] says whether it is usable here and, if not, which
+//! setting disables it. Callers without it do the same transfers with `pread` and `pwrite`.
 //!
-//! Ownership: a [`FrameBuffer`] moves into a slot with `submit_*` and comes back with its [`Finished`].
-//! Dropping the ring waits for what the kernel has in hand, then drops the buffers.
+//! Ownership: a [`FrameBuffer`] moves into a slot with `submit_*` and is returned in its [`Finished`]. Dropping the
+//! ring waits for requests that the kernel is processing, then drops the buffers.
 //!
-//! Threads: one at a time (`&mut self`); may be moved between threads. Allocates in [`Ring::new`] only.
-//! A forked child must not touch a ring of its parent: its memory is not inherited (`dontfork`).
+//! Threads: one at a time (`&mut self`); may be moved between threads. Allocates in [`Ring::new`] only. A forked child
+//! must not touch a ring of its parent: its memory is not inherited (`dontfork`).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,18 +24,18 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use crate::frame_buffer::FrameBuffer;
 use crate::presence;
 
-/// Most requests in flight on one ring. The kernel allows 32768; a disk is saturated far below this.
+/// Maximum number of requests in flight on one ring. The kernel allows 32768; a disk is saturated far below this.
 pub const DEPTH_MAX: u32 = 4096;
-/// Longest single transfer. The kernel truncates at 2 GiB; frames are at most a few MiB.
+/// Maximum length of a single transfer. The kernel truncates at 2 GiB; frames are at most a few MiB.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 30;
-/// How often one request is continued after a short transfer, EINTR or EAGAIN before it fails.
+/// How many times one request is continued after a short transfer, EINTR or EAGAIN before it fails.
 const CONTINUATIONS_MAX: u8 = 32;
-/// How often the kernel may answer "no resources now" to a submission before the ring gives up: with the
-/// pause below this is about two seconds.
+/// How many times the kernel may report a lack of resources for a submission before the ring gives up: with the pause
+/// below this is about two seconds.
 const SUBMIT_ATTEMPTS_MAX: u32 = 2000;
 const SUBMIT_PAUSE: Duration = Duration::from_millis(1);
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
@@ -45,31 +45,31 @@ enum Direction {
 /// Why a transfer did not move all of its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferError {
-    /// The kernel said so.
+    /// The kernel's error.
     Errno(i32),
-    /// The file ended, or the kernel kept transferring too little.
+    /// The file ended, or the kernel repeatedly transferred too little.
     Short {
         /// Bytes that were transferred.
         transferred: usize,
     },
 }
 
-/// A request that has ended. The buffer is the caller's again.
+/// A completed request. The buffer belongs to the caller again.
 #[derive(Debug)]
 pub struct Finished {
-    /// What the caller passed to `submit_*`.
+    /// The tag that the caller passed to `submit_*`.
     pub tag: u64,
     /// The caller's buffer.
     pub buffer: FrameBuffer,
-    /// Where in the file it was to go.
+    /// Its offset in the file.
     pub offset: u64,
     /// `true` for a write.
     pub is_write: bool,
-    /// Whether all of it was transferred.
+    /// Whether all bytes were transferred.
     pub outcome: Result<(), TransferError>,
 }
 
-/// One request, from `submit_*` until it is handed out.
+/// One request, from `submit_*` until its `Finished` is returned.
 struct Transfer {
     direction: Direction,
     buffer: FrameBuffer,
@@ -79,31 +79,32 @@ struct Transfer {
     tag: u64,
 }
 
-/// Transfers between frames and one file that overlap.
+/// Overlapping transfers between frames and one file.
 pub struct Ring {
     ring: IoUring,
-    /// One place per request in flight; the index is the kernel's `user_data`.
+    /// One slot per request in flight; its index is the kernel's `user_data`.
     slots: Box<[Option<Transfer>]>,
     free: Vec<u32>,
-    /// Slots whose entry is in the submission queue and has not been taken by the kernel, oldest first.
+    /// Slots whose entry is in the submission queue and has not been consumed by the kernel, oldest first.
     pushed: VecDeque<u32>,
-    /// How many entries the kernel has taken and not answered.
+    /// Number of entries that the kernel has consumed and not completed.
     started: usize,
-    /// Slots that ended without the kernel, because the ring is broken.
+    /// Slots of requests that ended without the kernel, because the ring is broken.
     failed: VecDeque<u32>,
-    /// Set once when the kernel refuses submissions for good. Nothing is submitted afterwards.
+    /// Set once when the kernel refuses submissions permanently. Nothing is submitted afterwards.
     broken: Option<i32>,
-    /// The requests' file. Open as long as the ring.
+    /// The file of the requests. Open as long as the ring.
     file: Arc<File>,
 }
 
 impl Ring {
-    /// A ring for `file` with room for `depth` requests, between 1 and [`DEPTH_MAX`].
+    /// Creates a ring for `file` with room for `depth` requests, between 1 and [`DEPTH_MAX`].
     pub fn new(file: Arc<File>, depth: u32) -> io::Result<Ring> {
         let depth = depth.clamp(1, DEPTH_MAX);
         let ring: IoUring = IoUring::builder().dontfork().build(depth)?;
-        // The file is not registered: the kernel takes the ring of a process that has ended apart later, in a worker of
-        // its own, and would hold the file until then, with all of its space. A request holds it while it is in flight.
+        // The file is not registered: the kernel dismantles the ring of an ended process later, in one of its own
+        // workers, and would keep the file open until then, with all of its space. A request keeps it open while it is
+        // in flight.
         if let Some(presence) = presence::descriptor() {
             ring.submitter().register_files(&[presence])?;
         }
@@ -120,34 +121,34 @@ impl Ring {
         })
     }
 
-    /// Takes a request that fills `buffer` from `offset`. Gives the buffer back when the ring is full.
+    /// Queues a request that fills `buffer` from `offset`. Returns the buffer when the ring is full.
     pub fn submit_read(&mut self, buffer: FrameBuffer, offset: u64, tag: u64) -> Result<(), FrameBuffer> {
         self.submit(Direction::Read, buffer, offset, tag)
     }
 
-    /// Takes a request that stores `buffer` at `offset`. Gives the buffer back when the ring is full.
+    /// Queues a request that stores `buffer` at `offset`. Returns the buffer when the ring is full.
     pub fn submit_write(&mut self, buffer: FrameBuffer, offset: u64, tag: u64) -> Result<(), FrameBuffer> {
         self.submit(Direction::Write, buffer, offset, tag)
     }
 
-    /// Requests taken and not yet handed out.
+    /// Number of requests queued and not yet returned.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Readable when a completion is ready. It says nothing about requests that were not kicked.
+    /// Readable when a completion is ready. Requests that have not been passed to the kernel by `kick` do not count.
     pub fn descriptor(&self) -> RawFd {
         self.ring.as_raw_fd()
     }
 
-    /// Hands everything taken so far to the kernel. An error means that the kernel takes no request any
-    /// more; what was not started then ends with that errno through [`Ring::complete`].
+    /// Passes every queued request to the kernel. An error means that the kernel accepts no more requests; those that
+    /// were not started then end with that errno through [`Ring::complete`].
     pub fn kick(&mut self) -> Result<(), i32> {
         if self.pushed.is_empty() { self.broken.map_or(Ok(()), Err) } else { self.enter(0) }
     }
 
-    /// Hands out what has ended, at most `most` requests. With `wait`, starts what was taken and sleeps
-    /// until there is at least one, if any request is in flight. Returns how many.
+    /// Returns completed requests through `sink`, at most `most`. With `wait`, starts queued requests and sleeps until
+    /// at least one completes, if any is in flight. Returns their number.
     pub fn complete(&mut self, wait: bool, most: usize, sink: &mut dyn FnMut(Finished)) -> usize {
         let mut count = 0;
         loop {
@@ -156,8 +157,8 @@ impl Ring {
                 sink(finished);
                 count += 1;
             }
-            // Continuations of short transfers must start even when nobody waits. A submission that
-            // fails ends its requests, which the next round hands out.
+            // Continuations of short transfers must start even when no caller waits. A submission that fails ends its
+            // requests, which the next round returns.
             if wait && count == 0 && most > 0 && self.in_flight() > 0 {
                 let _ = self.enter(1);
             } else if self.continued_waits() && count < most {
@@ -178,12 +179,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether an entry pushed by us, not by the caller, waits in the submission queue.
+    /// Whether the submission queue holds an entry that continues a transfer, rather than one that the caller queued.
     fn continued_waits(&self) -> bool {
         self.pushed.iter().any(|slot| self.slots[*slot as usize].as_ref().is_some_and(|t| t.continuations > 0))
     }
 
-    /// Puts the rest of the transfer in `slot` into the submission queue.
+    /// Puts the remainder of the transfer in `slot` into the submission queue.
     fn push(&mut self, slot: u32) {
         if self.broken.is_some() {
             self.failed.push_back(slot);
@@ -191,20 +192,19 @@ impl Ring {
         }
         let transfer = self.slots[slot as usize].as_mut().expect("a pushed slot is taken");
         let entry = entry(self.file.as_raw_fd(), transfer).user_data(u64::from(slot));
-        // SAFETY: `push` needs the entry's parameters, here the buffer and the file, to stay valid for
-        // the whole operation. The buffer lies in `slots` until the completion for this slot has been
-        // seen, and `Drop` waits for completions first; `FrameBuffer::new` promises that its memory is
-        // mapped as long as the process lives and that nobody else touches it. The file is open as long
-        // as the ring.
+        // SAFETY: `push` needs the entry's parameters, here the buffer and the file, to stay valid for the whole
+        // operation. The buffer stays in `slots` until the completion for this slot has been seen, and `Drop` waits for
+        // completions first; `FrameBuffer::new` promises that its memory is mapped as long as the process lives and
+        // that nothing else touches it. The file is open as long as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.expect("the submission queue has at least as many entries as there are slots");
         self.pushed.push_back(slot);
     }
 
-    /// Gives pushed entries to the kernel and waits until `want` completions are ready.
+    /// Passes pushed entries to the kernel and waits until `want` completions are ready.
     fn enter(&mut self, want: usize) -> Result<(), i32> {
         if let Some(errno) = self.broken {
-            // The submission queue still holds entries of requests that were handed back.
+            // The submission queue still holds entries of requests that have been returned.
             let worth_waiting = want > 0 && self.started > 0 && self.failed.is_empty();
             return if worth_waiting { self.wait_only() } else { Err(errno) };
         }
@@ -224,7 +224,7 @@ impl Ring {
             };
             match errno {
                 libc::EINTR => {}
-                // Completions make room; the caller takes them and comes back.
+                // Completions make room; the caller takes them and calls again.
                 libc::EAGAIN | libc::EBUSY if !self.ring.completion().is_empty() => return Ok(()),
                 libc::EAGAIN | libc::EBUSY if attempts < SUBMIT_ATTEMPTS_MAX => {
                     attempts += 1;
@@ -242,8 +242,8 @@ impl Ring {
     /// Waits for one completion and submits nothing.
     fn wait_only(&self) -> Result<(), i32> {
         loop {
-            // SAFETY: the system call takes no pointer: no argument and no signal mask are given, and it
-            // submits nothing (`to_submit` is 0). The descriptor is the ring's own.
+            // SAFETY: the system call takes no pointer: no argument and no signal mask are given, and it submits
+            // nothing (`to_submit` is 0). The descriptor is the ring's own.
             let entered = unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, ENTER_GETEVENTS, None) };
             match entered {
                 Ok(_) => return Ok(()),
@@ -253,7 +253,7 @@ impl Ring {
         }
     }
 
-    /// Takes one request that has ended; continues those that were short on the way.
+    /// Takes one completed request; continues short ones on the way.
     fn next_finished(&mut self) -> Option<Finished> {
         if let Some(slot) = self.failed.pop_front() {
             let errno = self.broken.unwrap_or(libc::EIO);
@@ -286,7 +286,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Entries still in the submission queue were never seen by the kernel and are not submitted.
+        // Entries still in the submission queue have never been seen by the kernel, and are not submitted.
         while self.started > 0 {
             while self.ring.completion().next().is_some() {
                 self.started -= 1;
@@ -295,21 +295,22 @@ impl Drop for Ring {
                 break;
             }
             if self.wait_only().is_err() {
-                // The kernel may still write into these frames: nobody may ever get them back.
+                // The kernel may still write into these frames: they must never be reused.
                 mem::forget(mem::take(&mut self.slots));
                 return;
             }
         }
-        // The kernel takes a closed ring apart later, in a worker of its own. Until then it would hold what shows that
-        // requests are in flight. Failing to give it back now only means later; it fails where there is none.
+        // The kernel dismantles a closed ring later, in one of its own workers. Until then it would keep the descriptor
+        // that marks requests as in flight. If unregistering fails, the descriptor is released later; it also fails if
+        // none is registered.
         let _ = self.ring.submitter().unregister_files();
     }
 }
 
-/// `IORING_ENTER_GETEVENTS` of io_uring_enter(2); the crate keeps its constants to itself.
+/// `IORING_ENTER_GETEVENTS` of io_uring_enter(2); the crate does not export its constants.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// The entry for what is left of a transfer.
+/// The entry for the remainder of a transfer.
 fn entry(file: RawFd, transfer: &mut Transfer) -> squeue::Entry {
     let done = transfer.transferred;
     let offset = transfer.offset + done as u64;
@@ -321,7 +322,7 @@ fn entry(file: RawFd, transfer: &mut Transfer) -> squeue::Entry {
     }
 }
 
-/// Accounts for one answer of the kernel. `None` when the rest must be submitted.
+/// Processes one completion of the kernel. Returns `None` when the remainder must be submitted.
 fn advance(transfer: &mut Transfer, result: i32) -> Option<Result<(), TransferError>> {
     match usize::try_from(result) {
         Ok(0) if !transfer.buffer.is_empty() => {
@@ -351,9 +352,9 @@ fn advance(transfer: &mut Transfer, result: i32) -> Option<Result<(), TransferEr
 /// Why io_uring cannot be used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unusable {
-    /// What the kernel answered.
+    /// The kernel's error.
     pub errno: i32,
-    /// The value of the sysctl `kernel.io_uring_disabled`, where it exists.
+    /// The value of the sysctl `kernel.io_uring_disabled`, if it exists.
     pub disabled: Option<u8>,
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! RDMA by way of libibverbs, which is looked for when somebody asks for it and linked to by nobody.
+//! RDMA through libibverbs, which is loaded when first needed; nothing is linked against it.
 //!
-//! What is here is what one-sided access takes: a device and a port of it ([`choose`]), a protection domain
-//! ([`Domain`]), memory that the device may reach ([`Window`], of which a peer reads and writes, and [`Dock`], of which
-//! a queue pair takes and to which it brings), and a reliable connection ([`QueuePair`]). `abi.rs` has the structures,
-//! `library.rs` the functions.
+//! This module contains what one-sided access requires: a device and one of its ports ([`choose`]), a protection domain
+//! ([`Domain`]), memory that the device may access ([`Window`], which a peer reads and writes, and [`Dock`], the local
+//! buffer of a queue pair), and a reliable connection ([`QueuePair`]). `abi.rs` has the structures, `library.rs` the
+//! functions.
 //!
-//! After fork(2) all of it is the parent's: its memory is not in the child, each call is refused there
+//! After fork(2) all of it belongs to the parent: its memory is not mapped in the child, each call is refused there
 //! (`EOWNERDEAD`), and dropping it does nothing.
 
 mod abi;

@@ -3,8 +3,8 @@
 
 //! Wakes one thread that may also be waiting for an I/O queue: eventfd(2) and poll(2).
 //!
-//! Ringing costs one atomic operation while the thread is awake. `tests/interleavings.rs` compiles this file
-//! against a kernel and atomics of its own.
+//! A wake-up costs one atomic operation while the thread is awake. `tests/interleavings.rs` compiles this file with a
+//! model of the kernel and of atomics.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 const RUNG: u32 = 2;
 
-/// One sleeper's bell. Any thread may ring, also from a signal handler.
+/// The bell of one sleeping thread. Any thread may ring it, also from a signal handler.
 #[derive(Debug)]
 pub struct Wakeup {
     descriptor: i32,
@@ -23,7 +23,7 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// A bell that nobody has rung.
+    /// Creates a bell that has not been rung.
     pub fn new() -> Result<Self, Errno> {
         let flags = (libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) as usize;
         // SAFETY: eventfd2(2) takes two numbers.
@@ -31,22 +31,22 @@ impl Wakeup {
         Ok(Self { descriptor, state: AtomicU32::new(AWAKE) })
     }
 
-    /// Makes the descriptor one that the program cannot close. `keep` is `own_descriptors::keep`, and returns
-    /// its number.
+    /// Protects the descriptor from being closed by the program. `keep` is `own_descriptors::keep`, and returns the new
+    /// number.
     pub fn kept(self, keep: impl FnOnce(i32) -> i32) -> Self {
         Self { descriptor: keep(self.descriptor), ..self }
     }
 
-    /// After fork(2): a bell of this process's own, under the same number. Nobody sleeps here yet.
+    /// Replaces the bell after fork(2) by one of this process, under the same number. No thread sleeps here yet.
     pub fn renew(&self) -> Result<(), Errno> {
         let new = Self::new()?;
         self.state.store(AWAKE, Ordering::SeqCst);
         crate::raw::replace_descriptor(new.descriptor, self.descriptor)
     }
 
-    /// Wakes the sleeper, or makes its next sleep return at once.
+    /// Wakes the sleeper, or makes its next sleep return immediately.
     pub fn ring(&self) {
-        // SeqCst pairs with `sleep`: either we see it asleep, or it sees the ring.
+        // SeqCst pairs with `sleep`: either this thread sees the sleeper asleep, or the sleeper sees the ring.
         if self.state.swap(RUNG, Ordering::SeqCst) == ASLEEP {
             let one = 1u64;
             // SAFETY: write(2) reads eight bytes.
@@ -55,7 +55,7 @@ impl Wakeup {
         }
     }
 
-    /// Sleeps until somebody rings, until `other` is readable, or for at most `limit`.
+    /// Sleeps until the bell rings, until `other` is readable, or for at most `limit`.
     pub fn sleep(&self, other: Option<i32>, limit: Duration) {
         if self.state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

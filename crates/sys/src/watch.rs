@@ -3,31 +3,31 @@
 
 //! One descriptor that is readable while any of several others is: epoll(7), level-triggered.
 //!
-//! For a queue that consists of others, each with a descriptor of its own.
+//! For a queue made of other queues, each with its own descriptor.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::raw::{Errno, syscall};
 
-/// See the module.
+/// The descriptor; see the module.
 #[derive(Debug)]
 pub struct Watch(OwnedFd);
 
 impl Watch {
-    /// With nothing to watch yet.
+    /// Creates a watch of no descriptors.
     pub fn new() -> Result<Watch, Errno> {
         // SAFETY: epoll_create1(2) takes a flag.
         let descriptor = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize, 0, 0, 0, 0, 0]) }?;
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(Watch(unsafe { OwnedFd::from_raw_fd(descriptor as i32) }))
     }
 
-    /// Watches one more descriptor, which must stay open until it is left out. EEXIST when it is watched already.
+    /// Watches another descriptor, which must stay open until it is removed. EEXIST if it is already watched.
     pub fn add(&self, watched: i32) -> Result<(), Errno> {
         self.control(libc::EPOLL_CTL_ADD, watched)
     }
 
-    /// Does not watch a descriptor any more.
+    /// Stops watching a descriptor.
     pub fn leave_out(&self, watched: i32) -> Result<(), Errno> {
         self.control(libc::EPOLL_CTL_DEL, watched)
     }
@@ -39,7 +39,7 @@ impl Watch {
         unsafe { syscall(libc::SYS_epoll_ctl, args) }.map(|_| ())
     }
 
-    /// What to wait at.
+    /// The descriptor to wait on.
     pub fn descriptor(&self) -> i32 {
         self.0.as_raw_fd()
     }

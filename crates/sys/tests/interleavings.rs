@@ -4,13 +4,13 @@
 //! No wake-up is ever lost, whichever thread runs when.
 //!
 //! A sleeper that misses its wake-up sleeps until its time limit: the program would not hang, but a fault would take
-//! 200 ms instead of 20 us, once in a million, and nobody would know why. So the two ways of sleeping run here
-//! under a scheduler that tries the orders in which their steps can be taken. It is the source of the product: the
-//! files are compiled once more, with atomics that the scheduler sees, and with a kernel (`model/raw.rs`) in which
-//! time never passes. There a lost wake-up is a deadlock, which the scheduler reports with the order that led to it.
+//! 200 ms instead of 20 us, once in a million, and nobody would know why. So the two ways of sleeping run here under a
+//! scheduler that tries the orders in which their steps can be taken. The tested code is the product's: its files are
+//! compiled again, with atomics that the scheduler sees, and with a model of the kernel (`model/raw.rs`) in which time
+//! never passes. There a lost wake-up is a deadlock, which the scheduler reports with the order that led to it.
 //!
-//! The scheduler knows sequential consistency alone. All that is tested here is `SeqCst`, except for the spinning
-//! of `spin_then_sleep`, whose loads decide nothing.
+//! The scheduler models only sequential consistency. All tested operations are `SeqCst`, except for the spinning of
+//! `spin_then_sleep`, whose loads decide nothing.
 
 #![allow(unsafe_code, reason = "the files under test make system calls; the model answers them")]
 
@@ -38,9 +38,9 @@ use atomic::Ordering::SeqCst;
 use futex::EventCount;
 use wakeup::Wakeup;
 
-/// Orders that are tried where there are too many to try all; a few seconds.
+/// Number of orders tried where there are too many to try all; a few seconds.
 const ORDERS: usize = 20_000;
-/// How many preemptions an order has at most. Two are enough for every bug planted so far; PCT finds each with a
+/// Maximum number of preemptions in an order. Two are enough for every bug planted so far; PCT finds each with a
 /// probability that falls with this number.
 const PREEMPTIONS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(1);
@@ -84,7 +84,7 @@ fn an_event_reaches_all_sleepers() {
     shuttle::check_pct(|| one_event_for_some_sleepers(3, 1), ORDERS, PREEMPTIONS);
 }
 
-/// Two workers each finish one thing; a sleeper waits for each, woken also by the other's event.
+/// Two workers each finish one task; a sleeper waits for each, and is woken also by the other's event.
 #[test]
 fn events_of_two_workers_reach_their_sleepers() {
     let story = || {
@@ -105,7 +105,7 @@ fn events_of_two_workers_reach_their_sleepers() {
     shuttle::check_pct(story, ORDERS, PREEMPTIONS);
 }
 
-/// The worker of the pager: takes what there is, sleeps when there is nothing.
+/// Models the pager's worker: takes available work, and sleeps when there is none.
 fn ringers_and_a_sleeper(ringers: u32, each: u32) {
     let (work, bell) = (Arc::new(Word::new(0)), Arc::new(Wakeup::new().unwrap()));
     let threads: Vec<_> = (0..ringers)
@@ -139,7 +139,7 @@ fn rings_of_several_are_heard() {
     shuttle::check_pct(|| ringers_and_a_sleeper(2, 2), ORDERS, PREEMPTIONS);
 }
 
-/// Something else that the sleeper waits for, such as an I/O queue, ends the sleep while somebody rings.
+/// Another event that the sleeper waits for, such as one of an I/O queue, ends the sleep while a thread rings.
 #[test]
 fn a_ring_is_not_lost_when_something_else_woke_the_sleeper() {
     let story = || {
@@ -166,7 +166,7 @@ fn a_ring_is_not_lost_when_something_else_woke_the_sleeper() {
     shuttle::check_pct(story, ORDERS, PREEMPTIONS);
 }
 
-/// A planted bug of each kind is found: a signaller that looks for sleepers before it counts its event, as if the
+/// A planted bug of each kind is found: here a signaller that checks for sleepers before it counts its event, as if the
 /// two lines of `signal` were exchanged.
 #[test]
 #[should_panic(expected = "deadlock")]

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Cancellation of a thread whose system calls trap, as glibc 2.41 and newer do it: by a function of its own, which
-//! stands here as it stands there, and is no part of our text.
+//! Cancellation of a thread whose system calls trap, as glibc 2.41 and newer do it: in one function, which is
+//! reproduced here with the same instructions, outside Aquifer's text.
 //!
-//! The signal that cancels finds the thread in our code instead. Waits of that C library's went on for ever.
+//! The defect: the cancelling signal found the thread in Aquifer's code instead, and waits in that C library never
+//! ended.
 
 #![allow(unsafe_code, reason = "a thread that is cancelled, and whose calls trap")]
 
@@ -59,7 +60,7 @@ unsafe extern "C" {
 }
 
 extern "C-unwind" fn on_trap(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void, kind: c_int) {
-    // SAFETY: the kernel's own pointers, in a handler of SIGSYS.
+    // SAFETY: the pointers are those that the kernel passed to this handler of SIGSYS.
     let mut trapped = unsafe { Trapped::new(info, context, kind) }.expect("only calls raise SIGSYS here");
     match trapped.number() {
         libc::SYS_rt_sigreturn => trapped.call_and_never_return(),
@@ -72,14 +73,14 @@ extern "C-unwind" fn on_trap(_: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// What a thread runs, and how `libc` has it.
+/// A thread's function, and its type in `libc`.
 type Run = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 type RunOfLibc = extern "C" fn(*mut c_void) -> *mut c_void;
 
 static POINTS: AtomicUsize = AtomicUsize::new(0);
 static CLEANED: AtomicUsize = AtomicUsize::new(0);
 
-/// The part of this program's text that is before the C library's function.
+/// The part of this program's text that precedes the C library's function.
 fn text() -> Range<usize> {
     let here = on_trap as *const () as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -93,7 +94,7 @@ fn text() -> Range<usize> {
     text
 }
 
-/// Nothing traps any more when the thread ends, by whatever way.
+/// Stops trapping when the thread ends, however it ends.
 struct Armed;
 
 impl Drop for Armed {
@@ -103,17 +104,17 @@ impl Drop for Armed {
     }
 }
 
-/// Reads by the C library's function: bytes that are there, and then one that never comes.
+/// Reads with the C library's function: first bytes that are available, then one that never arrives.
 extern "C-unwind" fn reads(ends: *mut c_void) -> *mut c_void {
     set_trapping(Trapping::Ready);
-    // What the kernel cannot do, this test cannot show.
+    // On a kernel without this feature the test shows nothing.
     if !dispatch::arm_for_fork() {
         return std::ptr::null_mut();
     }
     let _armed = Armed;
     let mut bytes = [0u8; 8];
     let into = bytes.as_mut_ptr() as usize;
-    // SAFETY: the two descriptors, and memory for what is read.
+    // SAFETY: the two descriptors stay open, and `bytes` has room for what is read.
     unsafe {
         let ends = ends.cast::<c_int>().read() as usize;
         assert_eq!(aquifer_libcs_point(0, libc::SYS_read, ends, into, 3, 0, 0, 0), 3);
@@ -130,14 +131,15 @@ extern "C-unwind" fn reads(ends: *mut c_void) -> *mut c_void {
 #[test]
 fn a_call_that_traps_in_the_c_librarys_own_function_is_a_cancellation_point() {
     let point = aquifer_libcs_point as *const () as usize..aquifer_libcs_point_end as *const () as usize;
-    // SAFETY: the text of this program; the handler makes each call where it would have been made.
+    // SAFETY: the range is this program's text; the handler makes each call where it would have been made.
     unsafe { dispatch::prepare(text(), point, on_trap) };
     dispatch::install();
     for turn in 0..50 {
         let (mut ends, mut thread, mut result) = ([0; 2], 0, std::ptr::null_mut());
-        // SAFETY: one ABI calls what the other declares; the thread ends in this turn, and what it reaches stays.
+        // SAFETY: both declarations have the same ABI; the thread ends in this turn, and everything it uses outlives
+        // it.
         unsafe {
-            // Ends this program if the thread waits on.
+            // Ends this program if the thread waits for ever.
             libc::alarm(60);
             assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
             let bytes = b"abcde".as_ptr() as usize;
@@ -155,7 +157,7 @@ fn a_call_that_traps_in_the_c_librarys_own_function_is_a_cancellation_point() {
         }
         assert_eq!(result as isize, -1, "PTHREAD_CANCELED");
     }
-    // A thread that is cancelled before it has made a call has not seen the end of its calls.
+    // A thread that is cancelled before its first call never reaches the end of its calls.
     assert!(POINTS.load(Ordering::SeqCst) >= CLEANED.load(Ordering::SeqCst));
     assert!(CLEANED.load(Ordering::SeqCst) > 0);
 }

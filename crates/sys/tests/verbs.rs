@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One-sided access between two queue pairs of this process: what is written is read, and nothing of it once its
+//! One-sided access between two queue pairs of this process: written bytes can be read, and none of them after their
 //! window has been closed.
 //!
-//! Takes an RDMA device, such as Soft-RoCE makes; `AQUIFER_RDMA=required` makes its absence a failure. The guest in
-//! `crates/e2e/tests/rdma.rs` has one.
+//! Requires an RDMA device, such as one made by Soft-RoCE; `AQUIFER_RDMA=required` makes its absence a failure. The
+//! guest in `crates/e2e/tests/rdma.rs` has one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn device() -> Option<Arc<Device>> {
     }
 }
 
-/// A pair at each end, connected to each other: the second one lets the first one in.
+/// A pair at each end, connected to each other: the second pair permits access by the first.
 fn joined(domain: &Arc<Domain>, other: &Arc<Domain>) -> (QueuePair, QueuePair) {
     let (one, two) = (QueuePair::new(domain).unwrap(), QueuePair::new(other).unwrap());
     two.connect(22, &one.end(11), true).unwrap();
@@ -71,18 +71,18 @@ fn what_is_written_is_read_until_the_window_is_closed() {
     there.fill(0);
     dock.copy_out(65_536, &mut there);
     assert!(there == page);
-    // A key of a domain that the peer's pair does not belong to is no key.
+    // A key of a domain to which the peer's pair does not belong is refused.
     let others = Window::open(&domains[2], &memory, 0, SLAB).unwrap();
     one.post(Work::Read, &mut dock, 0, 4096, 0, others.key()).unwrap();
     assert_eq!(done(&one), Completion::Refused);
-    // The pair goes on when it has been connected anew.
+    // The pair works again after it has been reconnected.
     one.reset().unwrap();
     two.reset().unwrap();
     two.connect(5, &one.end(7), true).unwrap();
     one.connect(7, &two.end(5), false).unwrap();
     one.post(Work::Read, &mut dock, 0, 1 << 20, 0, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Done);
-    // Beyond its end.
+    // Beyond the window's end.
     let key = window.key();
     drop(window);
     let before = vec![7; 4096];
@@ -119,7 +119,7 @@ fn a_peer_that_is_gone_is_known_within_a_bound() {
     one.post(Work::Read, &mut dock, 0, 4096, 0, window.key()).unwrap();
     assert_eq!(done(&one), Completion::Silent);
     println!("known after {:?}", begun.elapsed());
-    // Who cannot wait resets the pair, and finds nothing of the work afterwards.
+    // A caller that cannot wait resets the pair, and then finds no completion.
     one.reset().unwrap();
     one.connect(1, &one.end(1), false).unwrap();
     one.reset().unwrap();

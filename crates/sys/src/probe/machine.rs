@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks at the rest of the machine: kernel, CPUs, storage, limits, and what `aquifer bench` needs.
+//! Examines the rest of the machine: kernel, CPUs, storage, limits, and the needs of `aquifer bench`.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,11 +12,11 @@ use crate::{direct_io, uring, verbs};
 
 use super::Ability;
 
-/// The oldest kernel that we run on.
+/// The oldest supported kernel.
 const KERNEL_OLDEST: (u32, u32) = (5, 15);
-/// Kernels allow this many mappings by default; fewer is somebody's setting.
+/// Kernels allow this many mappings by default; a smaller limit was set by an administrator.
 const MAPPINGS_DEFAULT: u64 = 65_530;
-/// What the pager locks: the counters, with room for what will come.
+/// How much the pager locks: the counters, with room for growth.
 const LOCKED_BYTES: u64 = 1 << 20;
 
 const CAP_SYS_ADMIN: u32 = 21;
@@ -107,7 +107,7 @@ pub fn limits() -> Vec<Ability> {
     ]
 }
 
-/// What only `aquifer bench` needs.
+/// Abilities that only `aquifer bench` needs.
 pub fn for_bench() -> Vec<Ability> {
     let areas = read("/proc/swaps").lines().skip(1).count();
     let areas = format!("{areas} in use");
@@ -171,8 +171,8 @@ fn user_dispatch() -> Result<String, String> {
     const OFF: usize = 0;
     static ALLOW: u8 = 0;
     let call = |how: usize, selector: usize| {
-        // SAFETY: prctl(2) with a selector that is a static byte and says "allow", so that no call of this
-        // thread is caught; it is switched off by the next line.
+        // SAFETY: prctl(2) with a selector that is a static byte with the value "allow", so that no call of this thread
+        // is caught; the next line switches dispatch off.
         unsafe { syscall(libc::SYS_prctl, [SET, how, 0, 0, selector, 0]) }
     };
     let on = call(ON, &raw const ALLOW as usize);
@@ -197,7 +197,7 @@ fn memlock() -> Ability {
     }
 }
 
-/// The version and the place of the memory controller, if a group can be made there.
+/// The version and the mount point of the memory controller, if a group can be created there.
 fn memory_cgroup() -> Result<String, String> {
     let mounts = read("/proc/self/mounts");
     let mut seen = Vec::new();
@@ -225,7 +225,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// A file of /proc or /sys without its last newline; empty where it is absent.
+/// The contents of a file of /proc or /sys without the last newline; empty if it is absent.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
 }

@@ -3,8 +3,8 @@
 
 //! Tries userfaultfd(2), feature by feature, and PAGEMAP_SCAN.
 //!
-//! No trial can hang. Nobody resolves the faults of a trial, so every access that might meet one is made by
-//! the kernel on our behalf, and every trial has `UFFD_FEATURE_SIGBUS`, which turns that into EFAULT.
+//! No trial can hang. Nothing resolves the faults of a trial. So every access that might fault is made by the kernel on
+//! the process's behalf, and every trial has `UFFD_FEATURE_SIGBUS`, which turns the fault into EFAULT.
 
 use std::fs;
 
@@ -17,10 +17,10 @@ use super::Ability;
 
 const PAGE: usize = 4096;
 
-/// What all trials on memory need.
+/// The outcome of a trial: what was seen, or why it failed.
 type Outcome = Result<String, String>;
 
-/// Whether the kernel's own accesses find far memory, as listener delivery and KVM need it.
+/// Whether the kernel's own accesses can be served, as listener delivery and KVM need it.
 pub fn kernel() -> Ability {
     Ability::tried(
         "kernel-faults",
@@ -30,7 +30,7 @@ pub fn kernel() -> Ability {
     )
 }
 
-/// All that has to do with faults.
+/// All abilities that concern faults.
 pub fn all() -> Vec<Ability> {
     vec![
         Ability::tried(
@@ -111,7 +111,7 @@ impl Trial {
             }
         };
         let trial = Self { uffd, start };
-        // Huge pages would change what is missing.
+        // Huge pages would change which pages are missing.
         let _ = crate::memory::advise(start, PAGES * PAGE, libc::MADV_NOHUGEPAGE);
         Ok(trial)
     }
@@ -124,14 +124,14 @@ impl Trial {
         self.uffd.register(self.start, PAGES * PAGE, mode)
     }
 
-    /// Lets the kernel write one byte into the page, as a system call of a program would.
+    /// Makes the kernel write one byte to the page, as a system call of a program would.
     fn store(&self, page: usize) -> Result<(), Errno> {
         let pipe = Pipe::with_a_byte()?;
         // SAFETY: read(2) writes one byte to the trial's own memory, or fails.
         unsafe { syscall(libc::SYS_read, [pipe.read as usize, self.page(page), 1, 0, 0, 0]) }.map(|_| ())
     }
 
-    /// Lets the kernel read one byte of the page.
+    /// Makes the kernel read one byte of the page.
     fn load(&self, page: usize) -> Result<u8, Errno> {
         let pipe = Pipe::new()?;
         let mut byte = 0u8;
@@ -154,15 +154,15 @@ impl Trial {
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        // SAFETY: the trial's own memory, of which nothing is used any more.
+        // SAFETY: the memory is the trial's own, and none of it is used any more.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.start, PAGES * PAGE, 0, 0, 0, 0]) };
         close(&self.uffd);
     }
 }
 
-/// Closes a throw-away descriptor; elsewhere a userfaultfd stays open as long as the process.
+/// Closes a throw-away descriptor; outside trials a userfaultfd stays open as long as the process.
 fn close(uffd: &Uffd) {
-    // SAFETY: the descriptor belongs to a trial, whose memory is gone.
+    // SAFETY: the descriptor belongs to a trial, whose memory is unmapped.
     let _ = unsafe { syscall(libc::SYS_close, [uffd.descriptor() as usize, 0, 0, 0, 0, 0]) };
 }
 
@@ -192,7 +192,7 @@ impl Pipe {
 impl Drop for Pipe {
     fn drop(&mut self) {
         for end in [self.read, self.write] {
-            // SAFETY: both ends are ours, and not used again.
+            // SAFETY: both ends belong to this value, and are not used again.
             let _ = unsafe { syscall(libc::SYS_close, [end as usize, 0, 0, 0, 0, 0]) };
         }
     }
@@ -220,7 +220,7 @@ fn trial(features: u64, attempt: fn(&Trial) -> Result<&'static str, Errno>) -> O
     }
 }
 
-/// The errno of a trial that was allowed, and did not do what it should.
+/// The errno of a trial that was allowed, but did not have its effect.
 const NO_EFFECT: Errno = Errno(0);
 
 fn all_of_it(outcome: Result<(), Partial>) -> Result<(), Errno> {
@@ -241,7 +241,7 @@ fn kernel_faults() -> Outcome {
     }
 }
 
-/// Which of the three ways lets this process serve the kernel's own accesses.
+/// Which of the three permissions lets this process serve the kernel's own accesses.
 fn who_allows() -> &'static str {
     let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     if setting.trim() == "1" {
@@ -255,14 +255,14 @@ fn missing(trial: &Trial) -> Result<&'static str, Errno> {
     trial.register(mode::MISSING)?;
     all_of_it(trial.uffd.zeropage(trial.page(0), PAGE))?;
     trial.store(0)?;
-    // SAFETY: page 0 is the trial's, was just filled, and nobody changes it; page 1 is missing.
+    // SAFETY: page 0 is the trial's, was just filled, and nothing changes it; page 1 is missing.
     all_of_it(unsafe { trial.uffd.copy(trial.page(1), trial.page(0), PAGE, false) })?;
     expect(trial.load(1)? == 7, "a zeroed and a copied page were installed")
 }
 
 fn sigbus(trial: &Trial) -> Result<&'static str, Errno> {
     trial.register(mode::MISSING)?;
-    // The kernel's own access shows it without a signal: it fails instead of waiting.
+    // The kernel's own access tests this without a signal: it fails instead of waiting.
     expect(trial.load(0) == Err(Errno(libc::EFAULT)), "a missing page is told at once")
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the directory, then the file in it, then looks at both; `safe_open.rs` says what is refused.
+//! Opens the directory, then the file in it, then checks both; `safe_open.rs` says what is refused.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -12,10 +12,10 @@ use std::path::{Component, Path};
 
 use super::{Objected, Objection, OpenFailure, Purpose, User, check, is_own_descriptor, number, others_write};
 
-/// Opens `path` with the flags of open(2), and refuses what is not to be trusted. Nothing is cut off before that: a
-/// caller that wants an empty file calls `set_len` on what this returns, and leaves O_TRUNC out.
+/// Opens `path` with the flags of open(2), and refuses untrusted files. Nothing is truncated before the check: a caller
+/// that wants an empty file omits O_TRUNC and calls `set_len` on the returned file.
 ///
-/// A new file gets the rights `mode`, less what umask(2) takes.
+/// A new file gets the mode `mode`, less the bits that umask(2) removes.
 pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File, OpenFailure> {
     debug_assert!(flags & libc::O_TRUNC == 0, "a file is judged before it is changed");
     if is_own_descriptor(path) {
@@ -34,7 +34,7 @@ pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File
     let shared = others_write(super::facts(&directory, false)?.mode);
     let follow = if shared { libc::O_NOFOLLOW } else { 0 };
     let file = open_in(number(&directory), name, flags | follow, mode).map_err(|error| {
-        // With O_DIRECTORY, the kernel says ENOTDIR of a link.
+        // With O_DIRECTORY, the kernel returns ENOTDIR for a link.
         let may_be_link = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR));
         let is_link = shared && may_be_link && path.is_symlink();
         if is_link { objected(path, Objection::SymbolicLink) } else { OpenFailure::Io(error) }
@@ -42,7 +42,7 @@ pub fn open(path: &Path, purpose: Purpose, flags: i32, mode: u32) -> Result<File
     check(path, purpose, &file, shared).map(|()| file)
 }
 
-/// Refuses an open file that another user made: for descriptors that came from elsewhere and have no path.
+/// Refuses an open file that another user created: for descriptors that came from elsewhere and have no path.
 pub fn check_owner(file: &File, name: &str) -> Result<(), OpenFailure> {
     let (facts, user) = (super::facts(file, false)?, user());
     if facts.uid == user.uid || facts.uid == 0 {
@@ -58,10 +58,10 @@ fn objected(path: &Path, objection: Objection) -> OpenFailure {
 fn open_in(directory: i32, name: &OsStr, flags: i32, mode: u32) -> io::Result<File> {
     let name = CString::new(name.as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     loop {
-        // SAFETY: the name ends in NUL, and the result is a new descriptor.
+        // SAFETY: openat(2) reads the name, which ends in NUL; the result is a new descriptor.
         let number = unsafe { libc::openat(directory, name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
         if number >= 0 {
-            // SAFETY: the descriptor is new, and nobody else's.
+            // SAFETY: the descriptor is new, and has no other owner.
             return Ok(File::from(unsafe { OwnedFd::from_raw_fd(number) }));
         }
         let error = io::Error::last_os_error();
@@ -71,9 +71,9 @@ fn open_in(directory: i32, name: &OsStr, flags: i32, mode: u32) -> io::Result<Fi
     }
 }
 
-/// On whose behalf this process opens files.
+/// The user on whose behalf this process opens files.
 pub(super) fn user() -> User {
-    // SAFETY: takes and changes nothing.
+    // SAFETY: geteuid(2) takes and changes nothing.
     let uid = unsafe { libc::geteuid() };
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
     User { uid, disk_group: disk_group(&groups) }

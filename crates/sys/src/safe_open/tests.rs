@@ -86,7 +86,7 @@ fn links_are_followed_only_where_nobody_else_can_make_them() {
     assert!(open().is_ok());
     std::fs::set_permissions(&scratch, PermissionsExt::from_mode(0o1777)).unwrap();
     let refused = open().unwrap_err();
-    // As for directories, and for what is only looked at.
+    // The same for directories, and for files opened only to be examined.
     for flags in [libc::O_PATH, libc::O_RDWR | libc::O_DIRECTORY] {
         let other = super::open(&link, Purpose::Memory, flags, 0).unwrap_err().to_string();
         assert_eq!(other, refused, "{flags:#x}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a ring owes its caller: every buffer back once, with the bytes of the file, or an error.
+//! A ring's obligations to its caller: it returns every buffer once, with the bytes of the file, or an error.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -24,7 +24,7 @@ fn file(len: usize) -> Arc<File> {
     Arc::new(file)
 }
 
-/// A ring, or `None` with the reason printed where io_uring is not usable.
+/// A ring, or `None` with the reason printed if io_uring is not usable.
 fn ring(file: &Arc<File>, depth: u32) -> Option<Ring> {
     if let Err(why) = probe() {
         aquifer_test_support::skip(why);

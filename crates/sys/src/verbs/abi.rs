@@ -3,13 +3,12 @@
 
 //! The structures of libibverbs that cross its boundary, as `infiniband/verbs.h` of rdma-core 44 lays them out.
 //!
-//! Its ABI is versioned (`libibverbs.so.1`, symbols `IBVERBS_1.x`) and these structures have grown at the end alone.
-//! The test at the end compares every size and offset with the header of the machine, where there is one and a C
-//! compiler.
+//! Its ABI is versioned (`libibverbs.so.1`, symbols `IBVERBS_1.x`) and these structures have grown only at the end. The
+//! test at the end compares every size and offset with the machine's header, if there is one and a C compiler.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// A function that is not called by its pointer here.
+/// A function that is not called through its pointer here.
 pub(super) type Unused = Option<unsafe extern "C" fn()>;
 
 #[repr(C)]
@@ -22,7 +21,7 @@ pub(super) struct ContextOps {
     pub unused_behind: [Unused; 6],
 }
 
-/// What is behind these fields is the library's.
+/// Further fields belong to the library.
 #[repr(C)]
 pub(super) struct Context {
     pub device: *mut c_void,
@@ -49,7 +48,7 @@ pub(super) struct CompChannel {
     pub refcnt: c_int,
 }
 
-/// What is behind these fields is the library's.
+/// Further fields belong to the library.
 #[repr(C)]
 pub(super) struct Cq {
     pub context: *mut Context,
@@ -59,7 +58,7 @@ pub(super) struct Cq {
     pub cqe: c_int,
 }
 
-/// What is behind these fields is the library's.
+/// Further fields belong to the library.
 #[repr(C)]
 pub(super) struct Qp {
     pub context: *mut Context,
@@ -190,7 +189,7 @@ pub(super) struct Wc {
     pub dlid_path_bits: u8,
 }
 
-/// With room behind it: newer libraries know more fields.
+/// With room at the end: newer libraries have more fields.
 #[derive(Default)]
 #[repr(C)]
 pub(super) struct PortAttr {
@@ -236,9 +235,9 @@ pub(super) const WC_REM_ACCESS_ERR: c_int = 10;
 pub(super) const WC_REM_OP_ERR: c_int = 11;
 pub(super) const WC_RETRY_EXC_ERR: c_int = 12;
 
-/// A device, as the library lists them.
+/// A device in the library's list.
 pub(super) type Device = c_void;
-/// The name of one.
+/// The name of a device.
 pub(super) type Name = *const c_char;
 
 #[cfg(test)]
@@ -260,7 +259,7 @@ mod tests {
         };
     }
 
-    /// Every offset and constant that this file states, as C writes it.
+    /// Every offset and constant that this file contains, with its C spelling.
     fn stated() -> Vec<(&'static str, usize)> {
         let mut all = layout! {
             ContextOps = "struct ibv_context_ops": poll_cq = "poll_cq", req_notify_cq = "req_notify_cq",

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A device that has been opened, and protection domains of it.
+//! An open device, and its protection domains.
 //!
-//! What is of one domain cannot be reached by a queue pair of another, whatever keys a peer makes up: the device checks
-//! it. So whoever lends to several peers has a domain for each.
+//! A queue pair of one domain cannot access the objects of another, whatever keys a peer invents: the device checks it.
+//! So a donor that lends to several peers uses a domain for each.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ use crate::memory::OwnWord;
 use crate::own_descriptors;
 use crate::raw::Errno;
 
-/// See the module. Closed when nothing of it is left.
+/// An open device; see the module. Closed when no object of it is left.
 pub struct Device {
     pub(super) library: &'static Library,
     pub(super) context: NonNull<abi::Context>,
@@ -30,8 +30,8 @@ pub struct Device {
     mtu: u8,
 }
 
-// SAFETY: the library's objects may be used by any thread; its calls lock what they must (ibv_open_device(3) and the
-// programming manual of rdma-core). What only one thread may do at a time is said where it is done.
+// SAFETY: the library's objects may be used by any thread; its calls take the locks they need (ibv_open_device(3) and
+// the programming manual of rdma-core). Calls that only one thread may make at a time are marked where they are made.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -43,10 +43,10 @@ impl Device {
         let own = OwnWord::new().map_err(|errno| VerbsFailure::Call { what: "mmap", errno: errno.0 })?;
         own.word().store(1, Ordering::Relaxed);
         let context = open(library, &port.device)?;
-        // SAFETY: it was just opened, and nobody else has it.
+        // SAFETY: the context was just opened, and has no other user.
         unsafe {
-            // The program cannot close them, and does not choose their numbers. The library reads both fields anew in
-            // each call.
+            // Moves the descriptors to numbers that the program does not choose, and protects them from being closed.
+            // The library reads both fields again in each call.
             let context = context.as_ptr();
             (*context).cmd_fd = own_descriptors::keep((*context).cmd_fd);
             (*context).async_fd = own_descriptors::keep((*context).async_fd);
@@ -77,17 +77,17 @@ impl Device {
         Ok(attributes.active_mtu.clamp(1, 5) as u8)
     }
 
-    /// The port that is used.
+    /// The port in use.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// Its largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
+    /// The port's largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
     pub fn mtu(&self) -> u8 {
         self.mtu
     }
 
-    /// Whether this process has opened it; not in a forked child.
+    /// Whether this process has opened it; false in a forked child.
     pub fn is_own(&self) -> bool {
         self.own.word().load(Ordering::Relaxed) == 1
     }
@@ -96,7 +96,7 @@ impl Device {
         if self.is_own() { Ok(()) } else { Err(Errno(libc::EOWNERDEAD)) }
     }
 
-    /// Why a call of the library's that makes something has made nothing.
+    /// The failure of a library call that should have created an object.
     pub(super) fn failure(&self, what: &'static str) -> VerbsFailure {
         VerbsFailure::Call { what, errno: self.library.errno() }
     }
@@ -105,7 +105,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.is_own() {
-            // SAFETY: nothing of it is left: all that there is keeps it.
+            // SAFETY: no object of the device is left: each of them holds an `Arc` of it.
             unsafe { (self.library.ibv_close_device)(self.context.as_ptr()) };
         }
     }
@@ -113,11 +113,11 @@ impl Drop for Device {
 
 fn open(library: &'static Library, name: &str) -> Result<NonNull<abi::Context>, VerbsFailure> {
     let mut count = 0;
-    // SAFETY: writes the count, and returns an array of so many devices, or null.
+    // SAFETY: the call writes the count, and returns an array of that many devices, or null.
     let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
     if list.is_null() {
         let errno = library.errno();
-        // Without the module there is no class of devices at all.
+        // Without the kernel module there is no such class of devices at all.
         return Err(if errno == libc::ENOSYS {
             VerbsFailure::NoDevice
         } else {
@@ -126,7 +126,8 @@ fn open(library: &'static Library, name: &str) -> Result<NonNull<abi::Context>, 
     }
     let mut opened = Err(VerbsFailure::NoSuchDevice { wanted: name.to_owned(), there: Vec::new() });
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: inside the array, which is freed below; a device's name ends in NUL and lives as long as it.
+        // SAFETY: the index is inside the array, which is freed below; a device's name ends in NUL and lives as long as
+        // the device.
         let (device, its_name) = unsafe {
             let device = *list.add(index);
             (device, CStr::from_ptr((library.ibv_get_device_name)(device)))
@@ -139,12 +140,13 @@ fn open(library: &'static Library, name: &str) -> Result<NonNull<abi::Context>, 
             break;
         }
     }
-    // SAFETY: the list is the library's, and no device of it is used any more: an open one is its context's.
+    // SAFETY: the list belongs to the library, and none of its devices is used any more: an open device belongs to its
+    // context.
     unsafe { (library.ibv_free_device_list)(list) };
     opened
 }
 
-/// See the module.
+/// A protection domain; see the module.
 pub struct Domain {
     pub(super) device: Arc<Device>,
     pub(super) pd: NonNull<c_void>,
@@ -156,7 +158,7 @@ unsafe impl Send for Domain {}
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    /// One more domain.
+    /// Creates another domain.
     pub fn new(device: &Arc<Device>) -> Result<Domain, VerbsFailure> {
         // SAFETY: the context is open.
         let pd = unsafe { (device.library.ibv_alloc_pd)(device.context.as_ptr()) };
@@ -164,7 +166,7 @@ impl Domain {
         Ok(Domain { device: Arc::clone(device), pd })
     }
 
-    /// Of which device.
+    /// The domain's device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -173,7 +175,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if self.device.is_own() {
-            // SAFETY: nothing of it is left: all that there is keeps it.
+            // SAFETY: no object of the domain is left: each of them holds an `Arc` of it.
             unsafe { (self.device.library.ibv_dealloc_pd)(self.pd.as_ptr()) };
         }
     }

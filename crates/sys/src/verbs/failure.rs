@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Why there is no RDMA: one line each, with the remedy.
+//! Why RDMA is not available: one line each, with the remedy.
 
 use std::fmt;
 use std::io;
 
-/// See the module.
+/// The reason; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerbsFailure {
-    /// A call of the library's, or of the kernel's behind it, has failed.
+    /// A call of the library, or of the kernel beneath it, has failed.
     Call {
-        /// Which.
+        /// The name of the call.
         what: &'static str,
-        /// With which error number.
+        /// Its error number.
         errno: i32,
     },
     /// No RDMA device.
     NoDevice,
-    /// The library is not there.
+    /// The library is not installed.
     NoLibrary(String),
-    /// A device, but no port of it that is up and has an address to be reached by.
+    /// There is a device, but none of its ports is up and has an address.
     NoPort(String),
     /// No device of this name.
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested name.
         wanted: String,
-        /// What there is.
+        /// The available names.
         there: Vec<String>,
     },
-    /// A library without this function.
+    /// The library lacks this function.
     OldLibrary(String),
 }
 
 impl VerbsFailure {
-    /// The kernel's error number, where there was one.
+    /// The kernel's error number, if there was one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             VerbsFailure::Call { errno, .. } => Some(*errno),

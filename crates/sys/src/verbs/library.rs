@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! libibverbs, loaded when somebody asks for RDMA, in a namespace of its own.
+//! libibverbs, loaded when RDMA is first needed, in a linker namespace of its own.
 //!
-//! dlmopen(3) gives the library, its drivers and what they need (a C library above all) symbols that nothing else
-//! sees. That is not tidiness: in a program that runs with our preloaded library, `malloc` is the program's, whose heap
-//! is managed. A driver keeps the state of a queue pair in what it allocated, and touches it to fetch a page; in the
-//! program's heap that state could itself be away. The C library of the namespace takes its memory from mmap(2), which
-//! nobody wraps there. Everything is bound when it is loaded (`RTLD_NOW`): the dynamic linker is not met again.
+//! dlmopen(3) gives the library, its drivers and their dependencies (above all a C library) symbols that are visible to
+//! nothing else. This is necessary: in a program that runs with the preload library, `malloc` is the program's, whose
+//! heap is managed. A driver keeps the state of a queue pair in memory that it allocated, and touches it to fetch a
+//! page; in the program's heap that state could itself be evicted. The namespace's C library takes its memory from
+//! mmap(2), which nothing interposes there. Everything is bound when it is loaded (`RTLD_NOW`), so the dynamic linker
+//! is not entered again.
 //!
 //! Loaded once, and never unloaded.
 
@@ -17,7 +18,7 @@ use std::sync::OnceLock;
 use super::abi::{CompChannel, Context, Cq, Device, Mr, Name, PortAttr, Qp, QpAttr, QpInitAttr};
 use super::failure::VerbsFailure;
 
-/// What is looked for: the name that has been the same since 2006.
+/// The library's file name, unchanged since 2006.
 const NAME: &CStr = c"libibverbs.so.1";
 
 macro_rules! functions {
@@ -33,8 +34,8 @@ macro_rules! functions {
                 Ok(Library {
                     $($name: {
                         let address = find(handle, stringify!($name))?;
-                        // SAFETY: the function of this name has this signature, by the header of the library; its
-                        // default version is the newest of those, as for every program that is linked today.
+                        // SAFETY: by the library's header, the function of this name has this signature; its default
+                        // version is the newest of those, as for every program linked today.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                                 address,
@@ -72,29 +73,29 @@ functions! {
 }
 
 impl Library {
-    /// The library, loaded by the first who asks.
+    /// The library, loaded by the first caller.
     pub(super) fn get() -> Result<&'static Library, VerbsFailure> {
         static LIBRARY: OnceLock<Result<Library, VerbsFailure>> = OnceLock::new();
         LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)
     }
 
-    /// The error number that its last call on this thread has left: its C library's, which is not ours.
+    /// The error number left by its last call on this thread. It is in the namespace's C library, not in the program's.
     pub(super) fn errno(&self) -> i32 {
-        // SAFETY: returns the address of a thread's own word, which lives as long as the thread.
+        // SAFETY: returns the address of a word of this thread, which lives as long as the thread.
         unsafe { *(self.__errno_location)() }
     }
 }
 
 fn load() -> Result<Library, VerbsFailure> {
-    // SAFETY: loads a library, whose constructors set up that library alone: all that it is linked to is its own copy.
+    // SAFETY: loads a library whose constructors set up only that library: all its dependencies are its own copies.
     let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         return Err(VerbsFailure::NoLibrary(last_word()));
     }
     let library = Library::find(handle)?;
-    // SAFETY: takes nothing. Where the kernel copies pinned pages for a child at fork(2) (Linux 5.12) it does nothing;
-    // before, it keeps a driver's own queues from being copied on write. Without it, a child that forks is a danger to
-    // the parent's transfers, so an error is one of all.
+    // SAFETY: the call takes nothing. Where the kernel copies pinned pages for a child at fork(2) (Linux 5.12) it does
+    // nothing; on older kernels it keeps a driver's own queues from being copied on write. If it fails, a child created
+    // by fork(2) endangers the parent's transfers, so loading fails as a whole.
     match unsafe { (library.ibv_fork_init)() } {
         0 => Ok(library),
         errno => Err(VerbsFailure::Call { what: "ibv_fork_init", errno }),
@@ -110,11 +111,11 @@ fn find(handle: *mut c_void, name: &str) -> Result<*mut c_void, VerbsFailure> {
 }
 
 fn last_word() -> String {
-    // SAFETY: returns null, or a text that stays until this thread's next call of the dynamic linker's.
+    // SAFETY: returns null, or a text that stays valid until this thread's next call of the dynamic linker.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason is given".into();
     }
-    // SAFETY: it ends in NUL, and is copied at once.
+    // SAFETY: the text ends in NUL, and is copied immediately.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

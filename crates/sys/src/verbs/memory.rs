@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory that a device may reach: a peer's way in ([`Window`]), and what goes out and comes in ([`Dock`]).
+//! Memory that a device may access: a peer's access to lent memory ([`Window`]), and the local buffer of transfers
+//! ([`Dock`]).
 //!
-//! The kernel pins the pages for as long as they are registered. Registering is for a donor's grants and for the
-//! beginning of a tier, never for a fault.
+//! The kernel pins the pages for as long as they are registered. Memory is registered when a donor grants a slab and
+//! when a tier is opened, never during a fault.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -30,11 +31,11 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// `called`: what its first byte is called in works.
+    /// `called` is the address that the first byte has in work requests.
     ///
     /// # Safety
-    /// The range must stay mapped, and with the same pages, until the registration is dropped. Nobody makes references
-    /// to bytes of it that the device may change.
+    /// The range must stay mapped, with the same pages, until the registration is dropped. No reference may be made to
+    /// bytes of it that the device may change.
     unsafe fn new(
         domain: &Arc<Domain>,
         start: usize,
@@ -44,14 +45,14 @@ impl Registration {
     ) -> Result<Registration, VerbsFailure> {
         let device = &domain.device;
         let address = std::ptr::with_exposed_provenance_mut::<c_void>(start);
-        // SAFETY: the domain is there, and the caller promises the range.
+        // SAFETY: the domain exists, and the caller promises the range.
         let mr = unsafe { (device.library.ibv_reg_mr_iova)(domain.pd.as_ptr(), address, bytes, called, access) };
         let mr = NonNull::new(mr).ok_or_else(|| device.failure("registering memory"))?;
         Ok(Registration { domain: Arc::clone(domain), mr, is_over: false })
     }
 
     fn mr(&self) -> &abi::Mr {
-        // SAFETY: the library's structure, which does not change until it is deregistered.
+        // SAFETY: the structure belongs to the library, and does not change until it is deregistered.
         unsafe { self.mr.as_ref() }
     }
 }
@@ -68,7 +69,7 @@ impl Registration {
         if std::mem::replace(&mut self.is_over, true) || !self.domain.device.is_own() {
             return 0;
         }
-        // SAFETY: it is registered, and nobody uses it afterwards: this is done once.
+        // SAFETY: the memory is registered, and the registration is not used afterwards: this runs once.
         unsafe { (self.domain.device.library.ibv_dereg_mr)(self.mr.as_ptr()) }
     }
 }
@@ -79,15 +80,15 @@ impl Drop for Registration {
     }
 }
 
-/// Part of what is lent, for the peers of one domain, until it is dropped. They call its first byte 0, and learn
-/// nothing of where it is.
+/// Part of the lent memory, accessible to the peers of one domain until it is dropped. Peers address its first byte as
+/// 0, and do not learn its real address.
 pub struct Window {
     registration: Registration,
     _memory: Arc<LentMemory>,
 }
 
 impl Window {
-    /// Opens one on `bytes` bytes from `offset` on. Their pages must not be given back while it is open.
+    /// Opens a window on `bytes` bytes from `offset` on. Their pages must not be given back while it is open.
     pub fn open(
         domain: &Arc<Domain>,
         memory: &Arc<LentMemory>,
@@ -96,32 +97,32 @@ impl Window {
     ) -> Result<Window, VerbsFailure> {
         let start = memory.place_of(offset, bytes);
         let access = abi::ACCESS_LOCAL_WRITE | abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_WRITE;
-        // SAFETY: the memory is mapped as long as `_memory` is kept, and reached through atomics alone. Where its pages
-        // were given back, the device would go on with those that it has pinned: nobody else's.
+        // SAFETY: the memory is mapped as long as `_memory` is kept, and accessed only through atomics. If its pages
+        // were given back, the device would continue to use those that it has pinned, which no other process gets.
         let registration = unsafe { Registration::new(domain, start, bytes, 0, access) }?;
         Ok(Window { registration, _memory: Arc::clone(memory) })
     }
 
-    /// Closes it, so that it is known whether that was done: dropping it would not say.
+    /// Closes it, and returns whether that succeeded, which dropping it would not report.
     pub fn close(self) -> Result<(), VerbsFailure> {
         let Window { registration, .. } = self;
         registration.end()
     }
 
-    /// What a peer has to show.
+    /// The key that a peer must present.
     pub fn key(&self) -> u32 {
         self.registration.mr().rkey
     }
 }
 
-/// Memory of our own that a queue pair takes from and brings to. Not in forked children.
+/// A local buffer that a queue pair reads from and writes to. Not mapped in forked children.
 pub struct Dock {
     // Dropped before the mapping.
     registration: Registration,
     mapping: Mapping,
 }
 
-/// A mapping that is not in forked children.
+/// A mapping that forked children do not inherit.
 struct Mapping {
     start: usize,
     bytes: usize,
@@ -130,24 +131,24 @@ struct Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a child something else may be there.
+        // In a child, something else may be mapped there.
         if self.device.is_own() {
-            // SAFETY: our own range, to which nobody has a reference any more.
+            // SAFETY: the range is this value's own, and no reference to it exists any more.
             let _ = unsafe { syscall(libc::SYS_munmap, [self.start, self.bytes, 0, 0, 0, 0]) };
         }
     }
 }
 
 impl Dock {
-    /// `bytes` bytes, which are there from now on.
+    /// Allocates `bytes` bytes, which are resident from then on.
     pub fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Dock, VerbsFailure> {
         let call = |errno: crate::raw::Errno| VerbsFailure::Call { what: "mmap", errno: errno.0 };
         let start = map_anonymous(bytes).map_err(call)?;
         let mapping = Mapping { start, bytes, device: Arc::clone(&domain.device) };
-        // SAFETY: advice about our own range, to which nobody has a reference.
+        // SAFETY: madvise(2) on this value's own range, to which no reference exists.
         unsafe { syscall(libc::SYS_madvise, [start, bytes, libc::MADV_DONTFORK as usize, 0, 0, 0]) }.map_err(call)?;
         // SAFETY: the range is mapped until `mapping` is dropped, which is after the registration; its bytes are
-        // reached by copies alone, while no work with it is under way.
+        // accessed only by copies, while no work request that uses it is in progress.
         let registration = unsafe { Registration::new(domain, start, bytes, start as u64, abi::ACCESS_LOCAL_WRITE) }?;
         Ok(Dock { registration, mapping })
     }
@@ -161,12 +162,12 @@ impl Dock {
         Dock { registration, mapping: Mapping { start, bytes, device: Arc::clone(&domain.device) } }
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.mapping.bytes
     }
 
-    /// Whether there is none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.mapping.bytes == 0
     }
@@ -180,15 +181,15 @@ impl Dock {
         self.registration.mr().lkey
     }
 
-    /// Copies from `offset` on into `target`. While no work with it is under way.
+    /// Copies from `offset` on into `target`. Only while no work request that uses it is in progress.
     pub fn copy_out(&mut self, offset: usize, target: &mut [u8]) {
         let from = std::ptr::with_exposed_provenance::<u8>(self.address(offset, target.len()) as usize);
-        // SAFETY: inside the mapping, to which nobody has a reference; `&mut` keeps other threads away, and the device
-        // has no work with it, by the caller. The target is elsewhere.
+        // SAFETY: the range is inside the mapping, to which no reference exists; `&mut` excludes other threads, and the
+        // caller ensures that no work request of the device uses it. The target does not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, target.as_mut_ptr(), target.len()) };
     }
 
-    /// Copies `source` to `offset`. While no work with it is under way.
+    /// Copies `source` to `offset`. Only while no work request that uses it is in progress.
     pub fn copy_in(&mut self, offset: usize, source: &[u8]) {
         let to = std::ptr::with_exposed_provenance_mut::<u8>(self.address(offset, source.len()) as usize);
         // SAFETY: as in `copy_out`.

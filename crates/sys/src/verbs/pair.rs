@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A queue pair of a reliable connection, with a completion queue and a channel of its own: one side of the way between
+//! A queue pair of a reliable connection, with its own completion queue and channel: one side of a connection between
 //! two memories.
 //!
-//! Each end tells the other its [`End`] by a way of its own, and connects. Then the side that asks posts one work at a
-//! time and looks for its completion; the other side's processor has no part in it. A connection that has failed is
-//! reset, and may be connected anew: with the same objects, so that nothing is allocated for it.
+//! Each end sends the other its [`End`] over another connection, and connects. Then the requesting side posts one work
+//! request at a time and polls for its completion; the other side's processor is not involved. A failed connection is
+//! reset, and may be connected again, with the same objects, so that nothing is allocated.
 //!
-//! What works and how long, in this order: the device sends a packet again after its time limit, so many times; then
-//! the work completes with a failure and the pair is good for nothing until it is reset. See ibv_modify_qp(3), and
+//! Failure handling takes two steps: the device resends a packet after its time limit, up to [`RETRIES`] times; then
+//! the work request completes with an error and the pair is unusable until it is reset. See ibv_modify_qp(3), and
 //! chapters 9.7 and 11.6 of the InfiniBand Architecture Specification, volume 1.
 //!
-//! Threads: any, one at a time; also in a signal handler, but for making it.
+//! Threads: any, one at a time; also in a signal handler, except for creating it.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -27,33 +27,35 @@ use super::memory::Dock;
 use crate::raw::{Errno, syscall};
 use crate::wakeup::readable;
 
-/// Bits of the number of a packet.
+/// Width of a packet number, in bits.
 pub const PSN_BITS: u32 = 24;
-/// Works that are under way at once: one, and one that was left by a failure.
+/// Maximum number of work requests in progress: one, and one left over from a failure.
 const WORKS_MOST: u32 = 2;
-/// A packet that is not answered is sent again after 4.096 us times 2 to the power of this: 67 ms. A device may take up
-/// to four times as long.
+/// An unacknowledged packet is resent after 4.096 us times 2 to the power of this: 67 ms. A device may take up to four
+/// times as long.
 const TIMEOUT: u8 = 14;
-/// How often it is sent again. With the above, a peer that is gone is known after 0.5 to 1.9 seconds; who cannot wait
-/// so long gives up before and resets the pair. The field has room for 7, which Soft-RoCE takes for ever.
+/// How many times a packet is resent. With the above, a dead peer is detected after 0.5 to 1.9 seconds; a caller that
+/// cannot wait that long gives up earlier and resets the pair. The field's maximum is 7, which Soft-RoCE treats as
+/// unlimited.
 const RETRIES: u8 = 6;
-/// The wait that is asked of a peer that has sent too much: 0.64 ms. Nothing is sent here that could be too much.
+/// The wait requested of a peer that has sent too much: 0.64 ms. No sends are used here, so it never applies.
 const RNR_TIMER: u8 = 12;
-/// Reads that the device has under way for one work at most, and that it serves. Every device since 2003 has four.
+/// Maximum number of reads that the device has in progress for one work request, and that it serves. Every device since
+/// 2003 supports four.
 const READS_AT_ONCE: u8 = 4;
-/// How far packets may be routed: the default of IP.
+/// Maximum number of hops of a packet: the default of IP.
 const HOPS: u8 = 64;
-/// Looks at a queue that a reset has just emptied: there are two works at most.
+/// Polls of a queue that a reset has just emptied: there are at most two work requests.
 const DRAINS_MOST: u32 = 4;
 
-/// What one end has to know of the other.
+/// What one end must know about the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The number of its queue pair; 24 bits.
     pub pair: u32,
     /// The number of its first packet; 24 bits.
     pub psn: u32,
-    /// Its address in an InfiniBand subnet; 0 by RoCE.
+    /// Its address in an InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
     /// Its largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
     pub mtu: u8,
@@ -61,54 +63,55 @@ pub struct End {
     pub gid: [u8; 16],
 }
 
-/// What is to be done.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// The peer's bytes come into the dock.
+    /// Copies the peer's bytes into the dock.
     Read,
-    /// The dock's bytes go to the peer.
+    /// Copies the dock's bytes to the peer.
     Write,
 }
 
-/// How it went.
+/// The outcome of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// All of it.
+    /// All bytes were transferred.
     Done,
-    /// The peer's device refuses: the key, or what it is for.
+    /// The peer's device refuses the key, or the access.
     Refused,
     /// The peer does not answer.
     Silent,
-    /// Otherwise not; the status of the library's.
+    /// Any other failure, with the library's status.
     Failed(i32),
 }
 
-/// See the module.
+/// A queue pair; see the module.
 pub struct QueuePair {
     domain: Arc<Domain>,
     qp: NonNull<abi::Qp>,
     cq: NonNull<abi::Cq>,
     channel: NonNull<abi::CompChannel>,
-    /// The number of the work that is under way, or of none: a completion with another number is that of a work which a
-    /// reset has ended, and says nothing of this one. Written by whoever posts or resets, one at a time.
+    /// The number of the work request in progress, or of none. A completion with another number belongs to a work
+    /// request that a reset has ended, and says nothing about this one. Written by the thread that posts or resets, one
+    /// at a time.
     work: AtomicU64,
 }
 
 // SAFETY: as for `Device`.
 unsafe impl Send for QueuePair {}
-// SAFETY: as for `Device`. Who posts, polls or waits at the same time as another one meets the other one's completions,
-// which is against the contract here and unsafe for nobody: the library locks its queues.
+// SAFETY: as for `Device`. Threads that post, poll or wait at the same time may take each other's completions, which
+// violates the contract here but is memory-safe: the library locks its queues.
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    /// One that is not connected.
+    /// Creates a pair that is not connected.
     pub fn new(domain: &Arc<Domain>) -> Result<QueuePair, VerbsFailure> {
         let device = &domain.device;
         let library = device.library;
         // SAFETY: the device is open.
         let channel = unsafe { (library.ibv_create_comp_channel)(device.context.as_ptr()) };
         let channel = NonNull::new(channel).ok_or_else(|| device.failure("ibv_create_comp_channel"))?;
-        // SAFETY: nobody else has it yet; its descriptor's field is read anew by every call.
+        // SAFETY: the channel has no other user yet; every call reads the descriptor's field again.
         unsafe { (*channel.as_ptr()).fd = crate::own_descriptors::keep((*channel.as_ptr()).fd) };
         let depth = WORKS_MOST as c_int + 1;
         // SAFETY: device and channel are open, and stay so until the queue is destroyed.
@@ -116,7 +119,7 @@ impl QueuePair {
             unsafe { (library.ibv_create_cq)(device.context.as_ptr(), depth, ptr::null_mut(), channel.as_ptr(), 0) };
         let Some(cq) = NonNull::new(cq) else {
             let failure = device.failure("ibv_create_cq");
-            // SAFETY: it has no queue.
+            // SAFETY: the channel has no queue.
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(failure);
         };
@@ -136,11 +139,11 @@ impl QueuePair {
             qp_type: abi::QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: the domain is there, and the queue stays until the pair is destroyed.
+        // SAFETY: the domain exists, and the queue stays until the pair is destroyed.
         let qp = unsafe { (library.ibv_create_qp)(domain.pd.as_ptr(), &raw mut attributes) };
         let Some(qp) = NonNull::new(qp) else {
             let failure = device.failure("ibv_create_qp");
-            // SAFETY: neither is used by anything.
+            // SAFETY: neither is in use.
             unsafe {
                 (library.ibv_destroy_cq)(cq.as_ptr());
                 (library.ibv_destroy_comp_channel)(channel.as_ptr());
@@ -150,11 +153,11 @@ impl QueuePair {
         Ok(QueuePair { domain: Arc::clone(domain), qp, cq, channel, work: AtomicU64::new(0) })
     }
 
-    /// What the peer has to know of this end, if its packets begin with this number.
+    /// The description of this end for the peer, if its packets begin with the number `psn`.
     pub fn end(&self, psn: u32) -> End {
         let (device, psn) = (&self.domain.device, psn & ((1 << PSN_BITS) - 1));
         let port = device.port();
-        // SAFETY: the structure is the library's, whose number does not change.
+        // SAFETY: the structure belongs to the library, and its number does not change.
         let pair = unsafe { (*self.qp.as_ptr()).qp_num };
         End { pair, psn, lid: port.lid, mtu: device.mtu(), gid: port.gid }
     }
@@ -162,7 +165,7 @@ impl QueuePair {
     fn modify(&self, mut attributes: abi::QpAttr, mask: c_int) -> Result<(), Errno> {
         self.domain.device.check_own()?;
         let library = self.domain.device.library;
-        // SAFETY: the pair is there, and the structure has what the mask says.
+        // SAFETY: the pair exists, and the structure has the fields that the mask names.
         match uncancelled(library, || unsafe {
             (library.ibv_modify_qp)(self.qp.as_ptr(), &raw mut attributes, abi::QP_STATE | mask)
         }) {
@@ -171,7 +174,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the connection, with whatever is under way: no byte of a dock changes afterwards.
+    /// Ends the connection, with any work in progress: no byte of a dock changes afterwards.
     pub fn reset(&self) -> Result<(), Errno> {
         self.modify(abi::QpAttr { qp_state: abi::QPS_RESET, ..abi::QpAttr::default() }, 0)?;
         self.next_work();
@@ -188,7 +191,7 @@ impl QueuePair {
         self.work.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Connects this end, whose packets begin with `psn`, to a peer's. It must have been reset, or be new.
+    /// Connects this end, whose packets begin with `psn`, to a peer's. It must be new or have been reset.
     pub fn connect(&self, psn: u32, peer: &End, lets_in: bool) -> Result<(), Errno> {
         let port = self.domain.device.port();
         let access = if lets_in { abi::ACCESS_REMOTE_READ | abi::ACCESS_REMOTE_WRITE } else { 0 };
@@ -242,8 +245,8 @@ impl QueuePair {
         )
     }
 
-    /// Puts a work under way: `bytes` bytes between `from` on in the dock and `remote` on in what the peer's key is
-    /// for. Until its completion was found, or the pair was reset, the dock's bytes are the device's.
+    /// Starts a work request: `bytes` bytes between `from` on in the dock and `remote` on in the memory of the peer's
+    /// key. Until its completion is found, or the pair is reset, the dock's bytes belong to the device.
     pub fn post(
         &self,
         work: Work,
@@ -260,7 +263,7 @@ impl QueuePair {
             wr_id: self.next_work(),
             next: ptr::null_mut(),
             sg_list: &raw mut piece,
-            // Of no bytes, a piece would mean 2 GiB to some devices.
+            // For a transfer of no bytes, some devices would take a piece of length 0 as 2 GiB.
             num_sge: c_int::from(bytes > 0),
             opcode: match work {
                 Work::Read => abi::WR_RDMA_READ,
@@ -274,24 +277,24 @@ impl QueuePair {
         };
         let mut bad = ptr::null_mut();
         let library = self.domain.device.library;
-        // SAFETY: the pair is there, and so is its context, whose table of operations its driver has filled.
+        // SAFETY: the pair exists, and so does its context, whose table of operations its driver has filled.
         let post = unsafe { (*(*self.qp.as_ptr()).context).ops.post_send }.expect("every driver posts");
-        // SAFETY: request and piece are read before the call returns; the dock is registered and stays.
+        // SAFETY: request and piece are read before the call returns; the dock is registered and stays registered.
         match uncancelled(library, || unsafe { post(self.qp.as_ptr(), &raw mut request, &raw mut bad) }) {
             0 => Ok(()),
-            // Some drivers return the number, others one less than zero.
+            // Some drivers return the error number, others a negative number.
             errno => Err(Errno(if errno > 0 { errno } else { libc::EIO })),
         }
     }
 
-    /// The completion of the work that was posted last, if it is there.
+    /// The completion of the latest work request, if it has arrived.
     pub fn poll(&self) -> Result<Option<Completion>, Errno> {
         self.domain.device.check_own()?;
-        // SAFETY: the queue is there, and so is its context, whose table of operations its driver has filled.
+        // SAFETY: the queue exists, and so does its context, whose table of operations its driver has filled.
         let poll = unsafe { (*(*self.cq.as_ptr()).context).ops.poll_cq }.expect("every driver polls");
         for _ in 0..=WORKS_MOST {
             let mut found = abi::Wc::default();
-            // SAFETY: there is room for the one.
+            // SAFETY: there is room for one completion.
             match unsafe { poll(self.cq.as_ptr(), 1, &raw mut found) } {
                 0 => break,
                 1 if found.wr_id == self.work.load(Ordering::Relaxed) => return Ok(Some(completion(found.status))),
@@ -302,19 +305,19 @@ impl QueuePair {
         Ok(None)
     }
 
-    /// From now on the next completion is told of by [`wait`](Self::wait). One that is there already is not.
+    /// Makes [`wait`](Self::wait) report the next completion. A completion that has already arrived is not reported.
     pub fn arm(&self) -> Result<(), Errno> {
         self.domain.device.check_own()?;
         // SAFETY: as in `poll`.
         let arm = unsafe { (*(*self.cq.as_ptr()).context).ops.req_notify_cq }.expect("every driver notifies");
-        // SAFETY: the queue is there.
+        // SAFETY: the queue exists.
         match unsafe { arm(self.cq.as_ptr(), 0) } {
             0 => Ok(()),
             errno => Err(Errno(errno.abs())),
         }
     }
 
-    /// Waits until a completion is told of, or until `limit` is over, or a signal comes.
+    /// Waits until a completion is reported, until `limit` has passed, or until a signal arrives.
     pub fn wait(&self, limit: Duration) {
         if readable(self.descriptor(), limit) {
             self.take_events();
@@ -322,22 +325,22 @@ impl QueuePair {
     }
 
     fn descriptor(&self) -> c_int {
-        // SAFETY: the channel is there; nobody changes its descriptor.
+        // SAFETY: the channel exists; nothing changes its descriptor.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Takes what has been told, and says so to the library, which counts it.
+    /// Reads the reported events, and acknowledges them to the library, which counts them.
     fn take_events(&self) {
-        // As the kernel's `struct ib_uverbs_comp_event_desc`: a number that was given to the queue.
+        // As in the kernel's `struct ib_uverbs_comp_event_desc`: a number that identifies the queue.
         let mut event = 0u64;
         while readable(self.descriptor(), Duration::ZERO) {
             let args = [self.descriptor() as usize, &raw mut event as usize, size_of::<u64>(), 0, 0, 0];
-            // SAFETY: read(2) writes at most the eight bytes. Not by the library, whose call can be a thread's end
-            // (pthread_cancel(3)).
+            // SAFETY: read(2) writes at most the eight bytes. The library's own call is not used, because it can be a
+            // cancellation point (pthread_cancel(3)).
             if unsafe { syscall(libc::SYS_read, args) } != Ok(size_of::<u64>()) {
                 return;
             }
-            // SAFETY: the queue is there, and one event of it was read.
+            // SAFETY: the queue exists, and one of its events was read.
             unsafe { (self.domain.device.library.ibv_ack_cq_events)(self.cq.as_ptr(), 1) };
         }
     }
@@ -348,10 +351,10 @@ impl Drop for QueuePair {
         if !self.domain.device.is_own() {
             return;
         }
-        // The library waits for what was told and not taken.
+        // The library waits until every reported event is acknowledged.
         self.take_events();
         let library = self.domain.device.library;
-        // SAFETY: each is there, nobody uses it afterwards, and nothing is left that needs it.
+        // SAFETY: each exists, is not used afterwards, and nothing that needs it is left.
         unsafe {
             (library.ibv_destroy_qp)(self.qp.as_ptr());
             (library.ibv_destroy_cq)(self.cq.as_ptr());
@@ -369,15 +372,15 @@ fn completion(status: c_int) -> Completion {
     }
 }
 
-/// Calls what may be a cancellation point (a driver that sends by write(2), as Soft-RoCE does): a thread does not end
-/// amid it. The C library that is asked is the one that would end it.
+/// Makes a call that may be a cancellation point (a driver that sends with write(2), as Soft-RoCE does), so that the
+/// thread is not cancelled during it. Uses the namespace's C library, whose calls the cancellation would end.
 fn uncancelled(library: &super::library::Library, call: impl FnOnce() -> c_int) -> c_int {
     const DISABLE: c_int = 1;
     let mut before = 0;
-    // SAFETY: changes a word of this thread's, and writes one.
+    // SAFETY: changes a word of this thread, and writes one.
     unsafe { (library.pthread_setcancelstate)(DISABLE, &raw mut before) };
     let done = call();
-    // SAFETY: as above, back to what it was.
+    // SAFETY: as above, restoring the old state.
     unsafe { (library.pthread_setcancelstate)(before, ptr::null_mut()) };
     done
 }
@@ -396,9 +399,9 @@ mod tests {
     use crate::memory::OwnWord;
 
     thread_local! {
-        /// Numbers of the works that were posted.
+        /// Numbers of the posted work requests.
         static POSTED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-        /// Numbers and states of the works that are complete.
+        /// Numbers and states of the completed work requests.
         static COMPLETE: RefCell<VecDeque<(u64, c_int)>> = const { RefCell::new(VecDeque::new()) };
     }
 
@@ -410,13 +413,13 @@ mod tests {
 
     unsafe extern "C" fn poll(_: *mut abi::Cq, _: c_int, found: *mut abi::Wc) -> c_int {
         let Some((wr_id, status)) = COMPLETE.with_borrow_mut(VecDeque::pop_front) else { return 0 };
-        // SAFETY: the caller has room for one.
+        // SAFETY: the caller has room for one completion.
         unsafe { *found = abi::Wc { wr_id, status, ..abi::Wc::default() } };
         1
     }
 
-    /// A queue pair of a device that does nothing by itself, and a dock; both are left behind. `None`, and says so,
-    /// without the library.
+    /// A queue pair of a device that does nothing by itself, and a dock; both are leaked. `None` without the library,
+    /// with the reason printed.
     fn pair() -> Option<(ManuallyDrop<QueuePair>, ManuallyDrop<Dock>)> {
         let library = match Library::get() {
             Ok(library) => library,
@@ -445,8 +448,8 @@ mod tests {
         Some((ManuallyDrop::new(pair), ManuallyDrop::new(Dock::of_parts(&domain, 4096))))
     }
 
-    /// A read was given up, and another one posted in its place: when the first one's completion still came, the dock
-    /// held what it had held before, and that was taken for the second one's bytes.
+    /// A read was given up, and another one posted in its place. When the first one's completion then arrived, the dock
+    /// still held its old contents, which were taken for the second one's bytes.
     #[test]
     fn the_completion_of_an_older_work_is_nobodys() {
         let Some((pair, mut dock)) = pair() else { return };
@@ -464,7 +467,7 @@ mod tests {
         let third = read();
         complete(third, abi::WC_REM_ACCESS_ERR);
         assert_eq!(pair.poll(), Ok(Some(Completion::Refused)));
-        // A device that tells more and more is not listened to without end.
+        // A device that keeps reporting completions is not polled without end.
         (0..100).for_each(|_| complete(first, abi::WC_SUCCESS));
         assert_eq!(pair.poll(), Ok(None));
         assert!(COMPLETE.with_borrow(VecDeque::len) > 90);

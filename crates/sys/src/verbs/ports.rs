@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which ports of RDMA devices there are, and which of them to use: what the kernel says in `/sys/class/infiniband`.
+//! The ports of the RDMA devices, and the choice among them, from the kernel's data in `/sys/class/infiniband`.
 //!
 //! See the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`. Nothing is opened here.
 
@@ -12,33 +12,33 @@ use std::path::Path;
 use super::failure::VerbsFailure;
 
 const CLASS: &str = "/sys/class/infiniband";
-/// Entries of a port's table of addresses that are looked at: more than interfaces have addresses.
+/// Number of entries examined in a port's address table: more than an interface has addresses.
 const GIDS_MOST: usize = 256;
 
-/// A port that can be used, and by which address of its own.
+/// A usable port, with one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// The device's name.
     pub device: String,
-    /// Its number there, from 1 on.
+    /// The port's number on the device, from 1 on.
     pub number: u8,
-    /// Ethernet, which is RoCE; or InfiniBand.
+    /// True for Ethernet (RoCE), false for InfiniBand.
     pub is_ethernet: bool,
-    /// Which entry of its table of addresses.
+    /// Index of the entry in its address table.
     pub gid_index: u8,
-    /// That address; by RoCE, one of IP version 6, or of version 4 mapped to that.
+    /// The address in that entry; for RoCE, an IPv6 address, or an IPv4 address mapped to IPv6.
     pub gid: [u8; 16],
-    /// Its address in an InfiniBand subnet; 0 by RoCE.
+    /// Its address in an InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
 }
 
 impl Port {
-    /// Its IP address, by RoCE.
+    /// Its IP address, for RoCE.
     pub fn ip(&self) -> Option<IpAddr> {
         self.is_ethernet.then(|| Ipv6Addr::from(self.gid).to_canonical())
     }
 
-    /// How good it is for reaching others: by an address that routes lead to, rather than one of the link alone.
+    /// How well it can reach others, lower is better: a routable address ranks before a link-local one.
     fn rank(&self) -> u8 {
         match self.ip() {
             None => 0,
@@ -54,8 +54,8 @@ pub fn ports() -> (Vec<Port>, Vec<String>) {
     list(Path::new(CLASS))
 }
 
-/// The port to use: of the device that is `wanted`, if one is, and with the IP address `local`, if a port has it.
-/// Otherwise the first one that is good for reaching others.
+/// The port to use: one of the device `wanted`, if given, and with the IP address `local`, if a port has it. Otherwise
+/// the first of those that rank best for reaching others.
 pub fn choose(wanted: Option<&str>, local: Option<IpAddr>) -> Result<Port, VerbsFailure> {
     let (ports, devices) = ports();
     pick(ports, devices, wanted, local)
@@ -106,7 +106,7 @@ fn of_port(port: &Path, device: &str, number: u8, found: &mut Vec<Port>) {
         let Some(gid) = gid(&text(&format!("gids/{index}"))) else {
             if port.join(format!("gids/{index}")).exists() { continue } else { break }
         };
-        // Version 1 of RoCE does not leave the link.
+        // RoCE version 1 does not leave the link.
         if is_ethernet && text(&format!("gid_attrs/types/{index}")) != "RoCE v2" {
             continue;
         }
@@ -125,7 +125,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// An address as sysfs writes it; `None` for an empty entry.
+/// Parses an address as sysfs writes it; `None` for an empty entry.
 fn gid(text: &str) -> Option<[u8; 16]> {
     let address: Ipv6Addr = text.parse().ok()?;
     (!address.is_unspecified()).then_some(address.octets())
@@ -135,7 +135,7 @@ fn gid(text: &str) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
 
-    /// A directory as the kernel makes it: a card with two ports, of which one is down, and one for InfiniBand.
+    /// A directory like the kernel's: a card with two ports, one of which is down, and one for InfiniBand.
     fn class(name: &str) -> std::path::PathBuf {
         let root = std::env::temp_dir().join(format!("aquifer-infiniband-{name}-{}", std::process::id()));
         let write = |path: &str, text: &str| {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! As much of a kernel as sleeping needs: futex(2), eventfd(2), poll(2). Time never passes, so no wait ends by itself.
+//! A model of the kernel calls that sleeping needs: futex(2), eventfd(2), poll(2). Time never passes, so no wait ends
+//! by itself.
 //!
-//! Every call is one step under one lock, as in the kernel, where the futex bucket's or the wait queue's lock makes
-//! it one. State is per execution: the scheduler runs a story many times.
+//! Every call is one step under one lock, as in the kernel, where the lock of the futex bucket or of the wait queue
+//! makes it one. State is per execution: the scheduler runs a story many times.
 
 use std::collections::HashMap;
 
@@ -12,14 +13,14 @@ use shuttle::sync::{Condvar, Mutex};
 
 use crate::atomic::{AtomicU32, Ordering};
 
-/// A kernel's answer that says no.
+/// An error number of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-/// What the kernel remembers.
+/// The model's state.
 #[derive(Default)]
 struct State {
-    /// How often somebody has woken the word at this address.
+    /// How many times the word at this address has been woken.
     wakes: HashMap<usize, u64>,
     /// The count of each eventfd; its descriptor is the index.
     events: Vec<u64>,
@@ -34,10 +35,10 @@ shuttle::lazy_static! {
     static ref KERNEL: Kernel = Kernel { state: Mutex::new(State::default()), changed: Condvar::new() };
 }
 
-/// The calls of `futex.rs` and `wakeup.rs`, and nothing else.
+/// The calls of `futex.rs` and `wakeup.rs`; no others exist.
 ///
 /// # Safety
-/// As for the calls of the same names: pointers must be valid for what they do.
+/// As for the calls of the same names: pointers must be valid for their use.
 pub unsafe fn syscall(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
     match number {
         libc::SYS_futex if args[1] as i32 & libc::FUTEX_WAKE != 0 => wake(args[0]),
@@ -54,13 +55,13 @@ pub unsafe fn syscall(number: i64, args: [usize; 6]) -> Result<usize, Errno> {
         }
         libc::SYS_read if take_event(args[0] as i32) => Ok(8),
         libc::SYS_read => Err(Errno(libc::EAGAIN)),
-        // SAFETY: the caller passes an array of as many entries.
+        // SAFETY: the caller passes an array with that number of entries.
         libc::SYS_poll => poll(unsafe { std::slice::from_raw_parts_mut(args[0] as *mut libc::pollfd, args[1]) }),
         _ => panic!("the model has no system call {number}"),
     }
 }
 
-/// Compares and goes to sleep as one step; sleeps until somebody wakes this address.
+/// Compares and goes to sleep in one step; sleeps until this address is woken.
 fn wait(address: usize, word: &AtomicU32, expected: u32) -> Result<usize, Errno> {
     let mut state = KERNEL.state.lock().unwrap();
     if word.load(Ordering::SeqCst) != expected {
@@ -97,16 +98,17 @@ pub fn write_event(descriptor: i32) {
     KERNEL.changed.notify_all();
 }
 
-/// Takes an eventfd's count. False when it was zero, where the real one says EAGAIN.
+/// Takes an eventfd's count. Returns false when it was zero, where the real call returns EAGAIN.
 pub fn take_event(descriptor: i32) -> bool {
     std::mem::take(&mut KERNEL.state.lock().unwrap().events[descriptor as usize]) > 0
 }
 
-/// The descriptor that was made last.
+/// Needed to compile `wakeup.rs`: its callers run only after fork(2).
 pub fn replace_descriptor(_: i32, _: i32) -> Result<(), Errno> {
     unreachable!("nobody forks here")
 }
 
+/// The descriptor that was created last.
 pub fn last_descriptor() -> i32 {
     KERNEL.state.lock().unwrap().events.len() as i32 - 1
 }
