@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the user typed, and the checked settings that the rest of the bench sees.
+//! The command-line arguments, and the checked settings that the rest of the bench uses.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -17,10 +17,10 @@ use crate::own;
 use crate::size::{parse_duration, parse_rate, parse_size};
 use crate::workload::{self, Sizing, WORKLOADS, Workload};
 
-/// A bar of one per cent, on a machine that wavers by a few from run to run, takes many.
+/// A bar of one per cent needs many rounds on a machine whose results vary by a few per cent from run to run.
 const ROUNDS_BELOW_BUDGET: u32 = 15;
 
-/// Below, nothing ends in time; above, nothing that this machine sends is held up.
+/// Below this range, no run ends in time; above it, the limit has no effect on this machine's traffic.
 const CABLE_RATES: RangeInclusive<u64> = 1_000_000..=100_000_000_000;
 
 /// The command line of `aquifer bench`.
@@ -142,7 +142,7 @@ pub struct BenchArgs {
     pub program: Vec<OsString>,
 }
 
-/// What was asked for, checked.
+/// The checked arguments.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub workloads: Vec<&'static Workload>,
@@ -150,7 +150,7 @@ pub struct Settings {
     pub contenders: Vec<Contender>,
     pub locals: Vec<u32>,
     pub rounds: u32,
-    /// True when `rounds` was not chosen by the user.
+    /// True when the user did not choose `rounds`.
     pub rounds_by_default: bool,
     pub sizing: Sizing,
     pub scale: u32,
@@ -159,11 +159,11 @@ pub struct Settings {
     pub dir: PathBuf,
     pub programs: PathBuf,
     pub aquifer: Option<PathBuf>,
-    /// Another build, to compare with.
+    /// Another build, for comparison.
     pub against: Option<PathBuf>,
     pub aquifer_args: Vec<String>,
     pub umap_page_bytes: Option<u64>,
-    /// Bytes a second, of each cable and each way.
+    /// Bytes per second, of each cable in each direction.
     pub cable_rate: u64,
     pub timeout: Duration,
     pub json: Option<PathBuf>,
@@ -173,7 +173,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Checks the arguments. What `--quick` sets can be overruled by naming it.
+    /// Checks the arguments. A flag given with `--quick` overrides what `--quick` sets.
     pub fn from_args(args: BenchArgs) -> Result<Self, BenchFailure> {
         let is_own = !args.program.is_empty();
         let contenders = if args.contender.is_empty() && is_own {
@@ -208,7 +208,7 @@ impl Settings {
         if args.bytes.is_some_and(|bytes| bytes < 1 << 20) {
             return Err(BenchFailure::usage("--bytes is under 1MiB, too small to be limited", "use 64MiB or more"));
         }
-        // The arrays of the workloads begin at multiples of 2 MiB of their files.
+        // The workloads' arrays begin at multiples of 2 MiB in their files.
         if args.umap_page.is_some_and(|bytes| !bytes.is_power_of_two() || !(4 << 10..=2 << 20).contains(&bytes)) {
             return Err(BenchFailure::usage("--umap-page is no power of two from 4KiB to 2MiB", "use 1MiB"));
         }
@@ -253,7 +253,7 @@ impl Settings {
         })
     }
 
-    /// How often each case of an overhead is measured.
+    /// How many times each case of an overhead is measured.
     pub fn overhead_rounds(&self, overhead: Overhead) -> u32 {
         match overhead {
             Overhead::BelowBudget if self.rounds_by_default => ROUNDS_BELOW_BUDGET,
@@ -261,7 +261,7 @@ impl Settings {
         }
     }
 
-    /// True when stdout carries JSON alone.
+    /// True when only JSON goes to stdout.
     pub fn json_on_stdout(&self) -> bool {
         self.json.as_deref() == Some(Path::new("-"))
     }
@@ -315,7 +315,7 @@ fn contenders_named(names: &[String]) -> Result<Vec<Contender>, BenchFailure> {
     Ok(without_repeats(&parsed.map_err(|cause| BenchFailure::usage(cause, ""))?))
 }
 
-/// Each of ours, and right after it the same by the other build.
+/// Lists each Aquifer contender, followed by the same contender run by the other build.
 fn beside_another_build(contenders: Vec<Contender>, other: &Path) -> Result<Vec<Contender>, BenchFailure> {
     if !other.is_file() {
         let cause = format!("--against {} is no file", other.display());

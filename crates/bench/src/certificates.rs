@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Certificates for one donor and one borrower, made by openssl(1) for this once, and the words with which both use
-//! them.
+//! Certificates for one donor and one borrower, made by openssl(1) for a single run, and the arguments with which both
+//! use them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::lender::Way;
 use crate::process::{self, find_program};
 
-/// Keys on a curve take milliseconds.
+/// Elliptic-curve keys take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The commands of `docs/donor.md`; the first argument is the donor's address.
@@ -27,12 +27,12 @@ for name in donor borrower; do
     -extfile $name.ext -out $name.pem
 done";
 
-/// Why no certificates can be made here; None: they can.
+/// Why certificates cannot be made here; None if they can.
 pub fn obstacle() -> Option<String> {
     find_program("openssl").is_none().then(|| "openssl is not installed; install openssl".into())
 }
 
-/// Makes them in a directory that is there, for a donor at this IP address.
+/// Makes the certificates in an existing directory, for a donor at this IP address.
 pub fn tls(directory: &Path, address: &str, interrupt: &Interrupt) -> Result<Way, BenchFailure> {
     let mut command = Command::new("sh");
     command.args(["-c", COMMANDS, "sh", address]).current_dir(directory);

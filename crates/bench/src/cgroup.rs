@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One cgroup per run: the limit that the kernel enforces, and the kernel's own account of the peak.
+//! One cgroup per run: the limit that the kernel enforces, and the kernel's own measurement of the peak.
 //!
-//! Both hierarchies are known: v1 (`memory.limit_in_bytes`) and v2 (`memory.max`). Only cgroups with our name are made,
-//! written to or removed; on v2 the memory controller must already be on for children of the root, since switching
-//! it on would change a cgroup that is not ours.
+//! Both hierarchies are supported: v1 (`memory.limit_in_bytes`) and v2 (`memory.max`). Only cgroups with the bench's
+//! name are created, written to or removed. On v2 the memory controller must already be enabled for children of the
+//! root, since enabling it would change a cgroup that the bench does not own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub enum Hierarchy {
 }
 
 impl Hierarchy {
-    /// Finds the hierarchy and makes sure that a cgroup can be made in it, or says why not.
+    /// Finds the hierarchy and makes sure that a cgroup can be created in it, or says why not.
     pub fn detect(token: &str) -> Result<Self, BenchFailure> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let hierarchy =
@@ -44,7 +44,8 @@ impl Hierarchy {
         Ok(hierarchy)
     }
 
-    /// v1 if it has the memory controller, else v2 if that has it. `read` reads a file, or gives nothing.
+    /// v1 if it has the memory controller, otherwise v2 if that has it. `read` reads a file, or returns an empty
+    /// string.
     fn in_mounts(mounts: &str, read: impl Fn(&Path) -> String) -> Option<Self> {
         let mut unified = None;
         for line in mounts.lines() {
@@ -73,14 +74,14 @@ impl Hierarchy {
         }
     }
 
-    /// For the report.
+    /// A description for the report.
     pub fn describe(&self) -> String {
         let version = if matches!(self, Self::V1(_)) { "v1" } else { "v2" };
         format!("{version} at {}", self.root().display())
     }
 }
 
-/// What the kernel saw.
+/// The kernel's measurements.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Account {
     pub peak_bytes: Option<u64>,
@@ -88,7 +89,7 @@ pub struct Account {
     pub oom_kills: u64,
 }
 
-/// A cgroup of ours; removed, with whatever still runs in it, when dropped.
+/// A cgroup of the bench; removed when dropped, after ending the processes that still run in it.
 #[derive(Debug)]
 pub struct Cgroup {
     hierarchy: Hierarchy,
@@ -123,7 +124,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Words that join the cgroup and then become the command that stands behind them.
+    /// The start of a command line that joins the cgroup and then executes the command that follows.
     pub fn words(&self) -> Vec<String> {
         let members = self.path.join("cgroup.procs").display().to_string();
         vec!["/bin/sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), members]
@@ -159,7 +160,7 @@ impl Cgroup {
     }
 }
 
-/// `name value` lines.
+/// Reads a field from lines of the form `name value`.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use crate::hosts::HOSTS_MOST;
 
-/// Where a swap area lies.
+/// The medium of a swap area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SwapKind {
     /// A file on the disk that the flash tier uses too.
@@ -22,19 +22,20 @@ pub enum SwapKind {
 /// One way of running a program.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Contender {
-    /// No limit: what the program can do with all the DRAM it wants.
+    /// No limit: the program with all the DRAM it wants.
     Dram,
     /// `aquifer run` over `--tier flash:`, inside the limit.
     AquiferFlash,
     /// As `AquiferFlash`, encrypted: what that costs.
     AquiferFlashEncrypted,
-    /// `aquifer run` over `--tier dram:`; the tier's memory would count, so the budget is checked, not enforced.
+    /// `aquifer run` over `--tier dram:`; the limit would charge the tier's memory too, so the budget is checked, not
+    /// enforced.
     AquiferDram,
-    /// `aquifer run` over a donor of the bench's own outside the limit, by TCP in plain text within this machine.
+    /// `aquifer run` over a donor that the bench starts outside the limit, by TCP in plain text within this machine.
     AquiferDonor,
     /// As `AquiferDonor`, by TLS 1.3 with certificates on both sides.
     AquiferDonorTls,
-    /// Over so many donors together, each on a host of its own at the end of a cable with a limit.
+    /// Over this many donors together, each on its own host behind a cable with a rate limit.
     AquiferDonors(u32),
     /// `aquifer run` over `--tier emulated:PROFILE`, checked like `AquiferDram`.
     AquiferEmulated(String),
@@ -46,25 +47,25 @@ pub enum Contender {
     MmapFile,
     /// The arrays in a file that UMap pages.
     Umap,
-    /// What the device can do at best: `fio` with the workload's mix of reads and writes.
+    /// The best that the device can do: `fio` with the workload's mix of reads and writes.
     Fio,
-    /// One of ours, run by another build of aquifer (`--against`).
+    /// An Aquifer contender, run by another build (`--against`).
     OtherBuild(Box<Contender>),
 }
 
-/// What runs when nothing is named.
+/// The contenders that run when none is named.
 pub const STANDARD: &str = "dram,aquifer-flash,aquifer-dram,aquifer-donor,aquifer-donor-tls,\
     aquifer-shm,swap-disk,swap-ram,swap-zram,mmap-file,umap,fio";
 
-/// How the names begin of those that run only when they are named.
+/// Prefixes of the names of contenders that run only when they are named.
 const EMULATED: &str = "aquifer-emulated:";
 const DONORS: &str = "aquifer-donors:";
 const FLASH_ENCRYPTED: &str = "aquifer-flash-encrypted";
-/// How the names end of those that another build runs.
+/// Suffix of the names of contenders that another build runs.
 pub const OTHER_BUILD: &str = "@against";
 
 impl Contender {
-    /// The same contender, whichever build runs it.
+    /// The contender itself, regardless of the build that runs it.
     pub fn kind(&self) -> &Self {
         match self {
             Self::OtherBuild(kind) => kind,
@@ -85,12 +86,12 @@ impl Contender {
         is_local || self.borrows()
     }
 
-    /// True when a donor must be there.
+    /// True when it needs a donor.
     pub fn borrows(&self) -> bool {
         matches!(self.kind(), Self::AquiferDonor | Self::AquiferDonorTls | Self::AquiferDonors(_) | Self::AquiferShm)
     }
 
-    /// True when the kernel enforces the limit. Otherwise the memory of the tier itself would be charged.
+    /// True when the kernel enforces the limit. For the others, the limit would charge the memory of the tier itself.
     pub fn is_limited(&self) -> bool {
         let is_elsewhere = matches!(
             self.kind(),
@@ -99,8 +100,8 @@ impl Contender {
         is_elsewhere || self.borrows()
     }
 
-    /// The tier as `aquifer run --tier` wants it. `place` is the file of a flash tier, or where donors
-    /// listen and what is said about security.
+    /// The tier in the form of `aquifer run --tier`. `place` is the file of a flash tier, or the addresses and security
+    /// options of donors.
     pub fn tier(&self, place: &str, bytes: u64) -> Option<String> {
         match self.kind() {
             Self::AquiferFlash => Some(format!("flash:{place},size={bytes}")),
@@ -164,7 +165,7 @@ impl FromStr for Contender {
     }
 }
 
-/// A contender whose name says more than its kind.
+/// A contender whose name has a parameter.
 fn parameterised(text: &str) -> Option<Contender> {
     if let Some(number) = text.strip_prefix(DONORS) {
         return (1..=HOSTS_MOST).find(|count| count.to_string() == number).map(Contender::AquiferDonors);

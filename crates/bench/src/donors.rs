@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a step borrows from: donors of the bench's own, outside the step's limit, until they are dropped.
+//! The donors of a step: started by the bench, outside the step's limit, and ended when dropped.
 //!
-//! One donor is on loopback: a virtual cable without a limit would be a second thing that is measured, and wavers more.
-//! Several donors are there to show what more cables bring, so each is on a host of its own (`hosts.rs`), at the end of
-//! a cable with a limit.
+//! A single donor is on loopback: a virtual cable without a limit would add a second effect to the measurement, and
+//! varies more. Several donors show the effect of more cables, so each is on its own host (`hosts.rs`), behind a cable
+//! with a rate limit.
 
 use std::fs;
 use std::path::Path;
@@ -19,17 +19,17 @@ use crate::measure::{Bench, tier_bytes};
 use crate::plan::Step;
 use crate::size::format_rate;
 
-/// See the module.
+/// The donors of one step; see the module.
 pub struct Donors {
-    /// Where they listen and what is said about security, as it is written behind `donor:`.
+    /// Their addresses and security options, as written after `donor:`.
     pub place: String,
-    // In this order: a host goes when nobody is on it.
+    // Dropped in this order: a host is removed when no process runs on it.
     _lenders: Vec<Lender>,
     _hosts: Option<Hosts>,
 }
 
 impl Bench<'_> {
-    /// The donors of a step; None when it does not borrow. Each has room for everything.
+    /// The donors of a step; None if the step does not borrow. Each has room for all of the step's data.
     pub(crate) fn donors(&self, step: &Step, socket: &Path, keys: &Path) -> Result<Option<Donors>, BenchFailure> {
         let mut hosts = None;
         let ways = match step.contender.kind() {
@@ -57,7 +57,7 @@ impl Bench<'_> {
     }
 }
 
-/// Where the donors of a contender are, for the reader of a report; None: it borrows from none.
+/// A description of a contender's donors, for the reader of a report; None if it does not borrow.
 pub fn about(contender: &Contender, cable_rate: u64) -> Option<String> {
     match contender.kind() {
         Contender::AquiferDonor => Some("a donor on loopback, plain text".into()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What can go wrong in a bench, each with its cause and its remedy in one line.
+//! The failures of a bench, each with its cause and its remedy in one line.
 
 use std::fmt;
 use std::io;
@@ -9,9 +9,9 @@ use std::io;
 /// A failure, by what the caller should do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BenchFailure {
-    /// A signal arrived: stop, clean up, leave with 128 + the signal.
+    /// A signal arrived: stop, clean up, and exit with 128 + the signal.
     Interrupted(usize),
-    /// One run or one contender cannot go on; the others can.
+    /// One run or one contender cannot continue; the others can.
     Trouble { cause: String, remedy: String },
     /// The user has to change the command line.
     Usage { cause: String, remedy: String },

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Asks fio what the disk can do with a workload's mix of reads and writes: the ceiling for a pager that keeps nothing.
+//! Measures with fio what the disk can do with a workload's mix of reads and writes: the ceiling for a pager without a
+//! cache.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +17,12 @@ use crate::process::{self, find_program};
 use crate::size::{MIB, format_size};
 use crate::undo::{self, Undo, UndoList};
 
-/// Block sizes and depths that are tried. One request at a time is what a faulting thread does; more is what
-/// read-ahead and write-back may add.
+/// The block sizes and depths tried. A faulting thread makes one request at a time; read-ahead and write-back may add
+/// more.
 const BLOCKS: [u64; 4] = [128 << 10, 512 << 10, 1 << 20, 2 << 20];
 const DEPTHS: [u32; 3] = [1, 4, 16];
 
-/// Long enough to leave the device's write buffer behind on most devices, short enough for twelve points.
+/// Long enough to exhaust the write buffer of most devices, short enough for twelve points.
 const SECONDS_PER_POINT: u32 = 3;
 const FILE_BYTES: u64 = 1024 * MIB;
 const POINT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -39,7 +40,7 @@ pub struct FioPoint {
 }
 
 impl FioPoint {
-    /// The rate of STREAM's triad that this point allows when nothing is kept: it moves 32 bytes for 24 counted.
+    /// The rate of STREAM's triad that this point allows without a cache: triad moves 32 bytes for 24 counted.
     pub fn triad_bytes_per_second(&self) -> f64 {
         (self.read_bytes_per_second + self.write_bytes_per_second) * 24.0 / 32.0
     }
@@ -51,12 +52,13 @@ pub fn best(points: &[FioPoint], mix: (u32, u32)) -> Option<&FioPoint> {
     points.iter().filter(|point| (point.reads, point.writes) == mix).max_by(|a, b| sum(a).total_cmp(&sum(b)))
 }
 
-/// Why fio cannot be asked.
+/// Why fio cannot run.
 pub fn obstacle() -> Option<String> {
     find_program("fio").is_none().then(|| "fio is not installed; apt-get install fio".into())
 }
 
-/// Measures every block size and depth for each mix. The file is written once, so that no read falls into a hole.
+/// Measures every block size and depth for each mix. The file is written once before, so that no read falls into a
+/// hole.
 pub fn measure(
     mixes: &[(u32, u32)],
     directory: &Path,
@@ -124,13 +126,13 @@ fn call(file: &Path, engine: &str, arguments: &[&str], interrupt: &Interrupt) ->
     if !finished.status.success() {
         return Err(BenchFailure::trouble(format!("fio failed: {}", finished.complaint()), ""));
     }
-    // Notes of fio may come before the document.
+    // fio may print notes before the document.
     let begin = finished.stdout.find('{').unwrap_or(0);
     serde_json::from_str(&finished.stdout[begin..])
         .map_err(|error| BenchFailure::trouble(format!("fio printed no JSON: {error}"), ""))
 }
 
-/// Read and write rate of the only job.
+/// Read and write rate of the single job.
 fn rates(document: &Value) -> Option<(f64, f64)> {
     let job = document.get("jobs")?.get(0)?;
     Some((job.get("read")?.get("bw_bytes")?.as_f64()?, job.get("write")?.get("bw_bytes")?.as_f64()?))

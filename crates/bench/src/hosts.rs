@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Hosts within this machine: network namespaces with an address each, joined to the bench by a virtual cable.
+//! Hosts within this machine: network namespaces with one address each, connected to the bench by a virtual cable.
 //!
-//! A cable can have a rate, kept at both of its ends, so that several hosts have more of it than one. By ip(8) and
-//! tc(8); needs root. A host carries the name of its bench, and its cable goes with it: `leftovers.rs` finds those of
-//! a bench that was killed.
+//! A cable can have a rate limit, enforced at both of its ends, so that several hosts together have more bandwidth than
+//! one. Made with ip(8) and tc(8); needs root. A host carries the name of its bench, and its cable is removed with it:
+//! `leftovers.rs` finds the hosts of a bench that was killed.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -17,30 +17,31 @@ use crate::failure::BenchFailure;
 use crate::process::{call, find_program};
 use crate::undo::{self, Undo, UndoList};
 
-/// Where ip(8) keeps network namespaces by name.
+/// The directory in which ip(8) keeps named network namespaces.
 pub const DIRECTORY: &str = "/run/netns";
-/// How many of them there may be.
+/// Maximum number of hosts.
 pub const HOSTS_MOST: u32 = 8;
-/// The host's end of its cable. At the other end there may be names of others.
+/// The host's end of its cable. The other end is in a namespace that may contain other names.
 const CABLE: &str = "cable";
-/// As in the examples of tc-tbf(8): who sends more than fits in so much time, loses it.
+/// As in the examples of tc-tbf(8): a packet that would have to wait longer than this is dropped.
 const QUEUE_TIME: &str = "50ms";
-/// Two of the largest packets that the kernel cuts only at the device. Less would have it cut them before.
+/// Two of the largest packets that the kernel segments only at the device. With a smaller burst it would segment them
+/// earlier.
 const BURST_BYTES_LEAST: u64 = 128 << 10;
-/// A burst is a thousandth of a second of the rate: longer than timers are late, and too short to matter.
+/// A burst is a thousandth of a second at the rate: longer than the delay of timers, and too short to matter.
 const BURSTS_PER_SECOND: u64 = 1000;
-/// A killed donor gives its memory back before it is gone.
+/// A killed donor's memory is freed before the process is gone.
 const END_MAX: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Hosts with the numbers from 1. They are taken down when dropped.
+/// Hosts, numbered from 1. They are removed when dropped.
 pub struct Hosts {
     token: String,
     _undo: UndoList,
 }
 
 impl Hosts {
-    /// Makes so many hosts. `cable_rate` is in bytes a second, of each cable and each direction; None: no limit.
+    /// Makes `count` hosts. `cable_rate` is in bytes per second, of each cable in each direction; None for no limit.
     pub fn make(token: &str, count: u32, cable_rate: Option<u64>) -> Result<Hosts, BenchFailure> {
         let mut undo = UndoList::default();
         for host in 1..=count {
@@ -54,19 +55,20 @@ impl Hosts {
         Ok(Hosts { token: token.into(), _undo: undo })
     }
 
-    /// What stands before a command that is to run on a host.
+    /// The start of a command line that runs a command on a host.
     pub fn words(&self, host: u32) -> Vec<String> {
         let ip = find_program("ip").unwrap_or_else(|| "ip".into()).display().to_string();
         vec![ip, "netns".into(), "exec".into(), name_of(&path(&self.token, host))]
     }
 }
 
-/// Where the bench reaches a host. The range is set aside for measurements (RFC 2544): no machine is there.
+/// The address at which the bench reaches a host. The range is reserved for measurements (RFC 2544): no machine uses
+/// it.
 pub fn address(host: u32) -> String {
     format!("198.18.{host}.2")
 }
 
-/// Why there can be no hosts here; None: there can. Makes one, to know.
+/// Why hosts cannot be made here; None if they can. Makes one to find out.
 pub fn obstacle(token: &str, cable_rate: u64) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("hosts of their own for donors need root".into());
@@ -86,12 +88,12 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The bench's end of a cable. 15 bytes is all that it may have, so the start time of the bench is not in it.
+/// The bench's end of a cable. Its name is limited to 15 bytes, so the start time of the bench is not in it.
 fn cable_of(token: &str, host: u32) -> String {
     format!("aqb{host}-{}", token.split('-').next().unwrap_or_default())
 }
 
-/// What makes a host: the namespace, then the cable, both ends at once.
+/// The commands that make a host: the namespace, then both ends of the cable in one command.
 fn commands(name: &str, cable: &str, host: u32, rate: Option<u64>) -> Vec<String> {
     let mut lines = vec![
         format!("ip netns add {name}"),
@@ -103,7 +105,7 @@ fn commands(name: &str, cable: &str, host: u32, rate: Option<u64>) -> Vec<String
     ];
     if let Some(rate) = rate {
         let burst = (rate / BURSTS_PER_SECOND).max(BURST_BYTES_LEAST);
-        // In bits: what tc calls bps are bytes.
+        // In bits: tc's unit `bps` means bytes.
         let limit = format!("root tbf rate {}bit burst {burst} latency {QUEUE_TIME}", rate.saturating_mul(8));
         lines.push(format!("tc qdisc add dev {cable} {limit}"));
         lines.push(format!("tc -n {name} qdisc add dev {CABLE} {limit}"));
@@ -111,14 +113,14 @@ fn commands(name: &str, cable: &str, host: u32, rate: Option<u64>) -> Vec<String
     lines
 }
 
-/// Takes a host down: who is on it, its cable, its name. That there is none is no error.
+/// Removes a host: its processes, its cable, its name. A host that does not exist is not an error.
 pub fn remove(path: &Path) -> Result<(), BenchFailure> {
     if !path.exists() {
         return Ok(());
     }
     let name = name_of(path);
     let begin = Instant::now();
-    // A name whose namespace was never made has nobody on it and no cable.
+    // A name whose namespace was never made has no processes and no cable.
     while let Ok(told) = call("ip", &["netns", "pids", &name]) {
         let on_it: Vec<Pid> =
             told.lines().filter_map(|pid| pid.trim().parse().ok()).filter_map(Pid::from_raw).collect();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Remembers that SIGINT or SIGTERM arrived, so that the run can stop at its next step and take back what it did.
+//! Records that SIGHUP, SIGINT or SIGTERM arrived, so that the run can stop at its next step and undo its changes.
 //!
 //! Nothing is done in the signal handler itself: every resource is released by the drop of its owner.
 
@@ -17,7 +17,7 @@ use crate::failure::BenchFailure;
 pub struct Interrupt(Arc<AtomicUsize>);
 
 impl Interrupt {
-    /// From here on the three signals no longer end the process.
+    /// From this call on, the three signals no longer end the process.
     pub fn install() -> Result<Self, BenchFailure> {
         let interrupt = Self::default();
         for signal in [SIGHUP, SIGINT, SIGTERM] {

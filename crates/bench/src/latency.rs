@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long requests took, for the workloads that say so: medians of the rounds. Pure.
+//! Request latencies, for the workloads that report them: medians of the rounds. Pure.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub struct Latency {
     pub p999_us: f64,
 }
 
-/// Those of every summary whose runs have told them.
+/// The latencies of every summary whose runs have reported them.
 pub fn latencies(runs: &[Run], summaries: &[Summary]) -> Vec<Latency> {
     summaries.iter().filter_map(|summary| latency(runs, summary)).collect()
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds what a killed bench left behind, by its names, and takes it back.
+//! Finds the leftovers of a killed bench by their names, and removes them.
 //!
-//! A name holds the id and the start time of its maker; it is a leftover when that process is gone. Everything else,
-//! whatever it looks like, is left alone.
+//! A name contains the process id and the start time of its maker; it is a leftover when that process no longer exists.
+//! Nothing else is touched, whatever it looks like.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -15,13 +15,13 @@ use crate::machine;
 use crate::swap::LABEL_PREFIXES;
 use crate::undo::{CERTIFICATES_KIND, SERVER_KIND, Undo, is_alive, token_in};
 
-/// Where a swap area's label is: mkswap writes it 1052 bytes into the first page, 16 bytes long.
+/// Offset of a swap area's label: mkswap writes it 1052 bytes into the first page, 16 bytes long.
 const LABEL_AT: u64 = 1052;
 
-/// Directories that go with what is in them.
+/// Kinds of directories that are removed with their contents.
 const TREES: [&str; 2] = [CERTIFICATES_KIND, SERVER_KIND];
 
-/// Takes back every leftover and returns a line for each.
+/// Removes every leftover and returns a line for each.
 pub fn clean(directory: &Path, hierarchy: Option<&Path>) -> Vec<String> {
     let mut lines = Vec::new();
     for undo in find(directory, hierarchy) {
@@ -33,7 +33,7 @@ pub fn clean(directory: &Path, hierarchy: Option<&Path>) -> Vec<String> {
     lines
 }
 
-/// In the order in which things can be taken back: who uses, before what is used.
+/// In the order in which leftovers can be removed: users before the things they use.
 fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     let mut found = Vec::new();
     if let Some(root) = hierarchy {
@@ -51,7 +51,7 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     }
     found.extend(zrams.into_iter().map(|(_, undo)| undo));
     found.extend(loops.into_iter().map(|(_, undo)| undo));
-    // The name of a host is a mount point, too.
+    // The name of a host is also a mount point.
     let is_ours = |mount: &PathBuf| is_left(&mount.to_string_lossy()) && !mount.starts_with(hosts::DIRECTORY);
     for mount in machine::mount_points().into_iter().filter(is_ours) {
         found.extend([Undo::Unmount(mount.clone()), Undo::RemoveDirectory(mount)]);
@@ -70,7 +70,7 @@ fn find(directory: &Path, hierarchy: Option<&Path>) -> Vec<Undo> {
     found
 }
 
-/// True when the text holds one of our names, whose maker is gone.
+/// True when the text contains a name of a bench that no longer runs.
 fn is_left(text: &str) -> bool {
     token_in(text).is_some_and(|token| !is_alive(token))
 }
@@ -83,7 +83,7 @@ fn ours_in(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Loop devices over a file of ours.
+/// Loop devices over a file of a bench.
 fn loops() -> Vec<(PathBuf, Undo)> {
     block_devices("loop")
         .filter(|name| {
@@ -94,7 +94,7 @@ fn loops() -> Vec<(PathBuf, Undo)> {
         .collect()
 }
 
-/// zram devices with a label of ours.
+/// zram devices with a label of a bench.
 fn zrams() -> Vec<(PathBuf, Undo)> {
     block_devices("zram")
         .filter(|name| fs::read_to_string(format!("/sys/block/{name}/disksize")).is_ok_and(|size| size.trim() != "0"))
@@ -108,7 +108,7 @@ fn zrams() -> Vec<(PathBuf, Undo)> {
         .collect()
 }
 
-/// Whether a label is one of ours whose maker is gone, and if so whether its device was added for it.
+/// Whether a label belongs to a bench that no longer runs; if so, whether the bench had added the device.
 fn left_label(label: &[u8]) -> Option<bool> {
     let end = label.iter().position(|byte| *byte == 0).unwrap_or(label.len());
     let text = std::str::from_utf8(&label[..end]).ok()?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor of the bench's own: `aquifer donor` beside the program that borrows from it, until it is dropped.
+//! A donor of the bench: `aquifer donor`, running next to the program that borrows from it, until it is dropped.
 //!
-//! It dies with the bench, however that ends, where setpriv(1) is installed.
+//! If setpriv(1) is installed, the donor dies with the bench, however the bench ends.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -18,20 +18,20 @@ use serde_json::Value;
 use crate::failure::BenchFailure;
 use crate::process::find_program;
 
-/// What a donor lends at least.
+/// The smallest amount that a donor lends.
 const SLAB_BYTES: u64 = 2 << 20;
-/// It wipes what it lent.
+/// The donor wipes the memory that it lent.
 const END_MAX: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Where a donor of this machine is reached by IP.
+/// The IP address of a donor on this machine.
 pub const LOOPBACK: &str = "127.0.0.1";
 
-/// What a donor listens at, and what both sides say about security.
+/// The address that a donor listens on, and the security options of both sides.
 pub struct Way {
     pub listen: String,
     pub donor_words: Vec<String>,
-    /// What the borrower writes behind the address.
+    /// The options that the borrower appends to the address.
     pub options: String,
 }
 
@@ -45,21 +45,21 @@ impl Way {
         }
     }
 
-    /// By shared memory.
+    /// Over shared memory.
     pub fn shared(socket: &Path) -> Way {
         Way { listen: format!("unix:{}", socket.display()), donor_words: Vec::new(), options: String::new() }
     }
 }
 
-/// See the module.
+/// A running donor; see the module.
 pub struct Lender {
     child: Child,
-    /// Where it listens, as `--tier donor:` wants it.
+    /// Its address, in the form of `--tier donor:`.
     pub address: String,
 }
 
 impl Lender {
-    /// Starts one with room for `bytes`. `words` come first: a wrapper such as taskset(1).
+    /// Starts a donor with room for `bytes`. `words` come first: a wrapper such as taskset(1).
     pub fn start(aquifer: &Path, words: &[String], way: &Way, bytes: u64) -> Result<Lender, BenchFailure> {
         let mut line: Vec<String> = Vec::new();
         if let Some(setpriv) = find_program("setpriv") {
@@ -80,7 +80,7 @@ impl Lender {
         let child = command.spawn().map_err(|error| BenchFailure::io("cannot start a donor", &error))?;
         let mut lender = Lender { child, address: String::new() };
         let mut said = String::new();
-        // It says where it is, or ends with a reason.
+        // It prints its address, or ends with a reason.
         let _ = BufReader::new(lender.child.stdout.as_mut().expect("piped")).read_line(&mut said);
         let told: Option<Value> = serde_json::from_str(&said).ok();
         match told.as_ref().and_then(|told| told.get("address")).and_then(Value::as_str) {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Measures one program under several ways of having too little DRAM, and says which is faster by how much.
+//! Measures one program under several ways of running with too little DRAM, and reports which is faster, by what
+//! factor.
 //!
 //! The contenders (DRAM only, Aquifer over several tiers, kernel swap on three devices, `mmap` of a file, UMap) take
-//! turns, A B C A B C, in the same memory limit, so that a machine that changes its mood changes it for all of them.
-//! What is reported are ratios of medians with their spread, and the bars that the project has set itself.
+//! turns, A B C A B C, in the same memory limit, so that a change in the machine's speed affects all of them. The
+//! report contains ratios of medians with their spread, and the bars that the project has set itself.
 //!
-//! The story of a run is `run.rs`; `prepare.rs` is what it finds ready. The decisions are pure and tested beside it:
-//! `args.rs` (what was asked for), `plan.rs` (what will run and what cannot), `ratios.rs`, `verdict.rs`. The effects
-//! each have a file that takes back what it did: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do
-//! it for all.
+//! `run.rs` is the sequence of a run; `prepare.rs` makes what it needs. The decisions are pure, with tests in the same
+//! file: `args.rs` (the request), `plan.rs` (what will run and what cannot), `ratios.rs`, `verdict.rs`. Each kind of
+//! effect has a file that also undoes it: `cgroup.rs`, `swap.rs`, `process.rs`; `undo.rs` and `leftovers.rs` do it for
+//! all.
 //!
 //! ```
 //! assert_eq!(aquifer_bench::parse_size("1.5GiB"), Ok(1_610_612_736));

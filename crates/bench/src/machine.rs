@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What kind of machine this is: the facts that a reader of a measurement asks for, and what is in use already.
+//! Describes this machine: the facts that a reader of a measurement needs, and the resources already in use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub struct Machine {
     pub cpu: String,
     pub cpus: usize,
     pub memory_bytes: u64,
-    /// log2 of the pages that swap reads at a time; left as the machine has it.
+    /// log2 of the number of pages that swap reads at a time; the bench does not change it.
     pub page_cluster: Option<u32>,
     pub swappiness: Option<u32>,
     pub transparent_hugepages: Option<String>,
@@ -64,23 +64,24 @@ pub fn memory_bytes(field: &str) -> u64 {
     kib.unwrap_or(0u64) * 1024
 }
 
-/// The word in brackets of `always [madvise] never`.
+/// The word in brackets, as in `always [madvise] never`.
 pub fn chosen(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_string())
 }
 
-/// The swap areas that are on, as the kernel names them.
+/// The active swap areas, as the kernel names them.
 pub fn swap_areas() -> Vec<PathBuf> {
     parse_swaps(&read("/proc/swaps"))
 }
 
-/// The swap areas that still take pages. One that is being switched off is listed to its end, but takes none.
+/// The swap areas that still accept pages. An area that is being switched off is listed until the end, but accepts
+/// none.
 pub fn swap_areas_open() -> Vec<PathBuf> {
     if memory_bytes("SwapFree:") == 0 { Vec::new() } else { swap_areas() }
 }
 
-/// Bytes still used in areas that are being switched off. The kernel counts them as missing from all others
-/// together, so an area must be larger by that much to hold what it is meant to hold.
+/// Bytes still used in areas that are being switched off. The kernel subtracts them from the free space of all other
+/// areas together, so an area must be larger by that much to hold what it is meant to hold.
 pub fn swap_closing_bytes() -> u64 {
     if swap_areas_open().is_empty() { memory_bytes("SwapTotal:") } else { 0 }
 }
@@ -93,7 +94,7 @@ fn parse_swaps(text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Mount points whose path is one of ours or is asked for.
+/// The paths of all mount points.
 pub fn mount_points() -> Vec<PathBuf> {
     read("/proc/self/mounts")
         .lines()
@@ -107,12 +108,12 @@ pub fn is_mount_point(path: &Path) -> bool {
     mount_points().contains(&real)
 }
 
-/// /proc writes blanks and backslashes of paths as `\040` and `\134`.
+/// /proc writes blanks and backslashes in paths as `\040` and `\134`.
 fn unescape(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
-/// Device and file system that hold a path: the longest mount point above it, the last one of equals.
+/// Device and file system that hold a path: of the longest mount point above it, and of several equal ones the last.
 fn mount_of(mounts: &str, path: &Path) -> (String, String) {
     let real = path.ancestors().find_map(|above| fs::canonicalize(above).ok()).unwrap_or_else(|| path.into());
     let mut best = (0, ("unknown".to_string(), "unknown".to_string()));

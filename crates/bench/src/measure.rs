@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes one run of the plan: the limit, the swap area, the command, and what came out of it.
+//! Makes one run of the plan: the limit, the swap area, the command, and its results.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,19 +24,19 @@ use crate::size::{MIB, format_size};
 use crate::swap::SwapArea;
 use crate::undo::{self, CERTIFICATES_KIND, SERVER_KIND, Undo, UndoList};
 
-/// In a small limit the kernel now and then kills a program whose pages are all under way to swap, although swap has
-/// room. A baseline must not lose its figure to that.
+/// In a small limit the kernel occasionally kills a program all of whose pages are being swapped out, although swap has
+/// room. A baseline must not lose its figure because of that.
 const SWAP_ATTEMPTS_MAX: u32 = 3;
 
-/// Memory that is forked takes up to so many times its room in a tier: each process writes to slabs of its own, and
-/// shares up to four more (docs/decisions/0012). With two and a half times, BGSAVE filled it within a second.
+/// Memory of a forked program takes up to this many times its size in a tier: each process writes to its own slabs, and
+/// shares up to four more (docs/decisions/0012). With two and a half times, BGSAVE filled the tier within a second.
 const FORKED_ROOM: u64 = 5;
 
 /// What every step needs.
 pub struct Bench<'a> {
     pub settings: &'a Settings,
     pub token: &'a str,
-    /// None: no limits here.
+    /// None if no limit can be set here.
     pub hierarchy: Option<&'a Hierarchy>,
     pub aquifer: Option<&'a Path>,
     pub graph: &'a Path,
@@ -45,7 +45,7 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Makes one run. Fails only when a signal arrived; everything else is a run with a problem.
+    /// Makes one run. Fails only when a signal arrived; any other failure is recorded in the run.
     pub fn step(&self, step: &Step) -> Result<Run, BenchFailure> {
         let mut run = Run {
             workload: step.workload.name.into(),
@@ -82,7 +82,7 @@ impl Bench<'_> {
     }
 
     fn perform(&self, step: &Step, run: &mut Run) -> Result<(), BenchFailure> {
-        // Dropped in reverse: the cgroup with its processes first, then the swap area, then the files.
+        // Dropped in reverse order: the cgroup with its processes first, then the swap area, then the files.
         let mut files = UndoList::default();
         let flash = self.file(&mut files, "flash");
         let socket = self.file(&mut files, "socket");
@@ -149,8 +149,8 @@ impl Bench<'_> {
         binary.ok_or_else(|| BenchFailure::trouble("there is no aquifer binary", "say --aquifer FILE"))
     }
 
-    /// The command of a step: the program in its cgroup and under whatever it runs under, or, when that is its server's
-    /// place, the program with the words for its server.
+    /// The command of a step: the program in its cgroup, under its pager if it has one. If those belong to the
+    /// program's server instead, the program with the words for its server.
     fn command(
         &self,
         step: &Step,
@@ -166,7 +166,7 @@ impl Bench<'_> {
             name.push_str("_umap");
         }
         let program = match workload.is_own() {
-            // Some programs do something else under another name.
+            // Some programs behave differently under another name.
             true => PathBuf::from(name),
             false => fs::canonicalize(self.settings.programs.join(&name))
                 .map_err(|error| BenchFailure::io(format!("cannot find {name}"), &error))?,
@@ -197,7 +197,7 @@ impl Bench<'_> {
         Ok(command)
     }
 
-    /// What stands before a program that is to run under the pager; nothing for the others.
+    /// The words before a program that runs under the pager; none for other contenders.
     fn pager_words(&self, step: &Step, place: &str, stats: &Path) -> Result<Vec<String>, BenchFailure> {
         let Some(tier) = step.contender.tier(place, tier_bytes(step)) else { return Ok(Vec::new()) };
         let mut words = vec![
@@ -213,7 +213,7 @@ impl Bench<'_> {
     }
 }
 
-/// Room for every block and for the pager's own needs in the tier.
+/// Room in the tier for every block and for the pager's own needs.
 pub(crate) fn tier_bytes(step: &Step) -> u64 {
     let data_bytes = step.footprint_bytes * if step.workload.processes > 1 { FORKED_ROOM } else { 1 };
     (data_bytes + data_bytes / 4 + 64 * MIB).next_multiple_of(2 * MIB)

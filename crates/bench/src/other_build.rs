@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Judges this build against another one (`--against FILE`), which ran the same things in turn. Pure.
+//! Judges this build against another one (`--against FILE`), which ran the same measurements in turn. Pure.
 //!
-//! A change must cost no more than the machine wavers by. Each ratio says how many times as fast this build is.
+//! A change must not cost more than the variation between runs on the machine. Each ratio says how many times as fast
+//! this build is.
 
 use crate::contender::OTHER_BUILD;
 use crate::overhead::{CASES, Case, OverheadRun};
@@ -11,10 +12,11 @@ use crate::ratios::{Better, compare};
 use crate::record::{Run, figures};
 use crate::verdict::{Verdict, better_of, from_ratio};
 
-/// What must be left of the other build's speed.
+/// This build must reach at least this part of the other build's speed.
 const AT_LEAST: f64 = 0.97;
 
-/// One bar for each workload, ratio and contender of ours, and one for each overhead, that both builds ran.
+/// One bar for each combination of workload, ratio and Aquifer contender, and one for each overhead, that both builds
+/// ran.
 pub fn judge(runs: &[Run], overheads: &[OverheadRun]) -> Vec<Verdict> {
     let mut verdicts: Vec<Verdict> = Vec::new();
     for run in runs {
@@ -36,7 +38,7 @@ fn judge_overhead(case: &Case, runs: &[OverheadRun]) -> Option<Verdict> {
     if !own().any(|run| run.is_other_build) {
         return None;
     }
-    // A cost of nothing, which rest has, is no divisor.
+    // A cost of zero, as at rest, cannot be a divisor.
     let series = |is_other: bool| -> Vec<(u32, f64)> {
         let of_build = own().filter(|run| run.is_other_build == is_other);
         of_build.filter_map(|run| Some((run.round, run.value.filter(|value| *value > 0.0)?))).collect()

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the pager itself costs: which programs show it, how their numbers are read, and the bars. Pure.
+//! The costs of the pager itself: the programs that show them, the reading of their numbers, and the bars. Pure.
 //!
-//! Five costs, each against a bar: a fault beyond the time of its medium, how much more it is under listener delivery,
-//! a run below the budget, rest, and a read from a donor beyond the network's own time.
-//! `overhead_run.rs` makes the runs, `overhead_donor.rs` those with a donor.
+//! Five costs, each against a bar: a fault beyond the time of its medium, the additional cost under listener delivery,
+//! a run below the budget, a program at rest, and a read from a donor beyond the network's own time. `overhead_run.rs`
+//! makes the runs, `overhead_donor.rs` those with a donor.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,16 +21,16 @@ use crate::verdict::Verdict;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overhead {
-    /// What a run costs that never needs the pager.
+    /// The cost of a run that never needs the pager.
     BelowBudget,
-    /// What a read from a donor costs beyond a round trip of the same sizes or, by RDMA, beyond the device's own read;
-    /// and what TLS takes of the throughput.
+    /// The cost of a read from a donor beyond a round trip of the same sizes or, with RDMA, beyond the device's own
+    /// read; and the part of the throughput that TLS costs.
     Donor,
-    /// What a fault costs beyond the tier's own time for a read of the block.
+    /// The cost of a fault beyond the tier's own time for a read of the block.
     Fault,
-    /// What a program costs that rests, with memory in the tier.
+    /// The cost of a program at rest, with memory in the tier.
     Idle,
-    /// What a fault costs by a listener over what it costs by signal, beyond the tier's time, on one CPU.
+    /// The cost of a fault through a listener relative to that by signal, beyond the tier's time, on one CPU.
     Listener,
 }
 
@@ -72,33 +72,33 @@ impl FromStr for Overhead {
 pub struct Case {
     pub overhead: Overhead,
     pub name: &'static str,
-    /// File name of the program; empty: there is none.
+    /// File name of the program; empty if there is none.
     pub program: &'static str,
     pub arguments: &'static [&'static str],
-    /// What `aquifer run --dram` gets, in bytes.
+    /// The value of `aquifer run --dram`, in bytes.
     pub budget_bytes: u64,
-    /// What `--tier dram:size=` gets, in bytes: room for everything.
+    /// The value of `--tier dram:size=`, in bytes: room for everything.
     pub tier_bytes: u64,
-    /// What `--block` gets, in bytes; 0: nothing, so that it is learnt.
+    /// The value of `--block`, in bytes; 0 to omit it, so that the size is learnt.
     pub block_bytes: u64,
-    /// Fault: at most so many microseconds. Listener: at most so many times the other. Below the budget: native over
-    /// ours, at least. Idle: at most so many ticks. Donor: at most so many microseconds, and TLS over plain text, at
-    /// least. [`NO_BAR`]: only reported.
+    /// Fault: the maximum in microseconds. Listener: the maximum multiple of the cost by signal. Below the budget: the
+    /// minimum of native time over Aquifer's. Idle: the maximum in ticks. Donor: the maximum in microseconds, and for
+    /// TLS the minimum relative to plain text. [`NO_BAR`]: only reported.
     pub bar: f64,
 }
 
-/// Nothing is asked of it.
+/// The bar of a case that is only reported.
 pub const NO_BAR: f64 = f64::INFINITY;
 /// The case whose value is a ratio.
 pub const TLS_THROUGHPUT: &str = "tls-2MiB";
 
 impl Case {
-    /// Whether it needs a device for RDMA.
+    /// Whether it needs an RDMA device.
     pub fn is_rdma(&self) -> bool {
         self.name.starts_with("rdma-")
     }
 
-    /// Whether more is better.
+    /// Whether a larger value is better.
     pub(crate) fn is_least(&self) -> bool {
         self.overhead == Overhead::BelowBudget || self.name == TLS_THROUGHPUT
     }
@@ -109,8 +109,8 @@ const fn of_donor(name: &'static str, block_bytes: u64, bar: f64) -> Case {
     Case { overhead, name, program, arguments, budget_bytes: 0, tier_bytes: 256 * MIB, block_bytes, bar }
 }
 
-/// Each fault case has eight times as much memory as budget, so that seven touches of eight miss. A program below
-/// its budget takes more than a second, so that starting two processes more does not decide.
+/// Each fault case has eight times as much memory as budget, so that seven touches in eight miss. A program below its
+/// budget runs for more than a second, so that starting two more processes does not affect the result.
 pub const CASES: [Case; 13] = [
     Case {
         overhead: Overhead::Fault,
@@ -198,33 +198,33 @@ pub struct OverheadRun {
     pub round: u32,
     /// True when the build of `--against` ran it.
     pub is_other_build: bool,
-    /// What the bar is about; None when the run failed.
+    /// The value that the bar applies to; None when the run failed.
     pub value: Option<f64>,
-    /// What else must be known, in one line.
+    /// Further information, in one line.
     pub note: String,
     pub problem: Option<String>,
     /// Everything that the program printed under the pager.
     pub program: Option<Value>,
-    /// What `aquifer run --stats-json` left.
+    /// The statistics from `aquifer run --stats-json`.
     pub stats: Option<Value>,
 }
 
 impl OverheadRun {
-    /// A run of which nothing is known yet but its value.
+    /// A run with only its value known.
     pub fn new(overhead: Overhead, case: &'static str, round: u32, value: Option<f64>) -> Self {
         let (note, is_other_build) = (String::new(), false);
         Self { overhead, case, round, is_other_build, value, note, problem: None, program: None, stats: None }
     }
 }
 
-/// A number out of a program's result, or out of the statistics.
+/// A number from a program's result, or from the statistics.
 fn number(from: &Value, name: &str) -> Result<f64, String> {
     from.get(name).and_then(Value::as_f64).ok_or_else(|| format!("it did not tell its {name}"))
 }
 
-/// Microseconds of a fault beyond the tier's read, and what to say about it.
+/// The cost of a fault beyond the tier's read, in microseconds, and a note about it.
 ///
-/// A fault that found its block on standby had no read, and gets none subtracted.
+/// For a fault that found its block on standby, no read is subtracted.
 pub fn fault_cost(printed: &Value, stats: &Value, read_us: f64) -> Result<(f64, String), String> {
     let (touches, missed) = (number(printed, "touches")?, number(printed, "missed")?);
     let (mean, median) = (number(printed, "missed_mean_us")?, number(printed, "missed_p50_us")?);
@@ -238,8 +238,8 @@ pub fn fault_cost(printed: &Value, stats: &Value, read_us: f64) -> Result<(f64, 
     Ok((mean - media, note))
 }
 
-/// What a fault costs beyond the tier's read by a listener, over what it costs by signal; each as [`fault_cost`] has
-/// it.
+/// The cost of a fault through a listener, beyond the tier's read, divided by the cost by signal; both from
+/// [`fault_cost`].
 pub fn listener_cost(signal: &(f64, String), listener: &(f64, String)) -> Result<(f64, String), String> {
     if signal.0 <= 0.0 {
         return Err("a fault by signal took no longer than the tier's read: the machine was not quiet".into());
@@ -251,7 +251,7 @@ pub fn listener_cost(signal: &(f64, String), listener: &(f64, String)) -> Result
     Ok((listener.0 / signal.0, note))
 }
 
-/// Run time without us over run time with us.
+/// Run time without Aquifer divided by run time with it.
 pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Result<(f64, String), String> {
     if number(stats, "active")? != 0.0 {
         return Err("the pager became active: it was not below its budget".into());
@@ -259,7 +259,7 @@ pub fn below_budget(native_seconds: f64, ours_seconds: f64, stats: &Value) -> Re
     Ok((native_seconds / ours_seconds, format!("{native_seconds:.3} s without us, {ours_seconds:.3} s with us")))
 }
 
-/// Clock ticks that the process used while it rested.
+/// Clock ticks that the process used while at rest.
 pub fn idle(printed: &Value, stats: &Value) -> Result<(f64, String), String> {
     if number(stats, "evicted_blocks")? == 0.0 {
         return Err("nothing was evicted: it did not outgrow its budget".into());
@@ -268,7 +268,7 @@ pub fn idle(printed: &Value, stats: &Value) -> Result<(f64, String), String> {
     Ok((ticks, format!("{us:.0} us of CPU time in {} s", number(printed, "rest_seconds")?)))
 }
 
-/// Judges the cases that were asked for.
+/// Judges the requested cases.
 pub fn judge(asked: &[Overhead], runs: &[OverheadRun]) -> Vec<Verdict> {
     CASES.iter().filter(|case| asked.contains(&case.overhead)).map(|case| judge_case(case, runs)).collect()
 }
@@ -294,7 +294,7 @@ fn judge_case(case: &Case, runs: &[OverheadRun]) -> Verdict {
         Overhead::Idle => ("CPU time of a program at rest for 5 s, the worst".into(), " ticks"),
     };
     let (at_least, is_judged) = (case.is_least(), case.bar.is_finite());
-    // One tick too many is one too many: there the worst run counts.
+    // For ticks, the worst run counts, because the bar allows none too many.
     let measured = spread.map(|spread| if case.overhead == Overhead::Idle { spread.max } else { spread.median });
     Verdict {
         bar,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes the runs that show what a read from a donor costs: `aquifer donor` and `aquifer doctor --tier` beside each
-//! other, and a round trip of the same sizes by nobody of ours (`ping_pong.rs`). By RDMA: `overhead_rdma.rs`.
+//! Makes the runs that show the cost of a read from a donor: `aquifer donor` and `aquifer doctor --tier` at the same
+//! time, and a round trip of the same sizes without Aquifer (`ping_pong.rs`). With RDMA: `overhead_rdma.rs`.
 //!
-//! Latencies on one CPU: there the two ends wake each other always in the same way, and what is left is what both
-//! compute. Throughput on as many as there are.
+//! Latencies are measured on one CPU: there the two ends always wake each other in the same way, and the difference is
+//! the computation of both. Throughput is measured on all CPUs.
 
 use std::fs;
 use std::process::Command;
@@ -20,7 +20,7 @@ use crate::process;
 use crate::undo::{self, SERVER_KIND, Undo, UndoList};
 
 impl OverheadBench<'_> {
-    /// The value of a case, and what to say about it.
+    /// The value of a case, and a note about it.
     pub(crate) fn donor(&self, case: &Case) -> Result<(f64, String), BenchFailure> {
         if case.is_rdma() {
             return self.rdma(case);
@@ -43,14 +43,14 @@ impl OverheadBench<'_> {
             _ => Way::plain(LOOPBACK),
         };
         let cpu = first_cpu_of_ours()?;
-        // Before and after: a machine that changes its mood in between is seen.
+        // Before and after, to detect a change in the machine's speed in between.
         let before = ping_pong::round_trip_us(cpu, case.block_bytes as usize)?;
         let read = self.read_us(case, &way, "", "read_us_p50", Some(cpu))?;
         let raw = (before + ping_pong::round_trip_us(cpu, case.block_bytes as usize)?) / 2.0;
         Ok((read - raw, format!("a read {read:.1} us, the round trip alone {raw:.1}")))
     }
 
-    /// The time of a read of the case's size, as the tier's owner measures it. `by` stands before the address.
+    /// The time of a read of the case's size, as measured by the tier's own process. `by` is put before the address.
     pub(crate) fn read_us(
         &self,
         case: &Case,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes the runs that show what a read from a donor by RDMA costs beyond the device: `aquifer donor --rdma` and
-//! `aquifer doctor --tier` beside each other on one machine, and the same device's own time for an RDMA READ of the
-//! same size, by nobody of ours (`ib_read_lat` of perftest).
+//! Makes the runs that show the cost of an RDMA read from a donor beyond the device: `aquifer donor --rdma` and
+//! `aquifer doctor --tier` at the same time on one machine, and the same device's own time for an RDMA READ of the same
+//! size, without Aquifer (`ib_read_lat` of perftest).
 //!
-//! Beyond the device are the lane, the posting, the looking, and the copy between dock and frame. What a machine must
-//! have for it is asked first: without it the cases are skipped, and it is said why.
+//! The cost beyond the device is the lane, the posting, the polling, and the copy between dock and frame. The machine's
+//! requirements are checked first: if they are not met, the cases are skipped with a reason.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -21,12 +21,12 @@ use crate::overhead_run::{OverheadBench, TIER_TIMEOUT};
 use crate::process::{self, find_program};
 
 const PERFTEST: &str = "ib_read_lat";
-/// How often a client tries, and how long after another: its server says nowhere that it listens.
+/// How many times a client tries, and at which interval: its server does not announce that it listens.
 const TRIES_MOST: u32 = 20;
 const TRY_AGAIN: Duration = Duration::from_millis(250);
 const ITERATIONS: &str = "2000";
 
-/// The other end of `ib_read_lat`, which ends when its client has; or when it is dropped.
+/// The other end of `ib_read_lat`, which ends with its client, or when it is dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -37,7 +37,7 @@ impl Drop for Server {
 }
 
 impl OverheadBench<'_> {
-    /// Why this machine cannot show what a read by RDMA costs, if it cannot.
+    /// Why this machine cannot show the cost of an RDMA read, if it cannot.
     pub(crate) fn no_rdma(&self) -> Result<Option<String>, BenchFailure> {
         match self.rdma_device() {
             Ok(device) => Ok(device.err()),
@@ -46,7 +46,7 @@ impl OverheadBench<'_> {
         }
     }
 
-    /// The device, as `aquifer doctor` has it; or what is missing.
+    /// The device as `aquifer doctor` names it, or what is missing.
     fn rdma_device(&self) -> Result<Result<String, String>, BenchFailure> {
         let mut command = Command::new(self.aquifer);
         command.args(["doctor", "--json"]);
@@ -58,13 +58,13 @@ impl OverheadBench<'_> {
         }))
     }
 
-    /// The value of a case, and what to say about it.
+    /// The value of a case, and a note about it.
     pub(crate) fn rdma(&self, case: &Case) -> Result<(f64, String), BenchFailure> {
         let device = self.rdma_device()?.map_err(|reason| BenchFailure::trouble(reason, ""))?;
         let Way { listen, mut donor_words, options } = Way::plain(LOOPBACK);
         donor_words.extend(["--rdma".into(), device.clone()]);
         let way = Way { listen, donor_words, options: format!("{options},device={device}") };
-        // Before and after, as in `overhead_donor.rs`. On as many processors as there are: a donor's has no part in it.
+        // Before and after, as in `overhead_donor.rs`. On all processors: the donor's is not involved.
         let before = self.device_read_us(&device, case.block_bytes)?;
         let read = self.read_us(case, &way, "rdma:", "read_us_p50", None)?;
         let raw = (before + self.device_read_us(&device, case.block_bytes)?) / 2.0;
@@ -93,7 +93,7 @@ impl OverheadBench<'_> {
     }
 }
 
-/// The device in what `aquifer doctor --json` says, whose detail begins with it; or why there is none.
+/// The device in the output of `aquifer doctor --json`, whose detail begins with its name; or why there is none.
 fn device_of(lines: &str) -> Result<String, String> {
     let mut lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let rdma = lines.find(|line| line["name"] == "rdma").ok_or("`aquifer doctor` does not tell of RDMA")?;
@@ -104,7 +104,7 @@ fn device_of(lines: &str) -> Result<String, String> {
     }
 }
 
-/// The median in what `ib_read_lat` prints: the size, how often, least, greatest, typical.
+/// The median in the output of `ib_read_lat`, whose columns are size, iterations, minimum, maximum, typical.
 fn typical_us(text: &str, bytes: u64) -> Option<f64> {
     let size = bytes.to_string();
     let line = text.lines().find(|line| line.split_whitespace().next() == Some(&size))?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes the runs that show what the pager itself costs. No limit and no swap: nothing here needs root.
+//! Makes the runs that show the costs of the pager itself. They have no limit and no swap, so nothing here needs root.
 //!
-//! What the numbers mean is in `overhead.rs`.
+//! The meaning of the numbers is in `overhead.rs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,10 +24,10 @@ use crate::result::parse_output;
 use crate::table;
 use crate::undo::{self, Undo, UndoList};
 
-/// Opening and filling the tier, and some ten thousand reads of it.
+/// Opening and filling the tier, and about ten thousand reads of it.
 pub(crate) const TIER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What every run needs.
+/// The inputs of every run.
 pub struct OverheadBench<'a> {
     pub settings: &'a Settings,
     pub token: &'a str,
@@ -38,7 +38,7 @@ pub struct OverheadBench<'a> {
 }
 
 impl OverheadBench<'_> {
-    /// The cases that were asked for, and those of them that this machine cannot show.
+    /// The requested cases, and those of them that this machine cannot show.
     pub fn cases(&self) -> Result<(Vec<&'static Case>, Vec<Skipped>), BenchFailure> {
         let asked = CASES.iter().filter(|case| self.settings.overheads.contains(&case.overhead));
         let (past, mut here): (Vec<&Case>, Vec<&Case>) = asked.partition(|case| case.is_rdma());
@@ -55,7 +55,7 @@ impl OverheadBench<'_> {
         Ok((here, past.into_iter().map(skipped).collect()))
     }
 
-    /// These cases, in rounds. Stops early only for a signal; what has been measured is kept.
+    /// Measures these cases, in rounds. Stops early only for a signal; completed measurements are kept.
     pub fn measure(&self, cases: &[&Case], progress: &Progress) -> (Vec<OverheadRun>, Option<BenchFailure>) {
         let mut runs = Vec::new();
         for case in cases {
@@ -71,14 +71,14 @@ impl OverheadBench<'_> {
         (runs, None)
     }
 
-    /// This build, and the other one if there is one, which take turns.
+    /// This build, and the other one if there is one; they take turns.
     fn builds(&self) -> Vec<OverheadBench<'_>> {
         let other = self.settings.against.as_deref();
         let others = other.map(|aquifer| OverheadBench { aquifer, is_other_build: true, ..*self });
         std::iter::once(OverheadBench { ..*self }).chain(others).collect()
     }
 
-    /// Fails only when a signal arrived; everything else is a run with a problem.
+    /// Fails only when a signal arrived; any other failure is recorded in the run.
     fn measure_once(&self, case: &Case, round: u32, progress: &Progress) -> Result<OverheadRun, BenchFailure> {
         let build = if self.is_other_build { OTHER_BUILD } else { "" };
         let title = format!("{} {} round {}{build}", case.overhead, case.name, round + 1);
@@ -101,7 +101,7 @@ impl OverheadBench<'_> {
         let nonsense = |cause: String| BenchFailure::trouble(cause, "");
         match case.overhead {
             Overhead::BelowBudget => {
-                // The one that goes first changes, since it finds the machine as the other left it.
+                // The order alternates, since the second program finds the machine in the state that the first left.
                 let native_first = run.round.is_multiple_of(2);
                 let mut native = if native_first { Some(self.native(case)?) } else { None };
                 let (_, stats, ours) = self.managed(case, run, &[])?;
@@ -185,7 +185,7 @@ impl OverheadBench<'_> {
         Ok((parse_output(&finished.stdout)?, finished.wall.as_secs_f64()))
     }
 
-    /// The tier's own mean time for a read of one block, in microseconds, as the tier's owner measures it.
+    /// The tier's own mean time for a read of one block, in microseconds, as measured by the tier's own process.
     fn tier_read_us(&self, case: &Case) -> Result<f64, BenchFailure> {
         let mut command = Command::new(self.aquifer);
         command.args(["doctor", "--json", "--tier"]).arg(format!("dram:size={}", case.tier_bytes));
@@ -198,7 +198,7 @@ impl OverheadBench<'_> {
     }
 }
 
-/// A command that stays on one CPU, by taskset(1).
+/// A command that runs on one CPU, by taskset(1).
 pub(crate) fn on_cpu(cpu: u32, program: &Path) -> Command {
     let mut command = Command::new("taskset");
     command.args(["--cpu-list", &cpu.to_string()]).arg(program);
@@ -219,7 +219,7 @@ fn first_cpu(status: &str) -> Option<u32> {
     list.trim().split(['-', ',']).next()?.parse().ok()
 }
 
-/// What the line about reads of this size says.
+/// The value in the line about reads of this size.
 pub(crate) fn read_us_of(lines: &str, bytes: u64, which: &str) -> Option<f64> {
     lines
         .lines()

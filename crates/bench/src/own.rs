@@ -20,17 +20,17 @@ use crate::record::Figure;
 use crate::size::{MIB, format_size};
 use crate::workload::{Input, Workload};
 
-/// What runs when no contender is named.
+/// The contenders that run when none is named.
 pub const STANDARD: [&str; 4] = ["dram", "aquifer-flash", "swap-disk", "swap-zram"];
-/// Local memory in per cent, when none is named.
+/// Local memory in per cent, when the user names none.
 pub const LOCAL_PERCENT: u32 = 50;
 
-/// The smallest `aquifer run --dram`.
+/// The smallest budget of `aquifer run --dram`.
 const LOCAL_BYTES_LEAST: u64 = 16 * MIB;
-/// Processes of one tree that are looked at.
+/// Maximum number of processes of one tree that are examined.
 const PROCESSES_MOST: usize = 4096;
 
-/// The workload for a command line. Lives as long as the bench.
+/// Makes the workload for a command line. It lives as long as the bench.
 pub fn workload(words: Vec<OsString>) -> Result<&'static Workload, BenchFailure> {
     let text = |word: OsString| {
         word.into_string()
@@ -57,12 +57,12 @@ pub fn workload(words: Vec<OsString>) -> Result<&'static Workload, BenchFailure>
     })))
 }
 
-/// The anonymous and shared memory that the program and those that it starts have at once, at the most. Looked at every
-/// few milliseconds, in one run without a limit, unless `--bytes` says it.
+/// The maximum of the anonymous and shared memory that the program and its descendants have at one time. Sampled every
+/// few milliseconds, in one run without a limit, unless `--bytes` gives it.
 pub fn footprint(workload: &'static Workload, settings: &Settings, interrupt: &Interrupt) -> Result<u64, BenchFailure> {
     let bytes = match settings.sizing.bytes {
         Some(bytes) => bytes,
-        None if settings.plan_only => return Ok(0), // Nothing runs on it.
+        None if settings.plan_only => return Ok(0), // Nothing runs with this value.
         None => measured(workload, settings, interrupt)?,
     };
     match settings.locals.iter().min() {
@@ -102,7 +102,8 @@ pub fn figure(finished: &Finished) -> Figure {
     Figure { name: "time".into(), value, unit: "s".into(), better: Better::Lower }
 }
 
-/// What a process and its descendants have in DRAM that no file holds. What several share counts once for each.
+/// Resident memory of a process and its descendants that is not backed by a file. Memory shared by several processes
+/// counts once for each.
 fn resident(root: u32) -> u64 {
     let mut found = BTreeSet::from([root]);
     let mut new = vec![root];

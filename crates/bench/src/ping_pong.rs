@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the network alone takes: a question and an answer over TCP within this machine, of the sizes that a read from a
-//! donor has, by two threads that do nothing else. On one CPU, where a wake-up is cheap and always the same.
+//! The time of the network alone: a question and an answer over TCP within this machine, of the sizes of a read from a
+//! donor, by two threads that do nothing else. On one CPU, where a wake-up is cheap and always the same.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,13 +13,13 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::failure::BenchFailure;
 
-/// A frame's header: `docs/formats.md`.
+/// Bytes of a frame's header: `docs/formats.md`.
 pub const HEADER_BYTES: usize = 72;
 const ROUNDS: usize = 16_384;
-/// Neither end says nothing for so long.
+/// Maximum silence of either end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The median, in microseconds, of a header one way and a header with `bytes` back.
+/// The median time, in microseconds, of a header one way and a header with `bytes` back.
 pub fn round_trip_us(cpu: u32, bytes: usize) -> Result<f64, BenchFailure> {
     measure(cpu, bytes).map_err(|error| BenchFailure::io("cannot measure a round trip", &error))
 }

@@ -10,7 +10,7 @@ use crate::record::Skipped;
 use crate::size::MIB;
 use crate::workload::Workload;
 
-/// What a pager may hold beyond its budget: tables, staging slots, its own code. The bar that the project set itself.
+/// How much a pager may use beyond its budget: tables, staging slots, its own code. The project's own bar.
 pub const SLACK_BYTES: u64 = 32 * MIB;
 
 /// Code, libraries and stacks of a program. STREAM over 10 MB peaked 3.9 MB above its arrays with two threads; this
@@ -27,15 +27,15 @@ pub struct Measured {
     pub footprint_bytes: u64,
 }
 
-/// Why something cannot be done here; None: it can.
+/// Why something cannot be done here; None if it can.
 #[derive(Debug, Clone, Default)]
 pub struct Obstacles {
     pub aquifer: Option<String>,
     pub fio: Option<String>,
-    /// Hosts of their own, for several donors.
+    /// Separate hosts, for several donors.
     pub hosts: Option<String>,
     pub limit: Option<String>,
-    /// Servers of workloads that are not here, by their programs.
+    /// Servers of workloads that are not installed, by their programs.
     pub missing_servers: Vec<&'static str>,
     /// Any swap at all.
     pub swap: Option<String>,
@@ -55,15 +55,15 @@ pub struct Step {
     pub local_bytes: u64,
     pub contender: Contender,
     pub round: u32,
-    /// What the kernel enforces; None: nothing.
+    /// The limit that the kernel enforces; None for no limit.
     pub limit_bytes: Option<u64>,
 }
 
-/// Everything that will happen, and everything that will not.
+/// Everything that will run, and everything that will not.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// Mixes of reads and writes that `fio` is asked for.
+    /// Mixes of reads and writes to measure with `fio`.
     pub mixes: Vec<(u32, u32)>,
     pub skipped: Vec<Skipped>,
 }
@@ -73,8 +73,8 @@ pub fn local_bytes(footprint: u64, percent: u32) -> u64 {
     footprint * u64::from(percent) / 100 / 4096 * 4096
 }
 
-/// The limit that the kernel enforces, the same for every limited contender. Processes divide the local memory, and
-/// each has a pager, code and page tables of its own.
+/// The limit that the kernel enforces, the same for every limited contender. Processes share the local memory, and each
+/// has its own pager, code and page tables.
 pub fn limit_bytes(footprint: u64, local: u64, processes: u64) -> u64 {
     let beside = SLACK_BYTES + CODE_AND_STACKS_BYTES + footprint / PAGE_TABLE_SHARE;
     (local + beside * processes).next_multiple_of(4096)
@@ -87,7 +87,7 @@ impl Obstacles {
         }
         let no_file = workload.no_file.map(str::to_string);
         match contender.kind() {
-            // Never inside itself.
+            // Another build is never nested in another build.
             Contender::Dram | Contender::OtherBuild(_) => None,
             Contender::AquiferDonor
             | Contender::AquiferDram

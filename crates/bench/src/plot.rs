@@ -13,7 +13,7 @@ use crate::record::{Record, Summary};
 
 const SIZE: (u32, u32) = (960, 540);
 
-/// Colours that people with any colour vision can tell apart (Okabe and Ito 2008).
+/// Colours that can be distinguished with any colour vision (Okabe and Ito 2008).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -48,7 +48,7 @@ pub fn draw(record: &Record, directory: &Path) -> Result<Vec<PathBuf>, BenchFail
     Ok(paths)
 }
 
-/// Where the axis begins and ends: whole decades around the figures.
+/// The ends of the axis: whole decades around the figures.
 fn decades(rows: &[&Summary]) -> (f64, f64) {
     let positive = |value: f64| value.is_finite() && value > 0.0;
     let least = rows.iter().map(|row| row.spread.min).filter(|value| positive(*value)).fold(f64::INFINITY, f64::min);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What must be there before the first run: a directory that is ours alone, the graph, the footprints, the binary, the
-//! swap areas; and what stands in the way of each contender.
+//! Prepares what the first run needs: a directory for this bench alone, the graph, the footprints, the binary, the swap
+//! areas; and finds the obstacles of each contender.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ use crate::swap::{self, SwapArea};
 use crate::undo::{self, SERVER_KIND, Undo, UndoList};
 use crate::workload::{Input, Workload};
 
-/// A server is filled to know what it takes; 16 GiB of values take some minutes.
+/// A server is filled to measure its footprint; 16 GiB of values take several minutes.
 const FILL_TIMEOUT: Duration = Duration::from_secs(1200);
-/// Making a graph of scale 22 takes half a minute on two CPUs; of scale 26, some ten.
+/// Making a graph of scale 22 takes half a minute on two CPUs; of scale 26, about ten minutes.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 const FOOTPRINT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes sure that the report can be written where it was asked for, hours before it is.
+/// Checks that the report can be written to the requested place, hours before it is.
 pub fn check_reports(settings: &Settings) -> Result<(), BenchFailure> {
     if let Some(path) = settings.json.as_deref().filter(|_| !settings.json_on_stdout()) {
         writable(path)?;
@@ -45,7 +45,7 @@ pub fn check_reports(settings: &Settings) -> Result<(), BenchFailure> {
     Ok(())
 }
 
-/// Makes the file where there is none, and leaves what one holds.
+/// Creates the file if it does not exist, and keeps the contents of an existing one.
 fn writable(path: &Path) -> Result<(), BenchFailure> {
     File::options().create(true).append(true).open(path).map(drop).map_err(|error| {
         let cause = format!("cannot write --json {}: {error}", path.display());
@@ -53,7 +53,7 @@ fn writable(path: &Path) -> Result<(), BenchFailure> {
     })
 }
 
-/// Makes the directory, and makes sure that it can be written to before anything is measured.
+/// Creates the directory, and checks that it can be written to before anything is measured.
 pub fn make_directory(directory: &Path) -> Result<(), BenchFailure> {
     let refused = |error| {
         BenchFailure::usage(format!("cannot write into {}: {error}", directory.display()), "choose another --dir")
@@ -64,7 +64,7 @@ pub fn make_directory(directory: &Path) -> Result<(), BenchFailure> {
     Undo::RemoveFile(probe).perform()
 }
 
-/// Two benches at once would measure each other, and fight over swap.
+/// Locks out other benches: two at the same time would measure each other, and compete for swap.
 pub fn lock(directory: &Path) -> Result<File, BenchFailure> {
     let shared = Path::new("/run/lock");
     let place = if shared.is_dir() { shared } else { directory };
@@ -82,7 +82,7 @@ pub fn lock(directory: &Path) -> Result<File, BenchFailure> {
     Ok(file)
 }
 
-/// The graph that the graph workloads read: the one that was named, or one made now and removed at the end.
+/// The graph that the graph workloads read: the named file, or one made now and removed at the end.
 pub fn graph_file(
     settings: &Settings,
     token: &str,
@@ -116,7 +116,8 @@ pub fn graph_file(
     Ok((path, undo))
 }
 
-/// Each program says how much it will need. One that starts a server says what that has resident when it is full.
+/// Each program reports how much memory it will need. One that starts a server reports the server's resident memory
+/// when full.
 pub fn footprints(
     settings: &Settings,
     token: &str,
@@ -131,17 +132,18 @@ pub fn footprints(
         }
         let server = workload.server().map(|program| (program, find_program(program)));
         if let (Input::Server { bytes, .. }, true) = (workload.input, settings.plan_only) {
-            // Keys and tables take a third and more of what values of 1 KiB do: nothing runs on it.
+            // With values of 1 KiB, keys and tables need a third or more of the values' memory. Nothing runs with this
+            // value.
             return Ok(settings.sizing.bytes.unwrap_or(bytes) / 2 * 3);
         }
         if let Some((_, bytes)) = filled.filter(|(input, _)| *input == workload.input) {
             return Ok(bytes);
         }
         if let Some((_, None)) = server {
-            return Ok(0); // Nothing runs on it: the plan skips what is not installed.
+            return Ok(0); // Nothing runs with this value: the plan skips what is not installed.
         }
         if workload.is_graph() && settings.plan_only && !graph.exists() {
-            // 32 neighbours of 4 bytes and an offset of 8 per vertex, roughly: nothing runs on it.
+            // Roughly 32 neighbours of 4 bytes and an offset of 8 per vertex. Nothing runs with this value.
             return Ok((32 * 4 + 8) << settings.scale);
         }
         let mut command = Command::new(settings.programs.join(workload.program));
@@ -166,7 +168,7 @@ pub fn footprints(
     settings.workloads.iter().map(known).collect()
 }
 
-/// The binary that was named, or this one, or the one beside it, or the one in PATH.
+/// The named binary, or this one, or the one next to it, or the one in PATH.
 pub fn find_aquifer(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(path) = named {
         return path.is_file().then(|| path.to_path_buf());
@@ -190,7 +192,7 @@ pub fn obstacles(
     let asked_hosts = settings.contenders.iter().any(|contender| matches!(contender, Contender::AquiferDonors(_)));
     let largest = measured.iter().map(|one| one.footprint_bytes * one.workload.processes).max().unwrap_or(0);
     let servers = measured.iter().filter_map(|one| one.workload.server());
-    // Where arrays cannot be put into a file, there is no such program, and the plan says why.
+    // If arrays cannot be put into a file, there is no such program, and the plan says why.
     let umap_missing = measured.iter().find(|one| {
         one.workload.no_file.is_none() && !settings.programs.join(format!("{}_umap", one.workload.program)).is_file()
     });
@@ -213,7 +215,7 @@ pub fn obstacles(
     }
 }
 
-/// Prepares each kind of swap that the plan needs, and tries it once. A kind that fails leaves the plan.
+/// Prepares each kind of swap that the plan needs, and tries it once. A kind that fails is removed from the plan.
 pub fn swap_areas(plan: &mut Plan, settings: &Settings, token: &str, progress: &Progress) -> Vec<SwapArea> {
     let mut areas = Vec::new();
     for kind in [SwapKind::Disk, SwapKind::Ram, SwapKind::Zram] {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs other programs: measured ones, with a time limit and a signal in mind, and small helpers such as mkswap.
+//! Runs other programs: measured ones, with a time limit and interruptible by a signal, and small helpers such as
+//! mkswap.
 //!
-//! Every child has a process group of its own: Ctrl-C reaches the bench alone, which then ends the child and cleans up,
-//! and a second Ctrl-C cannot kill the clean-up.
+//! Every child has its own process group: Ctrl-C reaches only the bench, which then ends the child and cleans up, and a
+//! second Ctrl-C cannot kill the clean-up.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -19,23 +20,23 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 
-/// How often a signal, the time limit and, without pidfd_open(2), the end of a child are looked for.
+/// Interval at which a signal, the time limit and, without pidfd_open(2), the end of a child are checked.
 const POLL: Duration = Duration::from_millis(10);
 
-/// How long a child has to leave by itself after SIGTERM: a pager may have files to remove.
+/// How long a child has to exit after SIGTERM: a pager may have files to remove.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How long a killed child may take to go: it may have gigabytes of swap to give back. After that it hangs in
-/// the kernel, and waiting for it would hang the bench too.
+/// How long a killed child may take to disappear: it may have gigabytes of swap to free. After that it hangs in the
+/// kernel, and waiting for it would hang the bench too.
 const DEATH_MAX: Duration = Duration::from_secs(60);
 
-/// Writing a swap file and switching an area off take long on a slow disk; nothing else that is called takes seconds.
+/// Writing a swap file and switching an area off take long on a slow disk; every other helper takes less than a second.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Of what a child prints, this much is kept. A result is one line.
+/// How much of a child's output is kept. A result is one line.
 const OUTPUT_BYTES_MAX: usize = 1 << 20;
 
-/// What a child did.
+/// The outcome of a child.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
@@ -67,7 +68,7 @@ impl Running {
         let _ = kill_process_group(Pid::from_child(&self.0), signal);
     }
 
-    /// True when the child is gone within the time.
+    /// True when the child has ended within the time.
     fn gone_within(&mut self, time: Duration) -> bool {
         let begin = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
@@ -79,7 +80,7 @@ impl Running {
         true
     }
 
-    /// Asks the child to go, then makes it.
+    /// Asks the child to exit, then kills it.
     fn end(&mut self) -> Result<(), BenchFailure> {
         self.signal(Signal::TERM);
         if self.gone_within(GRACE) {
@@ -106,7 +107,7 @@ pub fn run(command: Command, timeout: Duration, interrupt: &Interrupt) -> Result
     run_watched(command, timeout, interrupt, &mut |_| {})
 }
 
-/// As [`run`]; `watch` is called with the number of the process every few milliseconds.
+/// As [`run`]; `watch` is called with the process number every few milliseconds.
 pub fn run_watched(
     mut command: Command,
     timeout: Duration,
@@ -121,7 +122,7 @@ pub fn run_watched(
         Running(command.spawn().map_err(|error| BenchFailure::io(format!("cannot start {name}"), &error))?);
     let stdout = collect(running.0.stdout.take());
     let stderr = collect(running.0.stderr.take());
-    // Wakes us when the child ends, so that run times are exact. Since Linux 5.3.
+    // Wakes the bench when the child ends, so that run times are exact. Since Linux 5.3.
     let ended = pidfd_open(Pid::from_child(&running.0), PidfdFlags::empty()).ok();
     let mut timed_out = false;
     let status = loop {
@@ -143,7 +144,7 @@ pub fn run_watched(
         }
     };
     let wall = begin.elapsed();
-    // Stragglers of the group would hold the pipes open.
+    // Remaining processes of the group would hold the pipes open.
     running.signal(Signal::KILL);
     let text =
         |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
@@ -165,19 +166,19 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u
     })
 }
 
-/// What brings a helper.
+/// The package that contains a helper.
 fn package_of(program: &str) -> &'static str {
     if matches!(program, "ip" | "tc") { "iproute2" } else { "util-linux" }
 }
 
-/// Calls a helper and returns what it printed.
+/// Runs a helper and returns its output.
 pub fn call(program: &str, arguments: &[&str]) -> Result<String, BenchFailure> {
     let path = find_program(program).ok_or_else(|| {
         BenchFailure::trouble(format!("{program} is not installed"), format!("install {}", package_of(program)))
     })?;
     let mut command = Command::new(path);
     command.args(arguments);
-    // A signal must not end a helper half way: clean-up goes on after it.
+    // A signal must not end a helper halfway: clean-up continues after it.
     let finished = run(command, HELPER_TIMEOUT, &Interrupt::default())?;
     if finished.timed_out {
         let remedy = "the kernel does not let go of it; see dmesg";
@@ -191,7 +192,7 @@ pub fn call(program: &str, arguments: &[&str]) -> Result<String, BenchFailure> {
     Err(BenchFailure::trouble(format!("{program} {}: {reason}", arguments.join(" ")), ""))
 }
 
-/// Looks in PATH, and in the administrator's directories, which an ordinary PATH leaves out.
+/// Searches PATH, and the administrator's directories, which an ordinary PATH omits.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Path::new(name).is_file().then(|| PathBuf::from(name));

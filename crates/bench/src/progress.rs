@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Says where the bench is: a bar on a terminal, one line per step otherwise. All of it on stderr.
+//! Shows progress: a bar on a terminal, one line per step otherwise. All of it on stderr.
 
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -28,7 +28,7 @@ impl Progress {
         Self { bar, done: Cell::new(0), total: Cell::new(0) }
     }
 
-    /// From here on every `done` is one of `steps`.
+    /// From this call on, every `done` is one of `steps`.
     pub fn start(&self, steps: usize) {
         self.total.set(steps);
         self.done.set(0);
@@ -45,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// Something small within a step: shown on a terminal only.
+    /// A detail within a step: shown on a terminal only.
     pub fn note(&self, what: &str) {
         self.begin(what);
     }

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-/// Whether more is better, as the program said.
+/// Whether a larger figure is better, as the program reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -15,7 +15,7 @@ pub enum Better {
     Lower,
 }
 
-/// Some measurements of the same thing.
+/// A summary of measurements of the same thing.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     pub median: f64,
@@ -25,7 +25,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// None when there is nothing to sum up.
+    /// None when there are no values.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -37,12 +37,13 @@ impl Spread {
     }
 }
 
-/// How many times as fast one is as the other: 2 means twice as fast, whichever way the figure counts.
+/// How many times as fast one side is as the other: 2 means twice as fast, whether larger or smaller figures are
+/// better.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ratio {
     /// Ratio of the medians.
     pub ratio: f64,
-    /// The least and the greatest ratio within one round: both sides saw the same machine.
+    /// The smallest and the largest ratio within one round, in which both sides ran on the machine in the same state.
     pub min: f64,
     pub max: f64,
 }
@@ -59,7 +60,7 @@ pub fn compare(ours: &[(u32, f64)], theirs: &[(u32, f64)], better: Better) -> Op
     for (round, figure) in ours {
         rounds.extend(theirs.iter().filter(|(other, _)| other == round).map(|(_, other)| speedup(*figure, *other)));
     }
-    // No round has both when one side failed early; then the medians are all there is.
+    // If one side failed early, no round has both; then only the medians can be compared.
     let spread = Spread::of(&rounds);
     Some(Ratio { ratio, min: spread.map_or(ratio, |s| s.min), max: spread.map_or(ratio, |s| s.max) })
 }

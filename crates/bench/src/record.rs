@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What was measured, in the shape that `--json` writes. The names are stable.
+//! The results in the form that `--json` writes. The names are stable.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,16 +13,16 @@ use crate::overhead::OverheadRun;
 use crate::ratios::{Better, Ratio, Spread};
 use crate::verdict::Verdict;
 
-/// The number of a program that counts, as the program itself says.
+/// The figure of a program, as the program itself reports it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     /// Its name.
     pub name: String,
     /// The number: finite, and more than zero.
     pub value: f64,
-    /// What the number counts.
+    /// The unit of the number.
     pub unit: String,
-    /// Which way it counts.
+    /// Whether larger or smaller is better.
     pub better: Better,
 }
 
@@ -35,27 +35,27 @@ pub struct Run {
     pub round: u32,
     pub footprint_bytes: u64,
     pub local_bytes: u64,
-    /// None: the kernel enforced no limit.
+    /// None if the kernel enforced no limit.
     pub limit_bytes: Option<u64>,
     /// None when the run failed.
     pub figure: Option<Figure>,
-    /// Why the run failed, or what else must be known about it.
+    /// Why the run failed, or further information about it.
     pub problem: Option<String>,
     /// From start to end of the process, loading and verifying included.
     pub wall_seconds: f64,
     /// Peak of everything charged to the run's cgroup, by the kernel.
     pub cgroup_peak_bytes: Option<u64>,
-    /// How often the limit was hit and the kernel had to reclaim.
+    /// How many times the limit was hit and the kernel had to reclaim.
     pub limit_hits: Option<u64>,
-    /// How often the kernel killed for want of memory within the limit, over all attempts.
+    /// How many times the kernel killed for lack of memory within the limit, over all attempts.
     pub oom_kills: u64,
-    /// More than 1 when kernel swap had to be given another chance.
+    /// More than 1 when a run with kernel swap was retried.
     pub attempts: u32,
     /// Peak resident set of the program, by the kernel.
     pub peak_resident_bytes: Option<u64>,
     /// Everything that the program printed.
     pub program: Option<Value>,
-    /// What `aquifer run --stats-json` left.
+    /// The statistics from `aquifer run --stats-json`.
     pub stats: Option<Value>,
 }
 
@@ -90,7 +90,7 @@ pub struct Comparison {
     pub ratio: Ratio,
 }
 
-/// Something that was asked for and could not be done.
+/// A requested measurement that could not be made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Skipped {
     pub workload: String,
@@ -107,7 +107,7 @@ pub struct Record {
     pub complete: bool,
     /// The swap areas that were made, such as `swap-zram: 1.3GiB zram, lz4`.
     pub swap_areas: Vec<String>,
-    /// Where the donors of each contender were, such as `aquifer-donor: a donor on loopback, plain text`.
+    /// The donors of each contender, such as `aquifer-donor: a donor on loopback, plain text`.
     pub donors: Vec<String>,
     pub skipped: Vec<Skipped>,
     pub runs: Vec<Run>,
@@ -127,7 +127,7 @@ pub fn figures(runs: &[Run], workload: &str, local: u32, contender: &str) -> Vec
         .collect()
 }
 
-/// Sums up the rounds, in the order in which things first ran.
+/// Summarises the rounds, in the order of the first runs.
 pub fn summarise(runs: &[Run]) -> Vec<Summary> {
     let mut summaries: Vec<Summary> = Vec::new();
     for run in runs {

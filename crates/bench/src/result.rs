@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads what a measured program prints: one line of JSON that says which of its numbers is the figure. Pure.
+//! Reads the output of a measured program: one line of JSON that says which of its numbers is the figure. Pure.
 
 use serde_json::Value;
 
 use crate::failure::BenchFailure;
 use crate::record::Figure;
 
-/// The figure that a program printed, among whatever else it printed; or why there is none, in one line.
+/// The figure in a program's output, which may contain other lines; or why there is none, in one line.
 pub fn read_result(stdout: &str) -> Result<Figure, String> {
     parse_output(stdout).and_then(|printed| figure_of(&printed)).map_err(|failure| failure.to_string())
 }
 
-/// The last line that looks like an object: a wrapper may print lines of its own.
+/// Parses the last line that looks like an object: a wrapper may print its own lines.
 pub fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
     let line = stdout
         .lines()
@@ -32,7 +32,7 @@ pub fn parse_output(stdout: &str) -> Result<Value, BenchFailure> {
 pub fn figure_of(printed: &Value) -> Result<Figure, BenchFailure> {
     let figure = printed.get("figure").cloned().unwrap_or_default();
     let figure: Figure = serde_json::from_value(figure).map_err(|error| {
-        // The parser quotes words as they are, line ends included; a message is one line.
+        // The parser quotes words as they are, line breaks included; a message is one line.
         let error = error.to_string().replace(char::is_control, "?");
         BenchFailure::trouble(format!("its result has no figure: {error}"), "")
     })?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The story of a bench, top to bottom: check what was asked, look at the machine, clean up after the dead, plan,
-//! measure in turns, judge, report. What the plan and the runs find ready: `prepare.rs`.
+//! The sequence of a bench, top to bottom: check the request, examine the machine, remove leftovers of killed benches,
+//! plan, measure in turns, judge, report. `prepare.rs` makes what the plan and the runs need.
 
 use std::fs;
 use std::io::Write;
@@ -141,7 +141,7 @@ fn bench(settings: &Settings, interrupt: &Interrupt) -> Result<ExitCode, BenchFa
     })
 }
 
-/// Every step in its turn. Stops early only for a signal; what has been measured is kept.
+/// Makes every step in its turn. Stops early only for a signal; completed measurements are kept.
 fn measure(
     bench: &Bench,
     plan: &mut Plan,
@@ -254,7 +254,7 @@ fn describe(plan: &Plan, settings: &Settings) -> String {
     mixes.chain(steps).chain(skipped).chain(overheads).collect()
 }
 
-/// To standard output. A reader that went away is no failure.
+/// Prints to standard output. A reader that has gone away is not a failure.
 fn print(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }

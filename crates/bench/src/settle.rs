@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Waits until the disk has come to rest, so that no run pays for what the one before it has left.
+//! Waits until the disk is idle, so that no run pays for the remaining work of the run before it.
 //!
-//! A file of a gigabyte that goes is not gone at once: on a file system mounted with `discard` its blocks are discarded
-//! with the next commit of the journal, seconds later, and what was written to it may still be under way. Whoever comes
-//! next in turn would share the disk with that.
+//! Removing a file of a gigabyte takes effect later: on a file system mounted with `discard` its blocks are discarded
+//! with the next commit of the journal, seconds later, and data written to it may still be in flight. The next
+//! contender would share the disk with that work.
 //!
 //! Source: `Documentation/block/stat.rst` of Linux.
 
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 use crate::failure::BenchFailure;
 use crate::interrupt::Interrupt;
 
-/// A disk is at rest when it moves less than this in one look.
+/// A disk is idle when it transfers less than this between two checks.
 const REST_SECTORS: u64 = (1 << 20) / 512;
-/// Between two looks.
+/// Time between two checks.
 const LOOK: Duration = Duration::from_millis(250);
-/// Looks in a row that find it at rest.
+/// Number of consecutive checks that must find it idle.
 const LOOKS: u32 = 4;
-/// Others may use the disk all the time.
+/// Bounds the wait, because other processes may use the disk all the time.
 const WAIT_MOST: Duration = Duration::from_secs(60);
 
-/// Waits for the disk under `dir`; not at all where the kernel has no account of it.
+/// Waits for the disk of `dir`; not at all if the kernel has no statistics for it.
 pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
     let Some(account) = fs::metadata(dir).ok().map(|metadata| account_of(metadata.dev())) else { return Ok(()) };
     rustix::fs::sync();
@@ -43,7 +43,7 @@ pub fn settle(dir: &Path, interrupt: &Interrupt) -> Result<(), BenchFailure> {
     Ok(())
 }
 
-/// What the looks have shown.
+/// The result of the checks so far.
 #[derive(Default)]
 struct Rest {
     last: Option<u64>,
@@ -51,7 +51,7 @@ struct Rest {
 }
 
 impl Rest {
-    /// So many sectors have moved by now. Returns whether the disk is at rest.
+    /// Records the number of sectors transferred by now. Returns whether the disk is idle.
     fn saw(&mut self, now: u64) -> bool {
         let still = self.last.is_some_and(|last| now.saturating_sub(last) < REST_SECTORS);
         self.quiet = if still { self.quiet + 1 } else { 0 };
@@ -72,7 +72,7 @@ fn moved(account: &str) -> Option<u64> {
 fn sectors_of(text: &str) -> Option<u64> {
     let fields: Vec<u64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
     let (read, written) = (fields.get(2)?, fields.get(6)?);
-    // Linux 4.18 counts discards.
+    // Discards are counted since Linux 4.18.
     Some(read + written + fields.get(13).unwrap_or(&0))
 }
 

@@ -30,7 +30,7 @@ const UNITS: [(&str, u64); 22] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// An exabyte: no machine has so much, and nothing that is computed from a size may overflow.
+/// An exabyte: no machine has that much, and nothing computed from a size may overflow.
 const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
 /// One mebibyte.
@@ -49,7 +49,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .iter()
         .find(|(name, _)| *name == unit)
         .ok_or_else(|| format!("'{unit}' is not a unit of size; use KiB, MiB, GiB or TiB"))?;
-    // Whole numbers exactly: beyond 2^53 a fraction has no room for all digits.
+    // Whole numbers are parsed exactly: beyond 2^53 a floating-point number cannot hold all digits.
     let bytes = match text[..digits].parse::<u64>() {
         Ok(whole) => whole.saturating_mul(*factor),
         Err(_) => (number * *factor as f64) as u64,
@@ -57,14 +57,14 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if bytes > BYTES_MAX { Err(format!("'{text}' is larger than any machine")) } else { Ok(bytes) }
 }
 
-/// Reads `250MB/s`: bytes a second.
+/// Reads a rate such as `250MB/s`, in bytes per second.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let size =
         text.strip_suffix("/s").ok_or_else(|| format!("'{text}' is not a rate; use bytes a second like 250MB/s"))?;
     parse_size(size)
 }
 
-/// Writes `250MB/s`, `1.5GB/s`: in powers of a thousand, as what goes over a cable is counted.
+/// Writes `250MB/s`, `1.5GB/s`: in powers of a thousand, as usual for network rates.
 pub fn format_rate(rate: u64) -> String {
     let (number, unit) = match rate {
         ..1_000_000 => (rate as f64 / 1e3, "KB"),

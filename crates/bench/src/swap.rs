@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes swap areas of our own, one kind at a time, and switches one on for the length of a run.
+//! Makes swap areas for the bench, one kind at a time, and switches one on for the duration of a run.
 //!
-//! Only one area may be on during a run, or the kernel would choose between them. So a machine that swaps already
-//! is refused before anything is made; `on` looks again each time, since others may have come meanwhile.
+//! Only one area may be on during a run, or the kernel would choose between them. So a machine that already swaps is
+//! refused before anything is made; `on` checks again each time, since other areas may have been added in the meantime.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -17,27 +17,27 @@ use crate::process::{call, find_program};
 use crate::size::{MIB, format_size};
 use crate::undo::{self, Undo, UndoList, write_sys};
 
-/// Swap beyond what must leave: slots are handed out in clusters per CPU, and some stay half used.
+/// Swap in addition to the evicted memory: slots are allocated in clusters per CPU, and some stay half used.
 const SPARE_BYTES: u64 = 256 * MIB;
 
-/// First letters of the label of a zram device that existed, and of one that the bench had added.
+/// Prefixes of the labels of a zram device that existed, and of one that the bench added.
 pub const LABEL_PREFIXES: [&str; 2] = ["aqb", "aqh"];
 
-/// A prepared swap area; all of it is taken back when dropped.
+/// A prepared swap area; everything made for it is removed when it is dropped.
 #[derive(Debug)]
 pub struct SwapArea {
     pub kind: SwapKind,
     device: PathBuf,
-    /// What a reader should know, such as the compressor.
+    /// Details for the reader, such as the compressor.
     pub about: String,
     _undo: UndoList,
 }
 
-/// The area is on while this lives.
+/// The area is on while this value lives.
 #[derive(Debug)]
 pub struct SwapOn(#[expect(dead_code, reason = "held for its drop, which switches the area off")] UndoList);
 
-/// Why no swap of any kind can be measured here; None: it can.
+/// Why no swap of any kind can be measured here; None if it can.
 pub fn obstacle() -> Option<String> {
     let areas = machine::swap_areas_open();
     if !areas.is_empty() {
@@ -73,14 +73,15 @@ pub fn obstacle_ram(footprint: u64) -> Option<String> {
 /// Why zram cannot be measured here.
 pub fn obstacle_zram() -> Option<String> {
     if !Path::new("/sys/class/zram-control").exists() {
-        // Loading the module is the one thing that stays: it takes no memory, and modules are not ours to unload.
+        // Loading the module is the only change that is not undone: it takes no memory, and the bench must not unload
+        // modules.
         let _ = call("modprobe", &["zram"]);
     }
     (!Path::new("/sys/class/zram-control").exists()).then(|| "this kernel has no zram; modprobe zram".into())
 }
 
 impl SwapArea {
-    /// Makes an area that can take a whole footprint.
+    /// Makes an area that can hold a whole footprint.
     pub fn prepare(kind: SwapKind, directory: &Path, token: &str, footprint: u64) -> Result<Self, BenchFailure> {
         let bytes = (footprint + SPARE_BYTES + machine::swap_closing_bytes()).next_multiple_of(4 * MIB);
         let mut undo = UndoList::default();
@@ -92,7 +93,7 @@ impl SwapArea {
         Ok(Self { kind, device, about, _undo: undo })
     }
 
-    /// Switches the area on, unless another one is on already.
+    /// Switches the area on, unless another one is already on.
     pub fn on(&self) -> Result<SwapOn, BenchFailure> {
         let others = machine::swap_areas_open();
         if !others.is_empty() {
@@ -122,7 +123,7 @@ fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Res
     fs::create_dir(&mount).map_err(|error| BenchFailure::io(format!("cannot make {}", mount.display()), &error))?;
     undo.push(Undo::Unmount(mount.clone()));
     mount_unswappable(&mount, bytes)?;
-    // Written here, outside the limited cgroup, so that its pages are charged to us and not to the run.
+    // Written here, outside the limited cgroup, so that its pages are charged to the bench and not to the run.
     let file = mount.join("swap");
     write_zeros(&file, bytes)?;
     let device = PathBuf::from(call("losetup", &["--find", "--show", &file.to_string_lossy()])?);
@@ -131,10 +132,10 @@ fn in_ram(directory: &Path, token: &str, bytes: u64, undo: &mut UndoList) -> Res
     Ok((device, format!("{} loop device over tmpfs", format_size(bytes))))
 }
 
-/// Memory that is never swapped out. It must not be: a page of the RAM disk that was swapped out, to the RAM
-/// disk itself, would have to be read back by the very thread that serves the disk, which waits for itself for
-/// ever. Machines that page out cold memory on their own (DAMON) do that within minutes. tmpfs knows `noswap`
-/// from Linux 6.4 on; ramfs never swaps.
+/// Mounts memory that is never swapped out. If a page of the RAM disk were swapped out, to the RAM disk itself, the
+/// very thread that serves the disk would have to read it back, and would wait for itself for ever. Machines that page
+/// out cold memory on their own (DAMON) do that within minutes. tmpfs supports `noswap` since Linux 6.4; ramfs never
+/// swaps.
 fn mount_unswappable(mount: &Path, bytes: u64) -> Result<(), BenchFailure> {
     let point = mount.to_string_lossy();
     let options = format!("size={},mode=700,noswap", bytes + 16 * MIB);
@@ -144,7 +145,7 @@ fn mount_unswappable(mount: &Path, bytes: u64) -> Result<(), BenchFailure> {
 }
 
 fn in_zram(token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, String), BenchFailure> {
-    // Reading hot_add makes a new device. Without it, a device that nobody has set up will do.
+    // Reading hot_add makes a new device. Without it, an unused device is taken.
     let added = fs::read_to_string("/sys/class/zram-control/hot_add").ok().and_then(|text| text.trim().parse().ok());
     let index: u32 = added
         .or_else(|| {
@@ -167,12 +168,12 @@ fn in_zram(token: &str, bytes: u64, undo: &mut UndoList) -> Result<(PathBuf, Str
     Ok((device, format!("{} zram, {used}", format_size(bytes))))
 }
 
-/// Writes every byte, so that the area has no holes, and past the page cache where the file system allows it.
+/// Writes every byte, so that the area has no holes, bypassing the page cache if the file system allows it.
 fn write_zeros(path: &Path, bytes: u64) -> Result<(), BenchFailure> {
     let failed = |error| BenchFailure::io(format!("cannot make {} of {}", path.display(), format_size(bytes)), &error);
     let file = File::create_new(path).map_err(failed)?;
     file.set_permissions(Permissions::from_mode(0o600)).map_err(failed)?;
-    // Only so that a disk without room says so at once; ramfs has no fallocate.
+    // Only makes a full disk fail immediately; ramfs has no fallocate.
     match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(failed(errno.into())),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Writes a record for people: one table per workload and ratio, the bars, and what was skipped. Pure.
+//! Formats a record for people: one table per workload and ratio, the bars, and what was skipped. Pure.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use crate::record::{Record, Run, Summary};
 use crate::size::format_size;
 use crate::verdict::Verdict;
 
-/// Width of the bars drawn beside the figures.
+/// Width of the bars drawn next to the figures.
 const BAR_WIDTH: usize = 24;
 
 /// The whole report.
@@ -126,7 +126,7 @@ fn table(record: &Record, workload: &str, local: u32) -> String {
     text
 }
 
-/// What programs that say nothing of themselves had in DRAM, by the kernel: page cache included.
+/// The kernel's measurement of memory for programs that report none of their own: page cache included.
 fn peak_line(text: &mut String, record: &Record, workload: &str, local: u32) {
     let of = |run: &&Run| run.workload == workload && run.local_percent == local && run.program.is_none();
     let mut peaks: Vec<(&str, u64)> = Vec::new();
@@ -168,14 +168,14 @@ fn speed(summary: &Summary) -> f64 {
     }
 }
 
-/// A bar on a logarithmic scale, since swap and DRAM are hundreds apart.
+/// A bar on a logarithmic scale, since swap and DRAM differ by factors of hundreds.
 fn bar(speed: f64, all: &[f64]) -> String {
     let least = all.iter().copied().fold(f64::INFINITY, f64::min);
     if least <= 0.0 || !speed.is_finite() {
         return String::new();
     }
     let signs = 1.0 + 5.0 * (speed / least).log2();
-    // Beyond the width the scale would need its own line; DRAM against disk swap is nine doublings.
+    // A longer bar would not fit the line; from disk swap to DRAM it is nine doublings.
     "#".repeat((signs as usize).min(BAR_WIDTH * 3))
 }
 
@@ -242,7 +242,7 @@ pub fn verdict_line(verdict: &Verdict) -> String {
     line
 }
 
-/// Three significant digits, thousands with a letter.
+/// Three significant digits, with a suffix for large numbers.
 pub fn short(number: f64) -> String {
     let size = number.abs();
     match size {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the bench does to a machine, and how each of it is taken back.
+//! The bench's changes to a machine, and how each is undone.
 //!
-//! An owner pushes the undo *before* it does the thing, and each undo is harmless when the thing was never done. The
-//! list runs backwards when it is dropped: at the end, on an error, on a panic, after a signal. What a SIGKILL leaves
-//! behind, `leftovers.rs` finds by name at the next start and hands to the same code.
+//! An owner pushes the undo *before* it makes the change, and each undo is harmless if the change was never made. The
+//! list runs backwards when it is dropped: at the end, on an error, on a panic, after a signal. After a SIGKILL,
+//! `leftovers.rs` finds the changes by name at the next start and passes them to the same code.
 
 use std::fs;
 use std::io;
@@ -20,11 +20,12 @@ use crate::hosts;
 use crate::machine;
 use crate::process::call;
 
-/// A name that only this process uses: its id and its start time, which together never come again.
-/// Short, because a swap label has 16 bytes: `aqb` + at most 13.
+/// A name that only this process uses: its id and its start time, a pair that never recurs. Short, because a swap label
+/// has 16 bytes: `aqb` + at most 13.
 pub fn token_of(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name may hold spaces and brackets; fields count from after its last bracket. Start time is field 22.
+    // The command name may contain spaces and brackets; fields count from after its last bracket. Start time is field
+    // 22.
     let start: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     Some(format!("{}-{}", base36(u64::from(pid)), base36(start)))
 }
@@ -55,13 +56,13 @@ fn base36(mut number: u64) -> String {
     }
 }
 
-/// The start of every name of a file, directory or cgroup of ours.
+/// The prefix of the name of every file, directory or cgroup of the bench.
 pub const NAME_PREFIX: &str = "aquifer-bench-";
 
 /// The kind of directory in which a server keeps files under names of its own.
 pub const SERVER_KIND: &str = "server";
 
-/// The kind of directory in which certificates and their keys are.
+/// The kind of directory that holds certificates and their keys.
 pub const CERTIFICATES_KIND: &str = "certificates";
 
 /// `aquifer-bench-TOKEN.KIND`
@@ -69,7 +70,7 @@ pub fn name(token: &str, kind: &str) -> String {
     format!("{NAME_PREFIX}{token}.{kind}")
 }
 
-/// Finds our token in a path or a name, if it is one of ours.
+/// Finds the token in a path or a name, if it is one of the bench's.
 pub fn token_in(text: &str) -> Option<&str> {
     let after = text.split_once(NAME_PREFIX)?.1;
     let token = after.split(['.', '/', ' ']).next()?;
@@ -80,18 +81,18 @@ pub fn token_in(text: &str) -> Option<&str> {
     (is_part(parts.next()) && is_part(parts.next()) && parts.next().is_none()).then_some(token)
 }
 
-/// One thing to take back.
+/// One change to undo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undo {
     DetachLoop(PathBuf),
     RemoveCgroup(PathBuf),
     RemoveDirectory(PathBuf),
     RemoveFile(PathBuf),
-    /// A network namespace by its name's path, with its cable and who is on it.
+    /// A network namespace by its name's path, with its cable and its processes.
     RemoveHost(PathBuf),
-    /// With what a server has left in it.
+    /// A directory with everything that a server has left in it.
     RemoveTree(PathBuf),
-    /// Empties a zram device; `remove` when the bench had it added.
+    /// Empties a zram device; `remove` is true if the bench had added it.
     ResetZram {
         index: u32,
         remove: bool,
@@ -101,7 +102,7 @@ pub enum Undo {
 }
 
 impl Undo {
-    /// Takes the thing back. Doing it twice, or without need, is no error.
+    /// Undoes the change. Doing it twice, or without need, is not an error.
     pub fn perform(&self) -> Result<(), BenchFailure> {
         match self {
             Self::DetachLoop(device) => call("losetup", &["-d", &device.to_string_lossy()]).map(drop),
@@ -140,7 +141,7 @@ pub fn write_sys(path: &str, text: &str) -> Result<(), BenchFailure> {
     fs::write(path, text).map_err(|error| BenchFailure::io(format!("cannot write {text} to {path}"), &error))
 }
 
-/// Ends what still runs in the cgroup and removes it. The kernel needs a moment to let go of the dead.
+/// Ends the processes in the cgroup and removes it. The kernel needs a moment to release ended processes.
 fn remove_cgroup(path: &Path) -> Result<(), BenchFailure> {
     for attempt in 0..100 {
         match fs::remove_dir(path) {
@@ -160,7 +161,7 @@ fn remove_cgroup(path: &Path) -> Result<(), BenchFailure> {
     Ok(())
 }
 
-/// Takes everything back in reverse order when dropped.
+/// Undoes everything in reverse order when dropped.
 #[derive(Debug, Default)]
 pub struct UndoList(Vec<Undo>);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bars that the project has set itself, and whether a record clears them. Pure.
+//! The bars that the project has set itself, and whether a record meets them. Pure.
 
 use serde::Serialize;
 
@@ -12,26 +12,26 @@ use crate::ratios::{Better, Ratio, Spread, compare};
 use crate::record::{Run, figures};
 use crate::size::{MIB, format_size};
 
-/// One bar, and what was measured against it.
+/// One bar, and the measurement against it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     pub bar: String,
-    /// None: only reported.
+    /// None if there is no lower bound.
     pub at_least: Option<f64>,
-    /// None: more is not worse.
+    /// None if there is no upper bound.
     pub at_most: Option<f64>,
-    /// What the numbers are, as it is written behind them.
+    /// The unit of the numbers, as written after them.
     pub unit: &'static str,
     pub aim: Option<f64>,
     pub measured: Option<f64>,
     pub min: Option<f64>,
     pub max: Option<f64>,
-    /// None: not measured, or only reported.
+    /// None if not measured, or only reported.
     pub met: Option<bool>,
     pub note: String,
 }
 
-/// `workload` at so much local memory: `ours` must be `at_least` times as fast as `theirs`.
+/// `workload` at `local_percent`: `ours` must be `at_least` times as fast as `theirs`.
 struct Bar {
     workload: &'static str,
     local_percent: u32,
@@ -45,7 +45,7 @@ const fn bar(workload: &'static str, ours: &'static str, theirs: &'static str, a
     Bar { workload, local_percent: LOCAL_PERCENT, ours, theirs, at_least, aim }
 }
 
-/// Of the throughput of DRAM, this much must be left.
+/// This part of DRAM's throughput must remain.
 const fn left_of_dram(workload: &'static str, local_percent: u32, at_least: f64) -> Bar {
     Bar { workload, local_percent, ours: "aquifer-flash", theirs: "dram", at_least, aim: None }
 }
@@ -87,10 +87,10 @@ const BARS: [Bar; 30] = [
 /// The ratio at which most bars are set.
 const LOCAL_PERCENT: u32 = 30;
 
-/// A program at this much local memory has room for itself and its pager: below the budget.
+/// At this percentage of local memory, a program has room for itself and its pager: it is below the budget.
 const BELOW_BUDGET_PERCENT: u32 = 110;
 
-/// Judges a record. Bars of workloads that were not asked for are left out.
+/// Judges a record. Bars of workloads that were not requested are omitted.
 pub fn judge(runs: &[Run], fio: &[FioPoint]) -> Vec<Verdict> {
     let ran = |workload: &str| runs.iter().any(|run| run.workload == workload);
     let mut verdicts: Vec<Verdict> =
@@ -147,7 +147,7 @@ pub(crate) fn from_ratio(
     }
 }
 
-/// Triad against what the disk allows when nothing is kept, at its best block size and depth.
+/// Triad against the disk's limit without a cache, at its best block size and depth.
 fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
     let bar = format!("stream at {LOCAL_PERCENT} %: aquifer-flash over the disk's ceiling by fio, same mix");
     let ours = figures(runs, "stream", LOCAL_PERCENT, "aquifer-flash");
@@ -172,13 +172,13 @@ fn judge_ceiling(runs: &[Run], points: &[FioPoint]) -> Verdict {
     verdict
 }
 
-/// The kernel's own account of the program against budget + slack + code and stacks.
+/// The kernel's measurement of the program against budget + slack + code and stacks.
 fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     let mut worst: Option<Account> = None;
     let ours = |run: &&Run| run.contender.starts_with("aquifer-") && !run.contender.ends_with(OTHER_BUILD);
     for run in runs.iter().filter(ours).filter(|run| run.figure.is_some()) {
-        // One process has told, of however many there were; the kernel enforces the limit on all of them.
-        // Where the program has not told what the kernel says, the pager's own count is all there is.
+        // With several processes, only one has reported its memory; the kernel enforces the limit on all of them. If
+        // the program has not reported the kernel's figure, only the pager's own count is available.
         let (peak, allowed) = match run.peak_resident_bytes {
             Some(peak) => (peak, limit_bytes(run.footprint_bytes, run.local_bytes, 1)),
             None => (run.pager_peak_bytes().unwrap_or(0), run.local_bytes),
@@ -204,7 +204,7 @@ fn judge_budget(runs: &[Run]) -> Option<Verdict> {
     })
 }
 
-/// What one run had resident, and what it might have had.
+/// Peak resident memory of one run, and the allowed maximum.
 struct Account<'a> {
     run: &'a Run,
     peak: u64,
@@ -216,7 +216,7 @@ impl Account<'_> {
         mib(self.allowed) - mib(self.peak)
     }
 
-    /// A ratio would be 1.00 for any budget that is kept: the figures are what one wants to see.
+    /// A ratio would be 1.00 for any budget that is kept, so the note gives the figures.
     fn story(&self) -> String {
         let Run { workload, contender, local_percent, local_bytes, .. } = self.run;
         format!(
@@ -232,7 +232,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
 }
 
-/// Below its budget, a program must run as if we were not there: the whole run, not only the kernel that counts.
+/// Below its budget, a program must run as fast as without Aquifer: the whole run, not only the timed kernel.
 fn judge_below_budget(runs: &[Run]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let roomy =
@@ -259,7 +259,7 @@ fn judge_below_budget(runs: &[Run]) -> Vec<Verdict> {
     verdicts
 }
 
-/// Reported, not judged: the mean loss against DRAM at 50 % over the DRAM tier.
+/// The mean loss against DRAM at 50 % with the DRAM tier; reported, not judged.
 fn average_loss(runs: &[Run]) -> Option<Verdict> {
     let mut workloads: Vec<&str> = Vec::new();
     for run in runs {
@@ -329,7 +329,7 @@ mod tests {
             let asks = |line: &str| {
                 let (_, words) = line.split_once("--local ")?;
                 let words: Vec<&str> = words.split([',', ' ']).collect();
-                // STREAM is what runs when nothing is named.
+                // STREAM runs when no workload is named.
                 let workload =
                     words.contains(&bar.workload) || (bar.workload == "stream" && !words.contains(&"--workload"));
                 let local = words.contains(&bar.local_percent.to_string().as_str());

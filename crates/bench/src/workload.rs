@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The list of workloads: which program, with which arguments, on which footprint.
+//! The list of workloads: which program, with which arguments, with which footprint.
 //!
-//! The programs are those of `bench/workloads`. A program tells its footprint when asked with `--footprint`, and says
-//! in its result which of its numbers is the figure; nothing here knows what a program does.
+//! The programs are those of `bench/workloads`. A program reports its footprint when called with `--footprint`, and
+//! says in its result which of its numbers is the figure; nothing here knows what a program does.
 
 use std::path::Path;
 
-/// What a workload is measured on.
+/// The data of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Input {
     /// Arrays of this many bytes, unless `--bytes` says otherwise.
     Arrays { bytes: u64 },
     /// A Kronecker graph; this many trials, unless `--trials` says otherwise.
     Graph { trials: u32 },
-    /// Values of this many bytes together, unless `--bytes` says otherwise, in a server that the program starts. The
-    /// program is outside the limit, and what it starts is inside.
+    /// Values of this many bytes in total, unless `--bytes` says otherwise, in a server that the program starts. The
+    /// program runs outside the limit, and its server inside.
     Server { bytes: u64, program: &'static str },
-    /// A program of the user's own, which has no such words, and prints no result (`own.rs`).
+    /// A program of the user, which takes no such arguments and prints no result (`own.rs`).
     Own,
 }
 
-/// One line of the list.
+/// One entry of the list.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Workload {
     pub name: &'static str,
@@ -30,11 +30,12 @@ pub struct Workload {
     pub program: &'static str,
     pub arguments: &'static [&'static str],
     pub input: Input,
-    /// Why its memory cannot be put into a file; None: `--file` does it.
+    /// Why its memory cannot be put into a file; None if `--file` does it.
     pub no_file: Option<&'static str>,
-    /// Processes that hold the data at once. They divide the local memory; the limit has room for each one's pager.
+    /// Number of processes that hold the data at the same time. They share the local memory; the limit has room for the
+    /// pager of each.
     pub processes: u64,
-    /// Reads and writes on the device per unit of work when nothing is kept; what `fio` is asked for.
+    /// Reads and writes on the device per unit of work without a cache; the mix that `fio` measures.
     pub device_mix: Option<(u32, u32)>,
     pub about: &'static str,
 }
@@ -42,7 +43,7 @@ pub struct Workload {
 const GIB: u64 = 1 << 30;
 const REDIS: Input = Input::Server { bytes: 512 << 20, program: "redis-server" };
 
-/// In the order in which they run.
+/// The workloads, in the order in which they run.
 pub const WORKLOADS: [Workload; 14] = [
     // Triad reads two arrays, fetches the third because it is written to, and writes that one back: 3 to 1.
     Workload {
@@ -181,7 +182,7 @@ pub const WORKLOADS: [Workload; 14] = [
         arguments: &["--save"],
         input: REDIS,
         no_file: Some("a server's memory cannot be put into a file"),
-        // The one that serves, and the one that it forked for BGSAVE.
+        // The serving process, and the one that it forked for BGSAVE.
         processes: 2,
         device_mix: None,
         about: "the same requests while Redis saves, and every value in the dump",
@@ -193,7 +194,7 @@ pub fn find(name: &str) -> Option<&'static Workload> {
     WORKLOADS.iter().find(|workload| workload.name == name)
 }
 
-/// What the user may change about every workload.
+/// The sizes that the user may change for every workload.
 #[derive(Debug, Clone, Default)]
 pub struct Sizing {
     pub bytes: Option<u64>,
@@ -207,7 +208,7 @@ impl Workload {
         matches!(self.input, Input::Graph { .. })
     }
 
-    /// Whether it is the user's own.
+    /// Whether it is the user's own program.
     pub fn is_own(&self) -> bool {
         self.input == Input::Own
     }
@@ -220,7 +221,7 @@ impl Workload {
         }
     }
 
-    /// UMap's page at which this workload was fastest of those tried, on the disk of a virtual machine: 4 KiB,
+    /// The UMap page size at which this workload was fastest of those tried, on the disk of a virtual machine: 4 KiB,
     /// 16 KiB and 64 KiB for random records, 4 KiB, 64 KiB and 1 MiB for graphs, 128 KiB to 2 MiB for the others.
     pub fn umap_page_bytes(&self) -> u64 {
         match self.program {
@@ -230,7 +231,7 @@ impl Workload {
         }
     }
 
-    /// The arguments of the program, without its name. `graph` is where the graph file is.
+    /// The arguments of the program, without its name. `graph` is the path of the graph file.
     pub fn command_line(&self, sizing: &Sizing, graph: &Path) -> Vec<String> {
         let mut words: Vec<String> = self.arguments.iter().map(ToString::to_string).collect();
         let mut add = |flag: &str, value: String| words.extend([flag.to_string(), value]);
@@ -245,13 +246,14 @@ impl Workload {
             Input::Own => return words,
         }
         match self.program {
-            // STREAM leaves the first iteration out; three give a best of two, and keep a run on disk swap bearable.
+            // STREAM does not count the first iteration; three iterations give a best of two, and keep a run on disk
+            // swap bearable.
             "stream" | "stream_static" => add("--iterations", sizing.iterations.unwrap_or(3).to_string()),
             "matmul" => add("--trials", sizing.trials.unwrap_or(1).to_string()),
             "random_access" | "pointer_chase" => add("--seconds", sizing.seconds.unwrap_or(5.0).to_string()),
             "redis_load" => {
-                // What is hot has to come first, by the same requests: at three quarters of the memory, most of it has
-                // after half a minute.
+                // The hot data must be fetched first, by the same requests: with three quarters of the memory, most of
+                // it is resident after half a minute.
                 let seconds = sizing.seconds.unwrap_or(10.0);
                 add("--seconds", seconds.to_string());
                 add("--warmup", (3.0 * seconds).to_string());

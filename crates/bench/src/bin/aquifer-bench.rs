@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs `aquifer bench` as a program of its own.
+//! Runs `aquifer bench` as a separate program.
 //!
-//! Exit codes: 0 everything that could run did, 1 a run failed, 2 bad arguments, 3 nothing could run,
-//! 4 a measured bar was missed (with `--check`), 130 and 143 ended by SIGINT and SIGTERM, with everything cleaned up.
+//! Exit codes: 0 everything that could run did, 1 a run failed, 2 bad arguments, 3 nothing could run, 4 a measured bar
+//! was missed (with `--check`), 130 and 143 ended by SIGINT and SIGTERM, with everything cleaned up.
 
 use clap::Parser;
 
