@@ -8,7 +8,7 @@
 //! request at a time and polls for its completion; the other side's processor is not involved. A failed connection is
 //! reset, and may be connected again, with the same objects, so that nothing is allocated.
 //!
-//! Failure handling takes two steps: the device resends a packet after its time limit, up to [`RETRIES`] times; then
+//! Failure handling takes two steps: the device resends a packet after its time limit, up to `RETRIES` times; then
 //! the work request completes with an error and the pair is unusable until it is reset. See ibv_modify_qp(3), and
 //! chapters 9.7 and 11.6 of the InfiniBand Architecture Specification, volume 1.
 //!
