@@ -26,7 +26,7 @@ pub enum Contender {
     Dram,
     /// `aquifer run` over `--tier flash:`, inside the limit.
     AquiferFlash,
-    /// As `AquiferFlash`, encrypted: what that costs.
+    /// As `AquiferFlash`, encrypted: shows the cost of encryption.
     AquiferFlashEncrypted,
     /// `aquifer run` over `--tier dram:`; the limit would charge the tier's memory too, so the budget is checked, not
     /// enforced.

@@ -3,7 +3,7 @@
 
 //! The pure core of Aquifer: every decision of the pager, and nothing else.
 //!
-//! No I/O, no clock, no threads, no unsafe. The live pager, the simulator and the planner run this same code; time,
+//! No I/O, no clock, no threads, no unsafe. The live pager, the simulator and the tests run this same code; time,
 //! randomness and order are arguments. The inputs of an engine can be recorded and replayed (`record`).
 
 #![forbid(unsafe_code)]

@@ -36,8 +36,8 @@ impl Order {
     pub const MAX: Order = Order(9);
     /// 128 KiB, the size that EMP chose as its default.
     pub const DEFAULT: Order = Order(5);
-    /// 16 KiB: the smallest block where blocks have a fixed size, and in elastic regions beyond the first 2 GiB
-    /// (`map/ranges.rs`). Smaller blocks there would cost more memory to describe than they save.
+    /// 16 KiB: the unit of regions whose blocks have this size or more, except of the first 2 GiB where block sizes may
+    /// change (`map/ranges.rs`). Smaller units would cost more memory to describe than they save.
     pub const UNIT: Order = Order(2);
 
     /// The order with `1 << exponent` pages; `None` above 2 MiB.

@@ -40,7 +40,7 @@ impl Counters {
         Ok(Counters { segment })
     }
 
-    /// Maps the segment behind an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so that a
+    /// Maps the segment of an inherited descriptor, `Config::stats_fd`. The descriptor stays open, so that a
     /// program executed by this one finds it too. Returns an error when the descriptor is closed or is something else
     /// by now: create a new segment then.
     pub fn attach(number: i32) -> Result<Counters, NotASegment> {

@@ -58,16 +58,16 @@ fn enter_of<T, F: FnOnce() -> T>(_: &Job<T, F>) -> unsafe extern "C" fn(*mut c_v
 }
 
 /// # Safety
-/// `job` points to a `Job<T, F>` that nobody else uses.
+/// `job` points to a `Job<T, F>` that nothing else uses.
 unsafe extern "C" fn enter<T, F: FnOnce() -> T>(job: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises a `Job<T, F>` that nothing else uses.
     let job = unsafe { &mut *job.cast::<Job<T, F>>() };
     // An unwinder cannot cross from this stack to the other one.
     job.outcome = job.act.take().map(|act| catch_unwind(AssertUnwindSafe(act)));
 }
 
 /// # Safety
-/// `top` is the end of a stack that nobody uses, aligned to 16 bytes; `enter` may be called with `job` and returns.
+/// `top` is the end of a stack that nothing uses, aligned to 16 bytes; `enter` may be called with `job` and returns.
 unsafe fn switch(top: usize, enter: unsafe extern "C" fn(*mut c_void), job: *mut c_void) {
     // SAFETY: the callee finds the stack as the ABI requires, aligned to 16 bytes before the return address; it
     // preserves r12, and the registers that it does not preserve are declared as clobbered.

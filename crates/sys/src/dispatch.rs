@@ -225,7 +225,7 @@ impl Trapped {
     /// # Safety
     /// The pointers are those that the kernel passed to the running handler of a SIGSYS.
     pub unsafe fn new(info: *const libc::siginfo_t, context: *mut libc::c_void, kind: i32) -> Option<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises the kernel's `siginfo_t`, which is only read.
         let code = unsafe { (*info).si_code };
         (code == USER_DISPATCH).then_some(Self { context: context.cast(), kind })
     }

@@ -211,7 +211,7 @@ pub unsafe fn drop_spans(spans: &[Span]) -> Result<usize, Errno> {
     }
     let mut done = 0;
     for span in spans {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has promised that the contents are not needed.
         match unsafe { drop_pages(span.start, span.len) } {
             Ok(()) => done += span.len,
             Err(errno) if done == 0 => return Err(errno),
@@ -231,7 +231,8 @@ pub unsafe fn read_spans(targets: &[Span], sources: &[Span]) -> Result<usize, Er
     // SAFETY: getpid(2) takes nothing.
     let process = unsafe { syscall(libc::SYS_getpid, [0; 6]) }?;
     let (to, from) = (targets.as_ptr() as usize, sources.as_ptr() as usize);
-    // SAFETY: the caller's promise; a `Span` is laid out as an iovec.
+    // SAFETY: the caller promises targets that may be written, and sources that do not change; a `Span` is laid out as
+    // an iovec.
     unsafe { syscall(libc::SYS_process_vm_readv, [process, to, targets.len(), from, sources.len(), 0]) }
 }
 

@@ -7,14 +7,14 @@
 //! nobody can exchange the file between the check and the use. As owners, only the process's own user and root are
 //! accepted. See open(2), fstat(2), and path_resolution(7) on symbolic links in sticky directories.
 //!
-//! | what                                | owner         | mode                                                       |
+//! | file                                | owner         | mode                                                       |
 //! |-------------------------------------|---------------|------------------------------------------------------------|
-//! | memory, recordings (`Memory`)       | we or root    | nothing for group and others                               |
-//! | private keys (`PrivateKey`)         | we or root    | the same, but root's may be readable for the group         |
-//! | what is read (`Input`), statistics (`Output`) | we or root | nobody else writes                                  |
-//! | directories                         | we or root    | nobody else writes, unless it is sticky                    |
-//! | block devices                       | we or root    | nothing for others; nothing for a group other than `disk`  |
-//! | character devices, own descriptors (/dev/fd) | anybody | any                                                       |
+//! | memory, recordings (`Memory`)       | own or root   | nothing for group and others                               |
+//! | private keys (`PrivateKey`)         | own or root   | the same, but root's may be group-readable                 |
+//! | inputs (`Input`), statistics (`Output`) | own or root | not writable for group and others                    |
+//! | directories                         | own or root   | not writable for group and others, unless sticky           |
+//! | block devices (`Memory`)            | own or root   | nothing for others; nothing for a group other than `disk`  |
+//! | character devices, own descriptors (/dev/fd) | any    | any                                                        |
 //!
 //! In a directory where others can write, a symbolic link is not followed, and a file must have only one name.
 //! Allocates; not for the fault path.

@@ -5,7 +5,7 @@
 //!
 //! Pure. Numbers are varints: seven bits to a byte, the lowest first, the high bit set in all but the last.
 //!
-//! | tag | told               | fields                                                     | answer |
+//! | tag | input              | fields                                                     | answer |
 //! |-----|--------------------|------------------------------------------------------------|--------|
 //! | 1   | add                | start, pages, order, delivery, bytes of runs, runs         | –      |
 //! | 2   | cleaned            | block, verdict, bytes of runs, runs                        | flag   |

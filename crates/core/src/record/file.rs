@@ -12,17 +12,17 @@
 //! | 16     | 8     | budget, in pages                                                          |
 //! | 24     | 4     | slabs that the tier has room for                                          |
 //! | 28     | 4     | process that was recorded                                                 |
-//! | 32     | 16    | policy: UTF-8, zeros behind                                               |
-//! | 48     | 16    | release of the writer: UTF-8, zeros behind                                |
+//! | 32     | 16    | policy: UTF-8, padded with zeros                                          |
+//! | 48     | 16    | release of the writer: UTF-8, padded with zeros                           |
 //! | 64     | 4     | pages up to which blocks are copied                                       |
 //! | 68     | 4     | zero                                                                      |
 //! | 72     | 8     | what a fetch costs, in rescues                                            |
-//! | 80     | 104   | program: UTF-8, zeros behind                                              |
+//! | 80     | 104   | program: UTF-8, padded with zeros                                         |
 //! | 184    | 8     | CRC-64 (NVMe) of the bytes 0 to 184                                       |
 //!
 //! | offset | bytes | a batch's field                                                           |
 //! |--------|-------|---------------------------------------------------------------------------|
-//! | 0      | 4     | `EVTS`: the payload is events; `STAT`: it says how the recording stands   |
+//! | 0      | 4     | `EVTS`: the payload is events; `STAT`: it is the state of the recording   |
 //! | 4      | 4     | bytes of the payload                                                      |
 //! | 8      | 8     | number of the batch, from 0                                               |
 //! | 16     | 8     | CRC-64 of the payload                                                     |
