@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 /// Bytes in one page.
 pub const PAGE_BYTES: u64 = 4096;
-/// Pages in one region, the unit in which block size is chosen and slots are reserved: 2 MiB.
+/// Pages in one region, the unit in which slots are reserved, and the largest block: 2 MiB.
 pub const REGION_PAGES: u32 = 512;
 /// Bytes in one region.
 pub const REGION_BYTES: u64 = PAGE_BYTES * REGION_PAGES as u64;

@@ -9,7 +9,7 @@
 //! | 0      | 32–55 | the number of its first packet                                                  |
 //! | 1, 2   | all   | the port's address (GID), byte 0 in the lowest bits of number 1                 |
 //! | 3      | 0–31  | which of the borrower's connections it is; 0 in the answer                      |
-//! | 3      | 32–47 | the port's address in its InfiniBand subnet (LID); 0 by RoCE                    |
+//! | 3      | 32–47 | the port's address in its InfiniBand subnet (LID); 0 for RoCE                   |
 //! | 3      | 48–55 | the port's largest packet: 1 is 256 bytes, each further one twice as long, to 5 |
 //! | 3      | 56–63 | the form of this table: 1                                                       |
 
@@ -25,7 +25,7 @@ pub struct PairEnd {
     pub pair: u32,
     /// The number of its first packet, below 2 to the power of 24.
     pub psn: u32,
-    /// The port's address in its InfiniBand subnet; 0 by RoCE.
+    /// The port's address in its InfiniBand subnet; 0 for RoCE.
     pub lid: u16,
     /// The port's largest packet: 1 is 256 bytes, and each further one twice as long, up to 5.
     pub mtu: u8,
