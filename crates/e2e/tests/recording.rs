@@ -59,8 +59,8 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Forks below its budget; then parent and child exceed it in turn, 4 MiB at a time, the parent first: it is the one that
-/// is recorded. Exit status 1: wrong bytes.
+/// Forks below its budget. Parent and child then exceed it in turn, 4 MiB at a time, the parent first: its pager starts
+/// first and is recorded. Exit status 1: wrong bytes.
 const FORKED_EARLIER: &str = r#"
 #include <stdint.h>
 #include <sys/mman.h>
@@ -177,8 +177,8 @@ fn a_tier_that_fails_is_replayed() {
     }
 }
 
-/// A child that was forked below the budget shares the account of the tier's slabs with its parent, and no recording has
-/// it: which slabs the parent got was its own only as long as the child took none.
+/// A child that was forked below the budget shares the account of the tier's slabs with its parent, and is not recorded.
+/// Which slabs the parent took depended on the child, so a replay chose others.
 #[test]
 fn slabs_that_an_earlier_child_takes_meanwhile_change_no_decision() {
     let Some(program) = compile_text("records-beside-a-child", FORKED_EARLIER) else { return };
