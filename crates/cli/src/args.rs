@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table of commands, and how what the user typed becomes one of them or one line of complaint.
+//! The table of commands. Turns the command line into one command, or into a one-line error.
 //!
-//! Step one of two: these types hold only what was typed. `run/settings.rs` checks it.
+//! Step one of two: these types hold only what the user typed. `run/settings.rs` checks it.
 
 use std::ffi::OsString;
 use std::process;
@@ -50,7 +50,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does what the command says.
+    /// Runs the command.
     pub fn carry_out(self) -> Result<process::ExitCode, Failure> {
         match self {
             Command::Run(args) => run::run(args),
@@ -61,7 +61,7 @@ impl Command {
             Command::Metrics(args) => metrics::metrics(&args),
             Command::Donor(args) => donor::donor(&args),
             Command::Doctor(args) => doctor::doctor(&args),
-            // Tells its failures itself: a bench that fails half-way still prints what it has measured.
+            // The bench reports its own failures: if it fails half-way, it still prints what it has measured.
             Command::Bench(args) => Ok(aquifer_bench::run(*args)),
             Command::Stress(args) => stress::stress(&args),
             Command::Completions(args) => packaging::completions(&args),
@@ -70,7 +70,7 @@ impl Command {
     }
 }
 
-/// Reads the command line. Help and version are printed here, and end the process.
+/// Parses the command line. Prints help and version here, and then ends the process.
 pub fn parse() -> Result<Command, Failure> {
     match Cli::try_parse() {
         Ok(cli) => {
@@ -88,21 +88,22 @@ pub fn parse() -> Result<Command, Failure> {
     }
 }
 
-/// The command line as clap knows it, for the manual and the completions.
+/// The command line as clap describes it, for the manual and the completions.
 pub fn command_line() -> clap::Command {
     Cli::command()
 }
 
-/// Clap explains over several lines; we print one: its first paragraph, then its tip or where to look.
+/// Reduces clap's multi-line error to one line: its first paragraph, then its tip or where to look.
 fn complaint(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Failure {
     let text = error.render().to_string();
     let first: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
     let cause = first.join(" ");
     let cause = cause.strip_prefix("error: ").unwrap_or(&cause).to_owned();
-    // Only what resembles a slip of the finger; the other tips explain how to pass the mistake on.
+    // Keeps only tips about similar names, which correct a typing mistake; the other tips explain how to pass the
+    // mistaken word on to the program.
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: ")).filter(|tip| tip.contains("similar"));
     let remedy = match (tip, error.kind()) {
-        // The value's own parser says what to write instead.
+        // The message of the value's own parser already says what to write instead.
         (_, ErrorKind::ValueValidation) => String::new(),
         (Some(tip), _) => tip.to_owned(),
         (None, _) => format!("see 'aquifer{} --help'", command_among(words)),
@@ -110,14 +111,14 @@ fn complaint(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Fail
     Failure::new(ExitCode::Usage, cause, remedy)
 }
 
-/// The command among the words, with a space before it; nothing when there is none.
+/// The first command among the words, with a leading space; empty if there is none.
 fn command_among(mut words: impl Iterator<Item = OsString>) -> String {
     let cli = Cli::command();
     let name = words.find_map(|word| cli.find_subcommand(word).map(|command| command.get_name().to_owned()));
     name.map_or_else(String::new, |name| format!(" {name}"))
 }
 
-/// What `aquifer --help` ends with.
+/// The end of `aquifer --help`.
 fn after_help() -> String {
     const EXAMPLES: &str = "\
 Examples:
@@ -128,7 +129,7 @@ Examples:
     format!("{EXAMPLES}\n\n{}", exit::section())
 }
 
-/// Version of the release, and of what meets other releases.
+/// The version of the release, and the versions of the formats that must match between releases.
 fn long_version() -> String {
     format!(
         "{}\nconfiguration {}, statistics segment {}",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer doctor`: what this machine can do, what it costs to be without it, and which setting changes it; and
-//! how long a tier takes to read.
+//! `aquifer doctor`: shows what this machine can do, what each missing ability costs, and which setting enables it.
+//! Also measures how long a tier takes to read.
 
 mod abilities;
 mod tier_time;
@@ -36,7 +36,7 @@ pub struct DoctorArgs {
     tier: Option<TierSpec>,
 }
 
-/// Probes and prints. Finding something missing is no failure.
+/// Probes and prints. A missing ability is not a failure.
 pub fn doctor(args: &DoctorArgs) -> Result<process::ExitCode, Failure> {
     if let Some(spec) = &args.tier {
         let (times, notices) = tier_time::measure(spec)?;
@@ -72,7 +72,7 @@ fn json_lines(abilities: &[Ability]) -> String {
     abilities.iter().map(line).collect()
 }
 
-/// The table, and below it one line of advice for each ability that is missing.
+/// The table, followed by one line of advice for each missing ability.
 fn page(abilities: &[Ability], width: usize) -> String {
     let head = ["ABILITY", "FOUND", "DETAIL", "WITHOUT IT"].map(str::to_owned).to_vec();
     let rows = abilities.iter().map(|ability| {

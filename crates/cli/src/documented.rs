@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every command line of the documents is one that the command takes: those in fences of README.md and docs/*.md.
+//! Checks that every `aquifer` command line in the documentation parses: those in code fences of README.md,
+//! SECURITY.md, CONTRIBUTING.md and docs/**/*.md.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use clap::error::ErrorKind;
 
 use crate::args::Cli;
 
-/// Fewer would mean that they are not found.
+/// The least number of command lines that must be found. Fewer would mean that the search is broken.
 const COMMANDS_LEAST: usize = 30;
 
 fn pages(directory: &Path, found: &mut Vec<PathBuf>) {
@@ -25,7 +26,7 @@ fn pages(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The words of a line up to what is the shell's: a pipe, a redirection, a comment, the next command.
+/// Splits a line into words, up to the first shell syntax: a pipe, a redirection, a comment, or the next command.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for character in line.chars() {
@@ -45,7 +46,7 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The command lines of a page's fences, with the number of the line.
+/// The command lines in a page's shell fences, with their line numbers.
 fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     let (mut found, mut is_shell, mut whole) = (Vec::new(), false, String::new());
     for (number, line) in text.lines().enumerate() {
@@ -64,7 +65,7 @@ fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
         }
         whole += line;
         let words = words(&std::mem::take(&mut whole));
-        // Variables before it, and a command that starts it.
+        // Skips variable assignments and commands such as `sudo` before the command itself.
         let before = |word: &&String| word.contains('=') || ["sudo", "exec", "time"].contains(&word.as_str());
         let skipped = words.iter().take_while(before).count();
         if words.get(skipped).is_some_and(|word| word == "aquifer" || word.ends_with("/aquifer")) {

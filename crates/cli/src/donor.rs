@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer donor`: lends this machine's memory, takes it back, and shows how a donor stands.
+//! `aquifer donor`: lends this machine's memory, reclaims it, and shows a donor's status.
 //!
-//! What was typed is here; `lend.rs` is the donor's life, `reclaim.rs` and `status.rs` talk to one that runs.
+//! The arguments are defined here. `lend.rs` runs the donor; `reclaim.rs` and `status.rs` talk to a running one.
 
 mod lend;
 mod metrics;
@@ -23,7 +23,7 @@ use aquifer_donor::{Address, CONNECTIONS_MOST, DeviceChoice, Files, Security, So
 use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
 
-/// Where a donor listens unless it is told: on this machine alone.
+/// The default listen address: loopback only.
 const LISTEN: &str = "127.0.0.1:7411";
 
 /// Lend this machine's memory to programs on others
@@ -154,7 +154,7 @@ pub struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// For a socket of this machine, which needs none of it.
+    /// The security of a local socket, which needs no TLS: rejects `--security plain` and TLS files.
     fn none(&self, address: &Address) -> Result<Security, Failure> {
         if self.security == "plain" || [&self.tls_cert, &self.tls_key, &self.tls_ca].iter().any(|file| file.is_some()) {
             let cause = format!("nothing leaves the machine at {address}, and the kernel says who comes");
@@ -163,7 +163,7 @@ impl TlsArgs {
         Ok(Security::Plain)
     }
 
-    /// What is asked for, if it is whole.
+    /// The requested security, if all of its files are given.
     fn security(&self, what: &str) -> Result<Security, Failure> {
         let usage = |cause: &str, remedy: &str| Failure::new(ExitCode::Usage, cause, remedy);
         let (cert, key, ca) = (&self.tls_cert, &self.tls_key, &self.tls_ca);
@@ -208,7 +208,7 @@ fn source(text: &str) -> Result<Source, String> {
     })
 }
 
-/// The word for it.
+/// The name of a source, as on the command line.
 fn word(source: &Source) -> &'static str {
     match source {
         Source::Anonymous => "anonymous",
@@ -218,7 +218,7 @@ fn word(source: &Source) -> &'static str {
     }
 }
 
-/// A borrower renews its leases three times in the time of one.
+/// Parses the duration of a lease. A borrower renews its leases three times per lease duration.
 fn lease(text: &str) -> Result<Duration, String> {
     let lease = duration(text)?;
     let bounds = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
@@ -230,7 +230,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "write an address of this machine and a port, for example 10.0.0.2:7411 or [::]:7411".into())
 }
 
-/// Lends until a signal comes, or talks to a donor that does.
+/// Lends until a signal arrives, or talks to a running donor.
 pub fn donor(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     match &args.action {
         None => lend::lend(args),

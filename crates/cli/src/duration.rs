@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Times that people type with a unit: `500ms`, `60s`, `10m`, `2h`.
+//! Parses durations with a unit: `500ms`, `60s`, `10m`, `2h`.
 
 use std::time::Duration;
 
-/// The longest that makes sense for anything we wait for.
+/// The longest useful duration for anything that Aquifer waits for.
 const MOST: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Reads one.
+/// Parses one duration.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let advice =
         || format!("'{text}' is not a time of at most 7 days; write a number and a unit, for example 60s or 10m");
@@ -22,7 +22,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(advice()),
     };
     let number: f64 = number.parse().map_err(|_| advice())?;
-    // To the nanosecond: a product of floats is a little beside what was meant.
+    // Rounds to the nanosecond, because a product of floats may differ slightly from the intended value.
     let time = Duration::try_from_secs_f64((number * seconds * 1e9).round() / 1e9).map_err(|_| advice())?;
     if time <= MOST { Ok(time) } else { Err(advice()) }
 }

@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How the command ends: exit codes, and the one line that a failure prints.
+//! How the command ends: exit codes, and the single line that a failure prints.
 
 use std::fmt;
 use std::process;
 
 pub use crate::log::say;
 
-/// What the exit status means. `aquifer run` otherwise passes through the status of its program, and
-/// exits with 128 + n when signal n ended it, as a shell reports it.
+/// What the exit status means. Apart from these codes, `aquifer run` passes through the status of its program, and
+/// exits with 128 + n when signal n ended the program, as a shell does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitCode {
-    /// Everything that was asked for was done. A reader that closed the pipe early is no failure.
+    /// All requested work was done. A reader that closes the pipe early is not a failure.
     Success = 0,
     /// The command was understood but could not do its work.
     Failure = 1,
-    /// The arguments make no sense: an unknown flag, a size that is none, a budget out of range.
+    /// The arguments make no sense: an unknown flag, an invalid size, a budget out of range.
     Usage = 2,
-    /// `--strict`: something would have escaped the budget, and the program was ended, or not started.
+    /// `--strict`: something would have escaped the budget, so the program was ended or not started.
     Refused = 112,
-    /// The pager, inside the program, could not go on: memory of the program would have been lost, or a wait would
-    /// have had no end. The pager says why and ends the program (`crates/pager/src/abort.rs`).
+    /// The pager, inside the program, could not continue: it would have lost memory of the program, or waited without
+    /// end. It prints why and ends the program (`crates/pager/src/abort.rs`).
     CannotGoOn = 113,
     /// `aquifer run` itself could not start: no preload library, no state directory, no memory. The preload library
-    /// ends with this, too, where it cannot start; the program has not run then.
+    /// uses the same code when it cannot start. In either case the program has not run.
     CannotStart = 125,
-    /// The program was found but cannot be run on managed memory: not executable, static, foreign.
+    /// The program was found but cannot run on managed memory: it is not executable, statically linked, or built for
+    /// another machine.
     CannotRun = 126,
     /// The program was not found.
     NotFound = 127,
@@ -73,14 +74,14 @@ pub fn section() -> String {
     format!("Exit status:{}", ExitCode::ALL.iter().map(line).collect::<String>())
 }
 
-/// A failure, ready to be told: what happened, and what the user can do about it.
+/// A failure, ready to print: what happened, and what the user can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The exit status.
     pub code: ExitCode,
-    /// What is wrong, with the errno's words where there is one.
+    /// What is wrong, with the errno's description if there is an errno.
     pub cause: String,
-    /// What to do. Empty when the cause says it already.
+    /// What to do. Empty if the cause already says it.
     pub remedy: String,
 }
 
@@ -100,7 +101,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Turns the outcome of a command into the process's exit, with the failure's one line.
+/// Turns the outcome of a command into the process's exit code, and prints the one line of a failure.
 pub fn conclude(outcome: Result<process::ExitCode, Failure>) -> process::ExitCode {
     match outcome {
         Ok(status) => status,

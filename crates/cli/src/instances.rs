@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds running instances: processes that hold a statistics segment open. See proc_pid_fd(5).
+//! Finds running instances: processes that have a statistics segment open. See proc_pid_fd(5).
 //!
-//! No registry, no socket, no file that could be left behind: who holds the memory is the list. The launcher
-//! and the program hold the same segment, so segments are told apart by their inode.
+//! There is no registry, socket or file that could become stale: the processes that hold a segment are the list. The
+//! launcher and the program hold the same segment, so segments are told apart by their inode.
 
 use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
@@ -21,19 +21,19 @@ use crate::exit::{ExitCode, Failure};
 /// One running instance.
 #[derive(Debug)]
 pub struct Instance {
-    /// Who holds the segment open.
+    /// Processes that have the segment open.
     holders: Vec<u32>,
     inode: (u64, u64),
     segment: File,
 }
 
-/// The name that the kernel shows for a segment: it shows a deleted path for every memfd.
+/// The link target that the kernel shows for a segment: every memfd appears as a deleted path.
 fn shown(name: &CStr) -> String {
     format!("/memfd:{} (deleted)", name.to_string_lossy())
 }
 
 impl Instance {
-    /// Its numbers now.
+    /// The current values.
     pub fn snapshot(&self) -> Result<Snapshot, Failure> {
         aquifer_stats::read(self.segment.as_fd())
             .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
@@ -41,9 +41,9 @@ impl Instance {
 }
 
 impl Instance {
-    /// The account of its budget, to be changed. `None` where the budget is of each process.
+    /// The shared budget account of this instance, opened for changes. `None` if each process has its own budget.
     pub fn ledger(&self) -> Result<Option<SharedSegment>, Failure> {
-        // The launcher holds it for as long as the program lives.
+        // Searches all holders of the segment: the launcher holds the budget account for as long as the program lives.
         let same = all()?.into_iter().find(|instance| instance.inode == self.inode);
         let holders = same.map_or_else(|| self.holders.clone(), |instance| instance.holders);
         let link = shown(LEDGER_NAME);
@@ -61,7 +61,7 @@ impl Instance {
     }
 }
 
-/// All instances that this user may look into, oldest process first.
+/// All instances that this user may inspect, oldest process first.
 pub fn all() -> Result<Vec<Instance>, Failure> {
     let processes = fs::read_dir("/proc")
         .map_err(|error| Failure::new(ExitCode::Failure, format!("/proc cannot be read: {error}"), "mount /proc"))?;
@@ -69,13 +69,13 @@ pub fn all() -> Result<Vec<Instance>, Failure> {
     pids.sort_unstable();
     let mut instances = Vec::new();
     for pid in pids {
-        // A process of another user, or one that just ended, has nothing to show.
+        // Skips processes of other users and processes that have just ended.
         let _ = collect(pid, &mut instances);
     }
     Ok(instances)
 }
 
-/// The instance that `pid` is the program or the launcher of.
+/// The instance whose program or launcher is `pid`.
 pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     let mut found = Vec::new();
     if let Err(error) = collect(pid, &mut found) {
@@ -88,8 +88,8 @@ pub fn of_process(pid: u32) -> Result<Instance, Failure> {
         };
         return Err(Failure::new(ExitCode::Failure, cause, remedy));
     }
-    // A program may close descriptors that it does not know, but its launcher holds on: look there by the
-    // number that the pager wrote.
+    // A program may close descriptors that it does not know, but its launcher keeps the segment open. Finds that
+    // segment by the pid that the pager wrote into it.
     if found.is_empty() {
         found = all()?;
         found.retain(|instance| instance.snapshot().is_ok_and(|numbers| numbers.gauge(Gauge::Pid) == u64::from(pid)));
@@ -100,7 +100,7 @@ pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     })
 }
 
-/// The instances, or the one.
+/// All instances, or only that of `pid`.
 pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
     match pid {
         Some(pid) => of_process(pid).map(|instance| vec![instance]),
@@ -108,7 +108,7 @@ pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
     }
 }
 
-/// Adds the segments that `pid` holds.
+/// Adds the segments that `pid` has open.
 fn collect(pid: u32, instances: &mut Vec<Instance>) -> io::Result<()> {
     let link = shown(SEGMENT_NAME);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {

@@ -3,13 +3,13 @@
 
 //! How messages are written to standard error: as lines for people, or as one JSON object per line for a journal.
 //!
-//! The pager inside the program writes its own messages, by the same choice: it finds it in [`VARIABLE`].
+//! The pager inside the program writes its own messages in the same format, which it reads from [`VARIABLE`].
 
 use std::fmt;
 use std::io::Write;
 use std::sync::OnceLock;
 
-/// The environment variable that carries the choice to the program, and that people may set.
+/// The environment variable that passes the format to the program. Users may set it, too.
 pub const VARIABLE: &str = "AQUIFER_LOG_FORMAT";
 
 /// How a message is written.
@@ -24,12 +24,12 @@ pub enum LogFormat {
 
 static CHOSEN: OnceLock<LogFormat> = OnceLock::new();
 
-/// From now on messages are written so. Only the first call counts.
+/// Sets the format of all further messages. Only the first call takes effect.
 pub fn choose(format: LogFormat) {
     let _ = CHOSEN.set(format);
 }
 
-/// What was chosen. Before the command line has been read, what the environment says.
+/// The chosen format. Before the command line has been parsed, the one from the environment.
 pub fn chosen() -> LogFormat {
     let from_environment = || {
         if std::env::var_os(VARIABLE).is_some_and(|word| word == "json") { LogFormat::Json } else { LogFormat::Text }
@@ -37,7 +37,7 @@ pub fn chosen() -> LogFormat {
     CHOSEN.get().copied().unwrap_or_else(from_environment)
 }
 
-/// One line on standard error. When nobody reads it, there is nobody to tell.
+/// Writes one line to standard error. Ignores failures, since there is nowhere to report them.
 pub fn say(message: &dyn fmt::Display) {
     let _ = std::io::stderr().write_all(line(chosen(), &message.to_string()).as_bytes());
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The `aquifer` command: runs a program on less DRAM than it needs, and shows how it fares.
+//! The `aquifer` command: runs a program on less DRAM than it needs, and shows how the program performs.
 //!
-//! Exit codes are in `exit.rs`, with a sentence each; `aquifer run` passes through its program's.
+//! `exit.rs` lists the exit codes, with a sentence each; `aquifer run` passes through its program's exit status.
 //!
-//! Signals: `aquifer run` hands them to its program (`run/supervise.rs`); every other command has the
-//! default action of each. SIGPIPE is ignored, as Rust programs do, and a broken pipe is success.
+//! Signals: `aquifer run` forwards them to its program (`run/supervise.rs`). In every other command they have their
+//! default actions. Exceptions are `aquifer donor` (`donor/lend.rs`) and `aquifer top` (`top/terminal.rs`), which end
+//! in order. SIGPIPE is ignored, as in every Rust program, and a broken pipe is success.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer metrics`: the numbers of every program of this host, for Prometheus.
+//! `aquifer metrics`: serves the values of every program on this host to Prometheus.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub struct MetricsArgs {
     listen: SocketAddr,
 }
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends the process.
 pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
     let address = scrape::serve(args.listen, Arc::new(text))?;
     say(&format!("metrics of programs at http://{address}/metrics"));
@@ -39,7 +39,7 @@ pub fn metrics(args: &MetricsArgs) -> Result<process::ExitCode, Failure> {
     }
 }
 
-/// What a scrape gets. A program that has just ended is left out.
+/// The text for one scrape. Skips programs that have just ended.
 fn text() -> String {
     let instances = instances::all().unwrap_or_default();
     let snapshots = instances.iter().filter_map(|instance| instance.snapshot().ok());
@@ -57,7 +57,8 @@ fn unit_of(pid: u64) -> Option<String> {
     unit_in(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// The innermost service or scope of the process's path: `0::PATH`, or the line of systemd's hierarchy.
+/// The innermost service or scope in the process's cgroup path: from the line `0::PATH`, or from systemd's own
+/// hierarchy.
 fn unit_in(cgroup: &str) -> Option<String> {
     let path = cgroup.lines().find_map(|line| {
         line.strip_prefix("0::").or_else(|| line.split_once(":name=systemd:").map(|(_, path)| path))

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Standard output, where a broken pipe is success: `aquifer stat --watch 1 | head` is no failure.
+//! Writes standard output. A broken pipe is success: `aquifer stat --watch 1 | head` does not fail.
 
 use std::io::{self, Write};
 
 use crate::exit::{ExitCode, Failure};
 
-/// What became of a piece of output.
+/// The result of writing to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Printed {
-    /// It was taken.
+    /// The output was written.
     Taken,
-    /// Nobody reads any more; a command that repeats should end.
+    /// The reader has closed the pipe; a command that repeats should end.
     NobodyReads,
 }
 
-/// Prints all of `text` to standard output now.
+/// Writes all of `text` to standard output and flushes it.
 pub fn print(text: &str) -> Result<Printed, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

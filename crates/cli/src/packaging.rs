@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer completions` and `aquifer man`: files for packages, made from the one table of flags.
+//! `aquifer completions` and `aquifer man`: generate files for packages from the one table of flags.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,14 +63,14 @@ pub fn man(args: &ManArgs) -> Result<process::ExitCode, Failure> {
 /// Every page with its file name.
 fn pages() -> Result<Vec<(String, String)>, Failure> {
     let mut whole = args::command_line();
-    // Gives every command its full name and the help flag.
+    // Gives every command its full name and its help flag.
     whole.build();
     let mut pages = vec![("aquifer.1".to_owned(), page(args::command_line())?)];
     add_commands(&whole, "aquifer", &mut pages)?;
     Ok(pages)
 }
 
-/// The pages of a command's commands, and of theirs.
+/// Adds the pages of a command's subcommands, recursively.
 fn add_commands(of: &clap::Command, path: &str, pages: &mut Vec<(String, String)>) -> Result<(), Failure> {
     for command in of.get_subcommands().filter(|command| command.get_name() != "help") {
         let name = format!("{path}-{}", command.get_name());

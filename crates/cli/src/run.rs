@@ -3,10 +3,10 @@
 
 //! `aquifer run`: starts a program on managed memory and stays as its parent.
 //!
-//! The story: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the statistics
-//! segment, the environment, the child) → `supervise` (signals, waiting), beside it `unmanaged` (what escapes the
-//! budget) → `farewell` (what was borrowed goes back) → `report` (`--stats-json`, what is worth a line). The pager
-//! itself is in the preload library, inside the child.
+//! Reading order: `args` (what was typed) → `settings` (checked; nothing has been started yet) → `launch` (the
+//! statistics segment, the environment, the child) → `supervise` (signals, waiting), in parallel with `unmanaged`
+//! (memory that escapes the budget) → `farewell` (returns borrowed memory to its donors) → `report` (`--stats-json`,
+//! and messages). The pager itself is in the preload library, inside the child.
 
 mod args;
 mod budget_most;
@@ -39,7 +39,7 @@ pub use unmanaged::exceeds_budget;
 
 use crate::exit::{ExitCode, Failure, say};
 
-/// Runs the program, and ends as it did: with its exit status, or 128 + the signal that ended it.
+/// Runs the program, and ends as the program did: with its exit status, or 128 + the signal that ended it.
 pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
     let settings = settings::RunSettings::check(args)?;
     let mut report = report::Report::open(settings.stats_json.as_deref())?;
@@ -55,7 +55,8 @@ pub fn run(args: RunArgs) -> Result<process::ExitCode, Failure> {
     Ok(if was_refused { ExitCode::Refused.into() } else { end.exit_status().into() })
 }
 
-/// Waits for the program, and looks at its memory meanwhile. How it ended, and whether that was for --strict.
+/// Waits for the program while a thread watches its memory. Returns how the program ended, and whether `--strict` ended
+/// it.
 fn watched(
     settings: &settings::RunSettings,
     counters: &Counters,

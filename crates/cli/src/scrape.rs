@@ -3,11 +3,11 @@
 
 //! Serves figures as Prometheus text over HTTP, for a scraper.
 //!
-//! hyper parses what strangers send. Connections have bounds, in number and in time: a client that sends nothing, or a
-//! byte now and then, is dropped, and so is one that does not take the answer. When there are as many as there may be,
-//! a newcomer takes the place of the oldest: a scrape takes some milliseconds, so the oldest is a slow client.
+//! hyper parses the requests of untrusted clients. Connections are bounded in number and in time: a client that sends
+//! nothing, sends a byte now and then, or does not read the answer is dropped. At the limit, a new connection replaces
+//! the oldest one: a scrape takes some milliseconds, so the oldest connection belongs to a slow client.
 //!
-//! Threads: one of its own, which serves nothing else.
+//! Threads: one, which does nothing else.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -29,19 +29,19 @@ use tokio::time::{sleep, timeout};
 
 use crate::exit::{ExitCode, Failure};
 
-/// Connections at the same time. A choice: scrapers are few.
+/// Maximum number of simultaneous connections. An arbitrary choice: scrapers are few.
 pub const CONNECTIONS_MOST: usize = 64;
-/// For a request, and for a connection from its beginning to its end.
+/// Timeout for reading a request header, and for a whole connection.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// What is read of a request at most.
+/// Maximum number of bytes read of a request.
 const REQUEST_BYTES_MOST: usize = 16 << 10;
-/// After a connection could not be taken in, for want of descriptors say.
+/// Pause after a failed accept, for example when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes the text for one scrape.
+/// Produces the text for one scrape.
 pub type Text = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Listens, and serves what `text` makes from a thread of its own until the process ends. Returns where.
+/// Listens, and serves the output of `text` from a separate thread until the process ends. Returns the bound address.
 pub fn serve(address: SocketAddr, text: Text) -> Result<SocketAddr, Failure> {
     let failure = |error: std::io::Error| {
         let cause = format!("metrics cannot be served at {address}: {error}");
@@ -64,7 +64,7 @@ pub fn serve(address: SocketAddr, text: Text) -> Result<SocketAddr, Failure> {
 }
 
 async fn accept(listener: TcpListener, text: Text) {
-    // The oldest first.
+    // Ordered by age, oldest first.
     let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         match listener.accept().await {
@@ -77,7 +77,7 @@ async fn accept(listener: TcpListener, text: Text) {
                 }
                 let text = text.clone();
                 let connection = tokio::spawn(async move {
-                    // A client that is too slow, or sends what is no request, sees the connection end.
+                    // A client that is too slow, or whose request is invalid, sees its connection closed.
                     let _ = timeout(PATIENCE, converse(stream, text)).await;
                 });
                 connections.push_back(connection.abort_handle());

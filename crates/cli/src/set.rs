@@ -3,8 +3,8 @@
 
 //! `aquifer set`: changes the budget of a running program.
 //!
-//! The budget is a word in the account that the processes of a tree share (`pager/src/ledger.rs`). Each of them hears
-//! of a change and follows its share (`pager/src/share.rs`); nothing is sent to any of them from here.
+//! The budget is a word in the account that the processes of a tree share (`pager/src/ledger.rs`). Each process is
+//! woken by a change and adjusts to its new share (`pager/src/share.rs`); this command sends nothing to any process.
 
 use std::process;
 use std::sync::atomic::Ordering;
@@ -20,9 +20,9 @@ use crate::exit::{ExitCode, Failure, say};
 use crate::run::{Allowed, Dram};
 use crate::{instances, output, stat};
 
-/// So long a smaller budget is waited for: by then a disk of 200 MB/s has taken 2 GB.
+/// How long to wait for a smaller budget to take effect: a disk of 200 MB/s has taken 2 GB by then.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
-/// The pause between two looks.
+/// The pause between two checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Change the budget of a running program
@@ -50,17 +50,17 @@ pub struct SetArgs {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Change {
     pid: u32,
     dram_budget_bytes_before: u64,
     dram_budget_bytes: u64,
-    /// What the processes have of it.
+    /// How much of the budget the processes have been given.
     given_bytes: u64,
 }
 
-/// Changes the budget, and waits a while for a smaller one.
+/// Changes the budget, and waits up to [`GIVEN_BACK_WITHIN`] for a smaller one to take effect.
 pub fn set(args: &SetArgs) -> Result<process::ExitCode, Failure> {
     let SetArgs { pid, .. } = *args;
     let instance = instances::of_process(pid)?;
@@ -103,7 +103,7 @@ pub fn set(args: &SetArgs) -> Result<process::ExitCode, Failure> {
     Ok(ExitCode::Success.into())
 }
 
-/// Writes the budget down and wakes those that follow it. What it was, in pages.
+/// Stores the budget, and wakes the processes that follow it. Returns the previous budget, in pages.
 fn change(ledger: &SharedSegment, pages: u64) -> u64 {
     let before = ledger.words()[LEDGER_BUDGET_WORD].swap(pages, Ordering::AcqRel);
     let events = &ledger.halves()[LEDGER_EVENTS_WORD * 2];

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A user may limit stacks so far (`ulimit -s 64`) that reading a command line does not fit. The limit is for the
-//! program: this command takes what it needs for itself, and the program gets back what was set.
+//! A user may set a stack limit so low (`ulimit -s 64`) that parsing a command line does not fit. The limit is meant
+//! for the program: this command raises it for itself, and restores it for the program.
 //!
-//! The kernel asks for the limit when a stack grows, and leaves 128 MiB of address space below it at exec
-//! (`mmap_base` in arch/x86/mm/mmap.c), so that raising it later is enough. See getrlimit(2).
+//! The kernel checks the limit when a stack grows, and at exec leaves at least 128 MiB of address space below the stack
+//! (`mmap_base` in arch/x86/mm/mmap.c), so that raising the limit later is enough. See getrlimit(2).
 
 use std::sync::OnceLock;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// What a command has where nothing is limited: the usual limit of Linux.
+/// The stack that this command gets: the usual limit on Linux.
 const ENOUGH_BYTES: u64 = 8 << 20;
 
-/// The limit as it was.
+/// The limit before it was raised.
 static BEFORE: OnceLock<(u64, u64)> = OnceLock::new();
 
-/// Raises the limit for this process, as far as it may be raised.
+/// Raises this process's soft limit, up to its hard limit.
 pub fn widen() {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_STACK) else { return };
     let enough = ENOUGH_BYTES.min(hard);
@@ -26,7 +26,7 @@ pub fn widen() {
     }
 }
 
-/// What a program that is started must be given back: the soft and the hard limit in bytes, where they were changed.
+/// The soft and hard limits in bytes to restore for a started program, if they were changed.
 pub fn before() -> Option<(u64, u64)> {
     BEFORE.get().copied()
 }

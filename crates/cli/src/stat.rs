@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer stat`: the numbers of running instances, for people, scripts and Prometheus.
+//! `aquifer stat`: the values of running instances, for people, scripts and Prometheus.
 
 use std::process;
 use std::thread;
@@ -48,12 +48,12 @@ pub struct StatArgs {
     watch: Option<Duration>,
 }
 
-/// Prints once, or again and again.
+/// Prints once, or repeatedly.
 pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
     let mut first = true;
     loop {
         let instances = match instances::asked_for(args.pid) {
-            // A program that was watched and has ended is the end, not a failure.
+            // The end of a watched program ends the command, and is not a failure.
             Err(_) if !first => return Ok(ExitCode::Success.into()),
             outcome => outcome?,
         };
@@ -83,12 +83,12 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
     }
 }
 
-/// A process id on the command line.
+/// Parses a process id on the command line.
 pub fn process_id(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "a process id is a number; 'aquifer stat' alone shows every program with its own".into())
 }
 
-/// A number of seconds for `--watch`: short enough to be useful, long enough not to be a load.
+/// Parses a number of seconds for `--watch`: short enough to be useful, long enough not to be a load.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 =
         text.parse().map_err(|_| format!("'{text}' is not a number of seconds; write for example 1 or 0.5"))?;
@@ -103,8 +103,8 @@ fn json_lines(snapshots: &[Snapshot]) -> String {
     snapshots.iter().map(line).collect()
 }
 
-/// Whether managed and unmanaged memory together are more than the budget; before anything is registered, the managed
-/// part is not known.
+/// Whether managed and unmanaged memory together exceed the budget. Before anything is registered, the managed part is
+/// not known.
 fn is_exceeded(snapshot: &Snapshot) -> bool {
     let used = snapshot.gauge(Gauge::ResidentBytes) + snapshot.gauge(Gauge::UnmanagedResidentBytes);
     crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))
@@ -137,7 +137,7 @@ fn summary(snapshots: &[Snapshot], width: usize) -> String {
     columns(&rows, width)
 }
 
-/// Cuts the cells of one column to what the others leave of `width`.
+/// Cuts the cells of one column to the width that the other columns leave of `width`.
 fn shorten(rows: &mut [Vec<String>], column: usize, width: usize) {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -146,7 +146,7 @@ fn shorten(rows: &mut [Vec<String>], column: usize, width: usize) {
     rows.iter_mut().filter_map(|row| row.get_mut(column)).for_each(|cell| *cell = cut(cell, room));
 }
 
-/// A size in at most seven characters: without a fraction from 100 of its unit on.
+/// A size in at most seven characters: from 100 of its unit on, without a fraction.
 fn short_bytes(bytes: u64) -> String {
     let text = ByteSize(bytes).to_string();
     match text.split_once('.') {
@@ -172,7 +172,7 @@ pub fn short(count: u64) -> String {
     }
 }
 
-/// One instance for a person: settings, memory, faults, traffic, trouble; every name as in the JSON.
+/// The page for one instance: settings, memory, faults, traffic, errors; every name is the same as in the JSON.
 fn page(snapshot: &Snapshot, width: usize) -> String {
     let state = match (snapshot.is_attached(), snapshot.gauge(Gauge::Active)) {
         (false, _) => "starting",
@@ -206,7 +206,7 @@ fn page(snapshot: &Snapshot, width: usize) -> String {
     text
 }
 
-/// The levels of a chain of tiers, the fastest first: a column for each.
+/// The levels of a chain of tiers, one column each, fastest first.
 fn level_rows(levels: &[LevelSnapshot]) -> Vec<Vec<String>> {
     let row = |name: &str, cell: &dyn Fn(usize, &LevelSnapshot) -> String| {
         let cells = levels.iter().enumerate().map(|(index, level)| format!("{:>10}", cell(index, level)));
@@ -222,7 +222,7 @@ fn level_rows(levels: &[LevelSnapshot]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Hot memory first.
+/// One row per temperature class, hottest first.
 fn temperature_rows(snapshot: &Snapshot) -> Vec<Vec<String>> {
     let mut rows = vec![vec!["  temperature_bytes".to_owned()]];
     rows[0].extend(Place::ALL.iter().map(|place| format!("{:>10}", place.name())));
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Golden: what a terminal of 80 columns shows.
+    /// Golden test: the output on a terminal of 80 columns.
     #[test]
     fn the_table_fits_a_terminal_of_80_columns() {
         let counters = Counters::create().unwrap();

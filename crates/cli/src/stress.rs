@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer stress`: starts the stress suite, a program of its own that is installed beside the preload library.
+//! `aquifer stress`: starts the stress suite, a separate program that is installed next to the preload library.
 
 use std::env;
 use std::os::unix::process::CommandExt;
@@ -13,10 +13,10 @@ use clap::ValueEnum;
 use crate::exit::{ExitCode, Failure};
 use crate::run::preload;
 
-/// The suite's file name where it is installed, and where it is built.
+/// The suite's file name when installed, and in a build directory.
 const INSTALLED: &str = "aquifer-stress";
 const BUILT: &str = "stress";
-/// The torture program that it runs, where it is installed. A build directory compiles it.
+/// The installed torture program that the suite runs. In a build directory, the suite compiles it.
 const TORTURE: &str = "aquifer-torture";
 
 /// Verify memory for hours: random programs and real ones, over every kind of tier
@@ -78,7 +78,7 @@ enum Delivery {
     Signal,
 }
 
-/// Becomes the suite.
+/// Replaces this process with the suite.
 pub fn stress(args: &StressArgs) -> Result<process::ExitCode, Failure> {
     let executable = env::current_exe().unwrap_or_default();
     let library = preload::find(env::var_os(preload::VARIABLE), &executable)?;
@@ -119,7 +119,8 @@ pub fn stress(args: &StressArgs) -> Result<process::ExitCode, Failure> {
     ))
 }
 
-/// The suite, and whether it is an installed one: beside the preload library, or beside the command in a build.
+/// Finds the suite: next to the preload library (installed), or next to the command (built). Returns whether it is
+/// installed.
 fn find(executable: &Path, library: &Path) -> Result<(PathBuf, bool), Failure> {
     let places = [(library.with_file_name(INSTALLED), true), (executable.with_file_name(BUILT), false)];
     let looked: Vec<String> = places.iter().map(|(place, _)| place.display().to_string()).collect();

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Plain text in columns, no wider than the terminal.
+//! Formats plain text in columns, no wider than the terminal.
 
 use std::io::IsTerminal;
 
-/// Where there is no terminal to ask.
+/// The width when there is no terminal to ask.
 const WIDTH_USUAL: usize = 80;
-/// Narrower than this, lines are broken by the terminal.
+/// The least width; on a narrower terminal, the terminal itself wraps the lines.
 const WIDTH_LEAST: usize = 40;
-/// A column that gives way keeps this much.
+/// A column is not narrowed below this width.
 const COLUMN_LEAST: usize = 8;
 const GAP: usize = 2;
 
-/// How wide a line on standard output may be.
+/// The maximum width of a line on standard output.
 pub fn width() -> usize {
     let terminal = std::io::stdout().is_terminal().then(|| crossterm::terminal::size().ok()).flatten();
     terminal.map_or(WIDTH_USUAL, |(columns, _)| usize::from(columns).max(WIDTH_LEAST))
 }
 
-/// Lines with the cells of each column below each other. Where they are wider than `width`, the widest columns give
-/// way, and their cells go on below, broken between words.
+/// Formats rows as aligned columns. If they are wider than `width`, narrows the widest columns and wraps their cells
+/// between words.
 pub fn columns(rows: &[Vec<String>], width: usize) -> String {
     let widths = widths(rows, width);
     let mut text = String::new();
@@ -56,7 +56,7 @@ fn widths(rows: &[Vec<String>], width: usize) -> Vec<usize> {
     widths
 }
 
-/// `text` in lines of at most `width` characters, broken between words; a word that is longer is broken, too.
+/// Wraps `text` into lines of at most `width` characters, between words; splits words that are longer than a line.
 pub fn broken(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let indent = text.chars().take_while(|c| *c == ' ').count().min(width - 1);
@@ -82,7 +82,7 @@ pub fn broken(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// At most `width` characters of `text`; what is cut ends with `~`.
+/// At most `width` characters of `text`; cut text ends with `~`.
 pub fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer vm`: `aquifer run` for a virtual machine, with a command line of QEMU that suits it.
+//! `aquifer vm`: `aquifer run` for a virtual machine, with a suitable command line for QEMU.
 //!
-//! The story: `accelerator` (KVM or TCG, and which delivery that needs) → `qemu` (the words) → `run` (as for any other
-//! program). Starts nothing itself. What the words are for is in docs/virtual-machines.md.
+//! Reading order: `accelerator` (KVM or TCG, and the delivery that it needs) → `qemu` (the arguments) → `run` (as for
+//! any other program). This file starts nothing itself. docs/virtual-machines.md explains the arguments.
 
 mod accelerator;
 mod qemu;
@@ -85,7 +85,8 @@ pub fn vm(args: VmArgs) -> Result<process::ExitCode, Failure> {
     run::run(RunArgs { how, command })
 }
 
-/// QEMU takes whole pages, and would tell what is wrong with less in words of its own.
+/// Checks that the size is a whole number of MiB. QEMU needs at least whole pages, and its own error would be harder to
+/// understand.
 fn check_memory(memory: ByteSize) -> Result<(), Failure> {
     if memory.0 >= 1 << 20 && memory.0.is_multiple_of(1 << 20) {
         return Ok(());
@@ -94,7 +95,7 @@ fn check_memory(memory: ByteSize) -> Result<(), Failure> {
     Err(Failure::new(ExitCode::Usage, cause, "give a multiple of 1MiB, for example 1GiB"))
 }
 
-/// A guest that fits gets all it asks for, and whoever meant to save memory would wonder.
+/// A guest that fits the budget gets all of its memory, which would surprise a user who meant to save memory.
 fn nothing_to_page(dram: ByteSize, memory: ByteSize) -> Option<String> {
     let fits = dram.0 >= memory.0;
     fits.then(|| {
@@ -102,7 +103,7 @@ fn nothing_to_page(dram: ByteSize, memory: ByteSize) -> Option<String> {
     })
 }
 
-/// What `aquifer vm --help` ends with.
+/// The end of `aquifer vm --help`.
 fn after_help() -> String {
     const TEXT: &str = "\
 Tiers are those of 'aquifer run --help'.

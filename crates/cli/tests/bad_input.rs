@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Bad input gets one line that names the cause and the remedy, and an exit status that says which kind of
-//! trouble it is. Nothing is started.
+//! Bad input gets one line that names the cause and the remedy, and an exit status that names the kind of error.
+//! Nothing is started.
 
 mod support;
 
@@ -13,7 +13,7 @@ use std::process::Command;
 
 use support::{aquifer, compile, scratch, stand_in, stderr};
 
-/// Runs, and compares the one line and the status.
+/// Runs the command, and compares its one line of output and its status.
 fn refuses(preload: &Path, words: &[&str], status: i32, line: &str) {
     let output = aquifer().env("AQUIFER_PRELOAD", preload).args(words).output().unwrap();
     assert_eq!(stderr(&output), format!("aquifer: {line}\n"), "{words:?}");
@@ -151,7 +151,7 @@ fn a_tier_that_is_none() {
         let line = format!("invalid value '{spec}' for '--tier <SPEC>': {why}");
         refuses(preload, &["run", "--dram", "16MiB", "--tier", spec, "--", "true"], 2, &line);
     }
-    // The same words where clap says them.
+    // The wording is the same when clap reports the error.
     let line = "invalid value 'tape:' for '--tier <SPEC>': 'tape' is not a kind of tier; write flash:PATH, dram:, \
                 donor:HOST:PORT or emulated:PROFILE";
     refuses(preload, &["doctor", "--tier", "tape:"], 2, line);
@@ -311,7 +311,7 @@ fn programs_that_cannot_be_run() {
     }
 }
 
-/// The limits of the shell that starts it, below what the command itself needs.
+/// Limits set by the starting shell that are lower than the command itself needs.
 #[test]
 fn limits_that_leave_no_room() {
     let Some(preload) = stand_in() else { return };
@@ -324,7 +324,7 @@ fn limits_that_leave_no_room() {
         ("-n 8", "cannot be started", "raise the limit on open files (ulimit -n)"),
         ("-f 10", "the statistics segment cannot be made", "raise the limit on file size (ulimit -f)"),
     ] {
-        // What cargo and its callers have left open would count, too.
+        // Descriptors that cargo or its callers have left open would count, too.
         let script = format!("exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; ulimit {limit}; exec \"$0\" \"$@\"");
         let output = Command::new("sh")
             .args(["-c", &script, env!("CARGO_BIN_EXE_aquifer")])
@@ -359,12 +359,12 @@ fn a_static_program_is_refused() {
     }
 }
 
-/// Their loader would ignore the library: they would run without their budget.
+/// The loader of such a program ignores the library, so it would run without its budget.
 #[test]
 fn programs_with_rights_of_their_own_are_refused() {
     const NOBODY: u32 = 65534;
     let Some(preload) = stand_in() else { return };
-    // Not below the target directory, which another user may not get to.
+    // Not below the target directory, which another user may not be able to access.
     let directory = std::env::temp_dir().join(format!("aquifer-rights-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let place = |name: &str, from: &Path| {

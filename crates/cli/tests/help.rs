@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `--help` of every command is pinned: a change of the contract shows up in review.
+//! Pins the `--help` of every command, so that a change of the interface shows up in review.
 //!
 //! To accept a change: `AQUIFER_BLESS=1 cargo test -p aquifer-cli --test help`.
 
@@ -100,7 +100,7 @@ fn completions_and_manual_are_printed() {
     }
 }
 
-/// A pipe that nobody reads: the write end of a process that has ended.
+/// The pipe has no reader: its read end belonged to a process that has ended.
 #[test]
 fn a_broken_pipe_is_success() {
     let mut reader = std::process::Command::new("true").stdin(std::process::Stdio::piped()).spawn().unwrap();

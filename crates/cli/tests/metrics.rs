@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer metrics` serves what Prometheus takes: judged by promtool, and scraped by a Prometheus, where they are
+//! `aquifer metrics` serves what Prometheus accepts: checked by promtool, and scraped by a real Prometheus, if they are
 //! installed.
 
 mod support;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use aquifer_stats::{Counter, Counters, FaultKind, Gauge, Text};
 use support::{aquifer, scratch};
 
-/// Ends its process, and waits for it.
+/// Kills its process on drop, and waits for it.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -24,7 +24,7 @@ impl Drop for Ended {
     }
 }
 
-/// An exporter at a port of the kernel's choice, and its address.
+/// An exporter at a port that the kernel chooses, and its address.
 fn exporter() -> (Ended, String) {
     let mut child =
         aquifer().args(["metrics", "--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -44,7 +44,7 @@ fn get(address: &str, path: &str) -> String {
     text
 }
 
-/// A segment as a program has it: this process is found as an instance.
+/// A segment as a program has it, so that this process is found as an instance.
 fn instance() -> Counters {
     let counters = Counters::create().unwrap();
     counters.set(Gauge::Pid, u64::from(std::process::id()));
@@ -68,7 +68,7 @@ fn every_program_of_the_host_is_served() {
     assert_eq!(complaints, "", "promtool check metrics");
 }
 
-/// What `promtool check metrics` has to say.
+/// The output of `promtool check metrics`.
 fn promtool(text: &str) -> Option<String> {
     let started = Command::new("promtool")
         .args(["check", "metrics"])
@@ -94,7 +94,7 @@ fn a_prometheus_scrapes_it() {
         "global:\n  scrape_interval: 1s\nscrape_configs:\n- job_name: aquifer\n  static_configs:\n  - targets: ['{address}']\n"
     );
     std::fs::write(directory.join("prometheus.yml"), configuration).unwrap();
-    // A port that was free a moment ago: Prometheus does not say which one it got.
+    // A port that was free a moment ago, because Prometheus does not report which port it bound.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = Command::new("prometheus")
         .current_dir(&directory)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer run` as a parent: the program's status, streams and signals are its own, and the statistics
-//! are written however it ends. Real children, with a stand-in for the pager.
+//! `aquifer run` as a parent: the program keeps its own status, streams and signals, and the statistics are written
+//! however the program ends. Uses real children, and a stand-in for the pager.
 
 mod support;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use aquifer_config::{BlockSize, Config, Delivery};
 use support::{aquifer, eventually, run, run_as_from_a_terminal, scratch, signal, stand_in, stderr, stdout};
 
-/// Starts a shell script under `aquifer run` and waits for its first line. It ends after a while by itself.
+/// Starts a shell script under `aquifer run` and waits for its first line. The process ends by itself after a while.
 fn start(preload: &Path, script: &str) -> (Child, String, BufReader<std::process::ChildStdout>) {
     let mut command = run_as_from_a_terminal(preload);
     command.args(["--", "sh", "-c", script]).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -113,7 +113,7 @@ fn statistics_are_written_when_the_program_is_killed() {
     assert!(stats["process"]["rss_bytes_peak"].as_u64() > Some(0));
 }
 
-/// The status is the program's own, so a report that is lost is a line.
+/// The status is the program's own, so a report that cannot be written is only a message.
 #[test]
 fn statistics_that_cannot_be_written_are_told() {
     let Some(preload) = stand_in() else { return };
@@ -191,8 +191,7 @@ fn the_program_keeps_the_signal_mask_and_ignored_signals_of_the_caller() {
     assert_eq!(stdout(&ours), stdout(&plain));
 }
 
-/// A parent that ignores SIGCHLD makes the kernel throw exit statuses away, unless that is undone.
-/// A command line did not fit, and the command aborted; a program needs much less.
+/// With so small a stack limit, reading the command line used to overflow the stack and abort the command.
 #[test]
 fn a_limit_on_stacks_is_the_programs() {
     let Some(preload) = stand_in() else { return };
@@ -205,6 +204,7 @@ fn a_limit_on_stacks_is_the_programs() {
     assert_eq!((stdout(&output).as_str(), output.status.code()), ("64\n", Some(0)), "{}", stderr(&output));
 }
 
+/// If the parent ignores SIGCHLD, the kernel discards exit statuses, unless the command undoes it.
 #[test]
 fn an_inherited_ignore_of_sigchld_does_no_harm() {
     let Some(preload) = stand_in() else { return };
@@ -249,8 +249,8 @@ fn running_programs_are_seen_from_outside() {
     assert_eq!(aquifer().args(["stat", &pid]).output().unwrap().status.code(), Some(1));
 }
 
-/// A start takes some 10 ms in release: `aquifer bench` measures it. The bound here catches a sleep or a timeout in
-/// each start, on a machine however busy.
+/// A start takes about 10 ms in a release build, as measured by `aquifer bench`. The bound here catches a sleep or a
+/// timeout in every start, even on a busy machine.
 #[test]
 fn no_start_waits_for_a_timeout() {
     const STARTS: u32 = 30;
@@ -291,11 +291,11 @@ fn a_virtual_machine_ends_as_its_qemu_did() {
     assert!(stdout(&output).ends_with("-m 64M -smp 1 -cpu max -nographic\n"), "{}", stdout(&output));
 }
 
-/// A cgroup of version 1 or 2 with a limit, removed when dropped.
+/// A cgroup of version 1 or 2 with a memory limit, removed on drop.
 struct LimitedCgroup(std::path::PathBuf);
 
 impl LimitedCgroup {
-    /// `None`, and says why, where this process cannot make one.
+    /// Returns `None`, and reports a skip, if this process cannot create one.
     fn with_limit(bytes: u64) -> Option<LimitedCgroup> {
         let name = format!("aquifer-test-{}", std::process::id());
         for (root, file) in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")] {
@@ -312,7 +312,7 @@ impl LimitedCgroup {
         None
     }
 
-    /// Runs `aquifer run` inside, with `dram`.
+    /// Runs `aquifer run` inside the cgroup, with `dram` as its budget.
     fn run(&self, preload: &Path, dram: &str, stats: &Path) -> std::process::Output {
         let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
         let mut command = std::process::Command::new("sh");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The units for systemd are ones that systemd takes, and start the donor by flags that it has.
+//! Checks that systemd accepts the packaged units, and that the donor's unit uses existing flags.
 
 mod support;
 
@@ -45,7 +45,7 @@ fn systemd_takes(name: &str) {
     if told.contains("Failed to") && !told.contains(&format!("{}:", name.replace('@', "@web"))) {
         return aquifer_test_support::skip(format!("systemd-analyze does not work here: {told}"));
     }
-    // What it says of units of this machine is not about ours.
+    // Ignores messages about this machine's other units.
     let ours: Vec<&str> = told.lines().filter(|line| line.contains(&name.replace('@', "@web"))).collect();
     assert!(ours.is_empty(), "{ours:#?}");
 }

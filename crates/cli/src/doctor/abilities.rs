@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where the abilities come from: the probes belong to the crate that uses what they find. Here is only
-//! where the default tier would lie.
+//! Collects the abilities. The probes live in the crates that use the abilities; this file only adds the default tier's
+//! location.
 
 use std::env;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::run::state_dir;
 
 pub use aquifer_sys::probe::Ability;
 
-/// Probes everything.
+/// Runs every probe.
 pub fn all() -> Vec<Ability> {
     let path = state_dir::default_path(geteuid().is_root(), env::var_os("XDG_STATE_HOME"), env::var_os("HOME"));
     probe::all(&path.unwrap_or_else(|| PathBuf::from("/")))

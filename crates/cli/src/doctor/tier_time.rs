@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long a tier takes to read: what a fault waits for, whatever the pager does.
+//! Measures how long a tier takes to read: the part of a fault's latency that the pager cannot change.
 //!
-//! One read at a time, as a faulting thread makes it, from places in an order that no read-ahead can guess,
-//! into frames that are not in a CPU's cache.
+//! Reads one block at a time, as a faulting thread does, from offsets that no read-ahead can predict, into frames that
+//! are not in a CPU cache.
 
 use std::time::{Duration, Instant};
 
@@ -18,15 +18,15 @@ use crate::table::{columns, width};
 
 /// A page, the standard block, the largest block.
 const SIZES: [usize; 3] = [4 << 10, 128 << 10, 2 << 20];
-/// How much of the tier is read from: more than a CPU's cache holds.
+/// How much of the tier is read from: more than a CPU cache holds.
 const SPAN_BYTES: u64 = 256 << 20;
-/// How many bytes of frames take turns.
+/// Total size of the frames that the reads use in turn.
 const FRAMES_BYTES: usize = 64 << 20;
-/// At most so many reads of one size, and for so long.
+/// Bounds on the reads of one size: their number and their total time.
 const READS_MAX: usize = 16_384;
 const TIME_MAX: Duration = Duration::from_secs(2);
 
-/// What was measured for one size.
+/// The measurement for one block size.
 #[derive(Debug, Serialize)]
 pub struct TierTime {
     tier: &'static str,
@@ -37,7 +37,7 @@ pub struct TierTime {
     read_us_p99: f64,
 }
 
-/// Opens the tier, fills a part of it, and reads it back. Also returns what is to be known about the tier.
+/// Opens the tier, fills a part of it, and reads it back. Also returns the tier's notices to the user.
 pub fn measure(spec: &TierSpec) -> Result<(Vec<TierTime>, Vec<String>), Failure> {
     let failure = |failure: TierFailure| Failure::new(ExitCode::Failure, failure.to_string(), "try another tier");
     let refused = |refused: OpenFailure| Failure::new(ExitCode::Failure, format!("--tier: {refused}"), "");
@@ -65,14 +65,14 @@ fn read(tier: &dyn Tier, size: usize, span: u64) -> Result<TierTime, TierFailure
     let places = (span / size as u64).max(1);
     let mut frames: Vec<FrameBuffer> =
         (0..FRAMES_BYTES / size).map(|_| direct_io::lasting_buffer(size / 4096)).collect();
-    // Their pages come now, not under the clock.
+    // Touches the frames so that they are populated before the measurement starts.
     frames.iter_mut().for_each(|frame| frame.bytes_mut().fill(0));
     let count = frames.len();
     let mut times = Vec::with_capacity(READS_MAX);
     let start = Instant::now();
     let mut place = 0;
     while times.len() < READS_MAX.min(4 * count) && start.elapsed() < TIME_MAX {
-        // A large prime as the step visits every place, far from the last.
+        // A large prime step visits every offset, and each is far from the previous one.
         place = (place + 1_000_003) % places;
         let frame = &mut frames[times.len() % count];
         let before = Instant::now();
@@ -90,7 +90,7 @@ fn read(tier: &dyn Tier, size: usize, span: u64) -> Result<TierTime, TierFailure
     })
 }
 
-/// For people.
+/// The results as a table.
 pub fn page(times: &[TierTime]) -> String {
     let head = ["TIER", "READ OF", "MEAN us", "MEDIAN us", "99 % us"].map(str::to_owned).to_vec();
     let rows = times.iter().map(|time| {
@@ -101,7 +101,7 @@ pub fn page(times: &[TierTime]) -> String {
     columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>(), width())
 }
 
-/// One object per line and size.
+/// The results as JSON, one object per line and size.
 pub fn json_lines(times: &[TierTime]) -> String {
     times.iter().map(|time| serde_json::to_string(time).expect("numbers and words are always JSON") + "\n").collect()
 }
@@ -120,7 +120,7 @@ mod tests {
         assert!(line["bytes"] == 4096 && line["read_us_mean"].as_f64().unwrap() > 0.0);
     }
 
-    /// It was told that this is a bug, and to report it.
+    /// Such a tier used to be reported as a bug in Aquifer, with a request to report it.
     #[test]
     fn a_tier_that_holds_no_large_block_is_refused() {
         let refused = measure(&"dram:size=1MiB".parse().unwrap()).unwrap_err();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor's life, from its settings to its end.
+//! Runs a donor, from its settings to its end.
 //!
-//! Signals: SIGTERM and SIGINT. At the first one everything is asked back and waited for, as long as `--grace` says;
-//! the second one, or the end of that time, revokes what is left. All of it is wiped. At SIGHUP the donor reads its
-//! files again. They are blocked before the first thread starts, and waited for.
+//! Signals: on the first SIGTERM or SIGINT the donor asks borrowers to return everything, and waits for up to
+//! `--grace`. A second signal, or the end of that time, revokes the remaining leases. The donor then wipes all lent
+//! memory. On SIGHUP it reads its files again. These signals are blocked before the first thread starts, and are read
+//! synchronously.
 
 use std::net::SocketAddr;
 use std::process;
@@ -23,7 +24,7 @@ use super::{DonorArgs, cannot, metrics, notify, word};
 use crate::exit::{ExitCode, Failure, say};
 use crate::output;
 
-/// Lends until it is told to end, and has what it lent back.
+/// Lends until a signal ends the donor and borrowers have returned the lent memory.
 pub fn lend(args: &DonorArgs) -> Result<process::ExitCode, Failure> {
     let settings = settings(args)?;
     let mut ends = SigSet::empty();
@@ -96,7 +97,7 @@ fn settings(args: &DonorArgs) -> Result<Settings, Failure> {
     })
 }
 
-/// What memory is taken from that is shared.
+/// The source of shared memory for the requested source, or why that source cannot be shared.
 fn shared(asked_for: &Source) -> Result<Source, Failure> {
     let refuse = |cause, remedy| Err(Failure::new(ExitCode::Usage, cause, remedy));
     match asked_for {
@@ -112,15 +113,16 @@ fn shared(asked_for: &Source) -> Result<Source, Failure> {
     }
 }
 
-/// Each connection is a descriptor, and the usual limit of 1024 is there for programs that use select(2).
+/// Raises the limit on open files. Each connection takes a descriptor, and the usual soft limit of 1024 exists for
+/// programs that use select(2).
 fn allow_descriptors() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Where it is refused, there are as many connections as there are.
+        // If the limit cannot be raised, the donor serves as many connections as the current limit allows.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
 }
 
-/// What is said when the donor has started.
+/// The text printed when the donor has started.
 fn announcement(args: &DonorArgs, settings: &Settings, donor: &Donor, scraped_at: Option<SocketAddr>) -> String {
     let (address, capacity) = (donor.place(), donor.capacity_bytes());
     let is_local = matches!(address, Address::Local(_));

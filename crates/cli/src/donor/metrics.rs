@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `--metrics`: a donor's figures as Prometheus text. The server is `scrape.rs`; its thread takes nothing from a
-//! borrower.
+//! `--metrics`: serves a donor's figures as Prometheus text. `scrape.rs` is the server; its thread takes no time from
+//! the threads that serve borrowers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use aquifer_donor::{Observer, to_prometheus};
 use crate::exit::Failure;
 use crate::scrape;
 
-/// Listens, and serves from a thread of its own until the process ends. Returns where.
+/// Listens, and serves from a separate thread until the process ends. Returns the bound address.
 pub fn serve(address: SocketAddr, observer: Observer) -> Result<SocketAddr, Failure> {
     scrape::serve(address, Arc::new(move || to_prometheus(&observer.standing())))
 }
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
     use crate::scrape::{CONNECTIONS_MOST, PATIENCE};
 
-    /// Forty clients that send nothing kept everybody else waiting for ten seconds.
+    /// Forty clients that sent nothing used to make every other client wait for ten seconds.
     #[test]
     fn slow_clients_keep_nobody_from_the_metrics() {
         let any = ([127, 0, 0, 1], 0);
@@ -38,7 +38,7 @@ mod tests {
         let crowd = |count| (0..count).map(|_| TcpStream::connect(address).unwrap()).collect::<Vec<_>>();
         let _slow = crowd(2 * CONNECTIONS_MOST);
         let mut scraper = TcpStream::connect(address).unwrap();
-        // Nobody who is served at once sees that end.
+        // A scraper that is served immediately never reaches this timeout.
         scraper.set_read_timeout(Some(PATIENCE / 2)).unwrap();
         scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: donor\r\n\r\n").unwrap();
         let mut text = String::new();

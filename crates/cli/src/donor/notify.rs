@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Tells systemd when the donor lends and when it ends: one datagram to the socket that it names. See sd_notify(3).
+//! Notifies systemd when the donor starts and stops lending: one datagram to the socket that systemd names. See
+//! sd_notify(3).
 //!
-//! Where nobody waits for it, nothing is sent, and what cannot be sent is nobody's trouble.
+//! Sends nothing when systemd named no socket, and ignores failures to send.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,9 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// The name of the socket.
+/// The environment variable that names the socket.
 const VARIABLE: &str = "NOTIFY_SOCKET";
-/// Beyond the grace: for wiping what was lent.
+/// Time added to the grace period, for wiping what was lent.
 const WIPE: Duration = Duration::from_secs(30);
 
 /// Sends lines of the form `NAME=value`.
@@ -25,7 +26,7 @@ pub fn tell(lines: &str) {
     }
 }
 
-/// It ends, and that takes so long.
+/// Announces that the donor is stopping, and how long that may take.
 pub fn stopping(status: &str, within: Duration) {
     let most = within.saturating_add(WIPE).as_micros();
     tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS={status}"));
@@ -58,7 +59,7 @@ mod tests {
         std::fs::remove_file(&directory).unwrap_or(());
         for (index, (receiver, name)) in bound.iter().enumerate() {
             let sent = send(name, "READY=1");
-            // The first one's name is gone: nobody listens there any more.
+            // The first socket's name has been removed, so nobody listens there any more.
             assert_eq!(sent.is_ok(), index == 1);
             if sent.is_ok() {
                 let mut text = [0; 64];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer donor reclaim`: an administrator's order to a donor of this machine, and the wait until it is carried out.
+//! `aquifer donor reclaim`: sends an administrator's reclaim order to a donor on this machine, and waits until it is
+//! carried out.
 
 use std::path::{Path, PathBuf};
 use std::process;
@@ -17,9 +18,9 @@ use crate::duration::duration;
 use crate::exit::{ExitCode, Failure};
 use crate::output;
 
-/// From one look whether everything came back to the next.
+/// Interval between checks whether everything has been returned.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// After the time that borrowers have: until the donor has wiped what it revoked.
+/// Additional time after the borrowers' deadline, for the donor to wipe what it revoked.
 const WIPE: Duration = Duration::from_secs(30);
 
 /// Take memory back from a donor of this machine
@@ -55,7 +56,7 @@ pub struct ReclaimArgs {
     json: bool,
 }
 
-/// Orders, waits, and says what came of it.
+/// Sends the order, waits, and prints the result.
 pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
     let path = &args.control;
     let before = standing(path)?;
@@ -96,7 +97,7 @@ pub fn reclaim(args: &ReclaimArgs) -> Result<process::ExitCode, Failure> {
     Ok(ExitCode::Success.into())
 }
 
-/// How the donor stands that this control socket is of.
+/// The status of the donor that owns this control socket.
 pub fn standing(control: &Path) -> Result<Standing, Failure> {
     aquifer_donor::standing(control).map_err(|why| failure(control, &why))
 }

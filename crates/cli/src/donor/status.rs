@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer donor status`: the figures of a donor, for people and scripts.
+//! `aquifer donor status`: shows the figures of a donor to people and scripts.
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::exit::{ExitCode, Failure};
 use crate::output;
 use crate::table::{columns, width};
 
-/// How long each step may take: connecting, greeting, the answer.
+/// Timeout of each step: connecting, the handshake, the answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Show how a donor stands
@@ -54,7 +54,7 @@ pub struct StatusArgs {
     prometheus: bool,
 }
 
-/// Asks and prints.
+/// Asks the donor and prints its answer.
 pub fn status(args: &StatusArgs) -> Result<process::ExitCode, Failure> {
     let standing = match (&args.control, &args.address) {
         (Some(control), _) => super::reclaim::standing(control)?,
@@ -117,7 +117,7 @@ fn json(standing: &Standing) -> String {
     format!("{}\n", Value::Object(object))
 }
 
-/// All figures; of the refusals, those that there were.
+/// All figures, and those refusals whose count is not zero.
 fn page(standing: &Standing) -> String {
     let figures = Figure::ALL.iter().map(|figure| {
         let value = standing.figure(*figure);

@@ -30,7 +30,7 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-// How the memory of a program is managed: what `aquifer run` and `aquifer vm` have in common. No doc comment, since
+// The flags that `aquifer run` and `aquifer vm` share: how the memory of a program is managed. No doc comment, since
 // clap would show it as the help of both.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HowArgs {
@@ -102,7 +102,7 @@ pub struct HowArgs {
     pub quiet: bool,
 }
 
-/// What `aquifer run --help` ends with.
+/// The end of `aquifer run --help`.
 fn after_help() -> String {
     const FLASH_AND_DRAM: &str = "\
 Sizes:
@@ -163,7 +163,7 @@ Environment:
     )
 }
 
-/// A parser for a setting that is one of some words.
+/// A parser for a setting whose value is one of a list of words.
 pub fn words<T>(choices: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err = UnknownWord> + Copy + Send + Sync + 'static,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Notices a program that crawls, because it waits for fetches most of the time, and says which budget would help.
+//! Detects a program that spends most of its time waiting for fetches, and prints which budget would help.
 //!
-//! The launcher looks, from the counters that the pager keeps anyway. Nothing on the fault path knows of it.
+//! The launcher reads the counters that the pager maintains anyway, so the fault path does no extra work.
 
 use std::fs;
 use std::time::Duration;
@@ -12,38 +12,38 @@ use aquifer_core::units::ByteSize;
 use aquifer_stats::{Counters, FaultKind, Gauge, Snapshot};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// A program that waits most of the time for so long looks as if it hung.
+/// Length of one window. A program that mostly waits for this long looks as if it hung.
 const WINDOW: Duration = Duration::from_secs(10);
-/// It is said again when the budget that would help has changed by this factor.
+/// The message is repeated when the suggested budget has changed by this factor.
 const CHANGED_MUCH: f64 = 1.5;
-/// Processes of a tree whose time is summed up at most.
+/// Maximum number of processes of a tree whose CPU time is summed.
 const PROCESSES_MOST: usize = 1024;
 
-/// What is known at one moment. Times are since the start.
+/// A sample. Times are since the start.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     at: Duration,
-    /// That threads waited for fetches, summed up.
+    /// Total time that threads waited for fetches.
     waited: Duration,
-    /// That the program's processes had of the processors.
+    /// Total CPU time of the program's processes.
     on_cpu: Duration,
 }
 
-/// What was found in one window.
+/// The result for one window in which the program crawled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Crawl {
     waited: Duration,
     within: Duration,
 }
 
-/// Whether a program crawls, window by window.
+/// Decides for each window whether the program crawled.
 #[derive(Debug, Default)]
 struct Windows {
     begin: Look,
 }
 
 impl Windows {
-    /// One more look. At the end of a window: whether the program has crawled in it.
+    /// Adds a sample. Returns a result if it ends a window in which the program crawled.
     fn look(&mut self, now: Look) -> Option<Crawl> {
         let within = now.at.saturating_sub(self.begin.at);
         if within < WINDOW {
@@ -52,29 +52,29 @@ impl Windows {
         let waited = now.waited.saturating_sub(self.begin.waited);
         let on_cpu = now.on_cpu.saturating_sub(self.begin.on_cpu);
         self.begin = now;
-        // With several threads, waiting for half of the time means little while the others work.
+        // With several threads, total waiting of half the window means little if the others work.
         (waited * 2 >= within && waited >= on_cpu).then_some(Crawl { waited, within })
     }
 }
 
-/// Looks after one program.
+/// Watches one program.
 #[derive(Debug)]
 pub struct Watch<'a> {
     counters: &'a Counters,
     name: String,
     child: Pid,
     windows: Windows,
-    /// The suggestion that was said; 0 for a line without one.
+    /// The budget suggested in the last message; 0 for a message without a suggestion.
     said: Option<u64>,
 }
 
 impl<'a> Watch<'a> {
-    /// Looks after the program `name`, which runs as `child`.
+    /// Watches the program `name`, which runs as process `child`.
     pub fn new(counters: &'a Counters, name: String, child: Pid) -> Watch<'a> {
         Watch { counters, name, child, windows: Windows::default(), said: None }
     }
 
-    /// One more look, `at` since the start. Returns a line when there is something to say.
+    /// Takes a sample at `at` since the start. Returns a line if there is something to report.
     pub fn look(&mut self, at: Duration) -> Option<String> {
         if at.saturating_sub(self.windows.begin.at) < WINDOW {
             return None;
@@ -93,7 +93,7 @@ impl<'a> Watch<'a> {
 
 fn differs_much(said: u64, now: u64) -> bool {
     let (less, more) = (said.min(now), said.max(now));
-    // Where nothing could be suggested before, a suggestion is new.
+    // The first suggestion after a message without one is news.
     if less == 0 { said == 0 && now > 0 } else { more as f64 > less as f64 * CHANGED_MUCH }
 }
 
@@ -107,13 +107,13 @@ fn line(name: &str, crawl: Crawl, budget: ByteSize, suggested: ByteSize) -> Stri
     format!("'{name}' waited {waited:.1} s for fetches within {within:.1} s, with --dram {budget}; {helps}")
 }
 
-/// The time that faults took which fetched, or waited for others that did.
+/// Total duration of faults that fetched, or waited for another thread's fetch.
 fn waited(snapshot: &Snapshot) -> Duration {
     let micros = snapshot.latencies(FaultKind::Fetch).sum_us() + snapshot.latencies(FaultKind::Wait).sum_us();
     Duration::from_secs_f64((micros / 1e6).clamp(0.0, 1e9))
 }
 
-/// The processors' time of a process and all that it has started. See proc_pid_stat(5).
+/// The CPU time of a process and its descendants. See proc_pid_stat(5).
 fn on_cpu(root: Pid) -> Duration {
     let ticks_per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|ticks| u64::try_from(ticks).ok());
     let (mut ticks, mut left, mut seen) = (0, vec![root.as_raw()], 0);
@@ -129,7 +129,7 @@ fn on_cpu(root: Pid) -> Duration {
     Duration::from_secs_f64(ticks as f64 / ticks_per_second.unwrap_or(100).max(1) as f64)
 }
 
-/// A process's own time and that of the children it has waited for.
+/// The CPU ticks of a process, including those of the children it has waited for.
 fn ticks_of(pid: i32) -> u64 {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return 0 };
     let Some((_, after_name)) = stat.rsplit_once(')') else { return 0 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The budget as people type it: a size, a percentage, or `auto`; and what it is of the memory that there is.
+//! The budget as typed: a size, a percentage, or `auto`; and its value relative to the available memory.
 //!
-//! Pure. `memory_limit.rs` finds out how much memory the machine and the cgroup allow.
+//! Pure. `memory_limit.rs` determines how much memory the machine and the cgroup allow.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ use aquifer_core::units::{ByteSize, PAGE_BYTES};
 use super::memory_limit::{Allowed, Limit};
 use crate::exit::{ExitCode, Failure};
 
-/// The pager's minimum: frames in flight, the standby list and blocks of 2 MiB need some room to turn.
+/// The pager's minimum: frames in flight, the standby list and blocks of 2 MiB need this much room.
 pub const DRAM_MIN: ByteSize = ByteSize(16 << 20);
-/// What `auto` takes of the memory that is allowed. The rest is for what is not managed: code, stacks, the page cache,
+/// The part of the allowed memory that `auto` takes. The rest is for unmanaged memory: code, stacks, the page cache,
 /// and the pager's own tables.
 pub const AUTO_PERCENT: f64 = 80.0;
 
@@ -24,9 +24,9 @@ pub const AUTO_PERCENT: f64 = 80.0;
 pub enum Dram {
     /// [`AUTO_PERCENT`] of the memory that the cgroup or the machine allows.
     Auto,
-    /// So much.
+    /// A fixed size.
     Bytes(ByteSize),
-    /// So many hundredths of the memory that the cgroup or the machine allows.
+    /// A percentage of the memory that the cgroup or the machine allows.
     Percent(f64),
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for Dram {
 }
 
 impl Dram {
-    /// The budget in bytes, of the memory that is `allowed`; or why it cannot be that.
+    /// The budget in bytes, given the `allowed` memory; or why that budget is not possible.
     pub fn of(self, allowed: &Allowed) -> Result<ByteSize, Failure> {
         let total = allowed.bytes();
         let part = |percent: f64| ByteSize((total.0 as f64 * percent / 100.0) as u64 / PAGE_BYTES * PAGE_BYTES);

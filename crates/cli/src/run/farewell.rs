@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the program's processes have borrowed goes back to its donor when the last of them has ended, however it ended.
+//! Returns the program's borrowed memory to its donors when the last process of the tree has ended, however it ended.
 //!
-//! They cannot say so themselves: until the very end a thread of theirs may touch what is away. The launcher outlives
-//! them. Each of them has the statistics segment mapped, from before it borrows until it is gone, and whoever has it
-//! mapped is found in /proc; so nothing is taken from a child that lives on. Then, as where the donor does not answer,
-//! the leases expire.
+//! The processes cannot return it themselves: until its very end, each may have a thread that touches an evicted page.
+//! The launcher outlives them. Each process maps the statistics segment from before it borrows until it ends, and the
+//! processes that map it are found in /proc, so nothing is taken from a child that is still running. While such a child
+//! exists, or if the donor does not answer, the memory returns when its leases expire.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -20,11 +20,12 @@ use aquifer_stats::{Counter, Counters};
 use aquifer_tiers::TierSpec;
 use nix::unistd::getuid;
 
-/// A process that was killed together with the program takes a moment.
+/// How often to look, and the pause between two looks: a process that was killed together with the program takes a
+/// moment to end.
 const LOOKS_MOST: u32 = 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// Says farewell to the donors, if anything was stored there and nobody is left who may need it.
+/// Releases the memory at the donors, if the program wrote anything back and no process remains that may need it.
 pub fn say(config: &Config, counters: &Counters) {
     let Some(tree) = config.tree else { return };
     let mut specs: Vec<TierSpec> = config.tiers.iter().filter_map(|tier| tier.parse().ok()).collect();
@@ -48,23 +49,24 @@ fn inode(segment: BorrowedFd<'_>) -> Option<u64> {
     file.metadata().ok().map(|metadata| metadata.ino())
 }
 
-/// Whether a process other than this one has a segment of this number mapped. In doubt yes. See proc_pid_maps(5).
+/// Whether a process other than this one maps the segment with this inode. If in doubt, yes. See proc_pid_maps(5).
 fn anybody_maps(inode: u64) -> bool {
     let (Ok(processes), Some(since)) = (fs::read_dir("/proc"), started("self")) else { return true };
     let own = std::process::id();
     let ids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    // Whoever is older than this process has nothing from it.
+    // Processes older than this one cannot have inherited anything from it.
     let mut later = ids.filter(|id| *id != own && started(&id.to_string()).is_some_and(|at| at >= since));
     later.any(|id| match fs::read(format!("/proc/{id}/maps")) {
         Ok(maps) => names(&String::from_utf8_lossy(&maps), inode),
-        // Of another user, and none of the tree: programs that change their user are not supported. Or one of ours that
-        // does not let itself be looked into.
+        // The process belongs to another user, and so is not of the tree (programs that change their user are not
+        // supported); or it belongs to this user but does not allow itself to be inspected.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => is_of_this_user(id),
         Err(_) => false,
     })
 }
 
-/// When a process was started, in ticks of the kernel's. See proc_pid_stat(5); its name may have any characters.
+/// When a process was started, in kernel clock ticks. See proc_pid_stat(5); the process name may contain any
+/// characters.
 fn started(process: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, behind_name) = stat.rsplit_once(')')?;
@@ -77,7 +79,7 @@ fn is_of_this_user(id: u32) -> bool {
     user == Some(getuid().as_raw())
 }
 
-/// Whether a map of a process has the segment.
+/// Whether the text of a maps file lists the segment.
 fn names(maps: &str, inode: u64) -> bool {
     let name = format!("/memfd:{}", aquifer_stats::SEGMENT_NAME.to_string_lossy());
     let inode = inode.to_string();

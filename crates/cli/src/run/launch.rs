@@ -30,14 +30,14 @@ use super::unsafe_edge;
 use crate::exit::{ExitCode, Failure};
 use crate::log::{self, LogFormat};
 
-/// The inherited descriptor gets a number from here on, out of the way of programs that count on 3 being
-/// the first free one, and below the usual limit of 1024.
+/// The lowest number for the inherited descriptor: out of the way of programs that expect 3 to be the first free one,
+/// and below the usual limit of 1024.
 const STATS_FD_LEAST: i32 = 200;
 
 const REMEDY_OPEN_FILES: &str = "raise the limit on open files (ulimit -n)";
 const REMEDY_RECORD: &str = "name a file in a directory that exists";
 
-/// Makes the segment, with what is known before the pager starts; the pager overwrites it.
+/// Creates the statistics segment and writes what is known before the pager starts; the pager overwrites it.
 pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
     let counters = Counters::create().map_err(|error| {
         let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
@@ -61,11 +61,12 @@ pub fn statistics(settings: &RunSettings) -> Result<Counters, Failure> {
     Ok(counters)
 }
 
-/// Makes the file for `--record`, or empties it, so that a wrong path is noticed before the program starts. The
-/// first process that outgrows its budget writes to it.
+/// Creates the file for `--record`, or empties it, so that a wrong path is noticed before the program starts. The first
+/// process that outgrows its budget writes to it.
 pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
-    // What is there and no file, a pipe for instance, is only looked at: opening it would wait for a reader.
+    // Anything but a regular file or a directory, a FIFO for instance, is only checked: opening it would wait for a
+    // reader.
     let is_other = fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir());
     let flags = if is_other { libc::O_PATH } else { libc::O_WRONLY | libc::O_CREAT };
     let failure =
@@ -78,9 +79,9 @@ pub fn empty_recording(path: Option<&str>) -> Result<(), Failure> {
     if is_other { Ok(()) } else { file.set_len(0).map_err(failure) }
 }
 
-/// Starts the program. Its standard streams, directory, process group and terminal are ours.
+/// Starts the program, which inherits the launcher's standard streams, working directory, process group and terminal.
 ///
-/// Also the account of the budget, which the processes of a tree share.
+/// Also returns the budget account, which the processes of a tree share.
 pub fn start(
     settings: &RunSettings,
     counters: &Counters,
@@ -90,7 +91,7 @@ pub fn start(
     let stats_fd = inheritable(segment, "the statistics segment")?;
     let mut config = settings.config.clone();
     config.stats_fd = Some(stats_fd);
-    // Alive until the program has started, which inherits it, and looked at meanwhile: `unmanaged.rs`.
+    // Held until the program has started and inherited it; then `unmanaged.rs` reads it while the program runs.
     let ledger = (settings.budget == Budget::Tree).then(|| ledger(settings)).transpose()?;
     config.ledger_fd = ledger
         .as_ref()
@@ -122,7 +123,7 @@ pub fn start(
     Ok((Pid::from_raw(pid), ledger))
 }
 
-/// The account of the budget, for the processes of the tree.
+/// Creates the budget account for the processes of the tree.
 fn ledger(settings: &RunSettings) -> Result<SharedSegment, Failure> {
     let segment = SharedSegment::create(LEDGER_NAME, LEDGER_WORDS).map_err(|error| {
         let remedy = remedy(&error).unwrap_or("free memory, or raise the limit on it (ulimit -v)");
@@ -135,7 +136,7 @@ fn ledger(settings: &RunSettings) -> Result<SharedSegment, Failure> {
     Ok(segment)
 }
 
-/// Which limit of this process to raise, where one is in the way.
+/// The limit of this process to raise, if the error comes from one.
 fn remedy(error: &std::io::Error) -> Option<&'static str> {
     Some(match Errno::from_raw(error.raw_os_error()?) {
         Errno::EAGAIN => "raise the limit on processes (ulimit -u)",
@@ -145,10 +146,11 @@ fn remedy(error: &std::io::Error) -> Option<&'static str> {
     })
 }
 
-/// A second descriptor that survives exec. It stays open in this process, which runs no other program.
+/// Duplicates a descriptor so that it survives exec. The duplicate stays open in this process, which runs no other
+/// program.
 fn inheritable(segment: BorrowedFd<'_>, name: &str) -> Result<i32, Failure> {
     let high = fcntl(segment, FcntlArg::F_DUPFD(STATS_FD_LEAST));
-    // A low limit on open files leaves no such number; any will do then.
+    // A low limit on open files allows no such number; any number will do then.
     high.or_else(|_| fcntl(segment, FcntlArg::F_DUPFD(segment.as_raw_fd())))
         .map_err(|errno| cannot_start(format!("{name} cannot be shared: {}", errno.desc()), REMEDY_OPEN_FILES))
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How much memory this process may use: the machine's, or the least that its cgroup or one above it allows.
+//! How much memory this process may use: the machine's memory, or the lowest limit among its cgroup and that cgroup's
+//! ancestors.
 //!
-//! Both hierarchies are read, see cgroups(7): version 2 (`memory.max`, and `memory.high`, above which the kernel
+//! Reads both cgroup versions, see cgroups(7): version 2 (`memory.max`, and `memory.high`, above which the kernel
 //! throttles) and version 1 (`memory.limit_in_bytes`), each from the process's own cgroup up to the root that is
-//! mounted here. What cannot be read limits nothing: a container may hide it.
+//! mounted here. A file that cannot be read sets no limit: a container may hide it.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -14,24 +15,25 @@ use aquifer_core::units::ByteSize;
 
 use crate::exit::{ExitCode, Failure};
 
-/// What a version 1 cgroup without a limit shows is the largest multiple of a page in 63 bits.
+/// A version 1 cgroup without a limit shows the largest multiple of a page in 63 bits; any value from here on means no
+/// limit.
 const V1_UNLIMITED_BYTES: u64 = 1 << 62;
 
 /// A limit that a cgroup sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// So much.
+    /// The limit.
     pub bytes: ByteSize,
-    /// The file that says so.
+    /// The file that contains it.
     pub file: PathBuf,
 }
 
-/// What there is, and what is allowed of it.
+/// The machine's memory, and the limit on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// The machine's memory.
     pub machine: ByteSize,
-    /// The least limit on the way to the root, if it is below the machine's memory.
+    /// The lowest limit on the way to the root, if it is below the machine's memory.
     pub limit: Option<Limit>,
 }
 
@@ -45,7 +47,7 @@ impl Allowed {
         Ok(Allowed { machine, limit: limit.filter(|limit| limit.bytes < machine) })
     }
 
-    /// What may be used.
+    /// The memory that may be used.
     pub fn bytes(&self) -> ByteSize {
         self.limit.as_ref().map_or(self.machine, |limit| limit.bytes)
     }
@@ -63,7 +65,8 @@ fn memory_total() -> Result<ByteSize, Failure> {
     Ok(ByteSize(kibibytes << 10))
 }
 
-/// The files that may hold a limit, of each cgroup from this process's up to the mounted root, in both hierarchies.
+/// The files that may contain a limit, for each cgroup from this process's own up to the mounted root, in both
+/// hierarchies.
 fn files(cgroup: &str, mounts: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in cgroup.lines() {
@@ -82,7 +85,8 @@ fn files(cgroup: &str, mounts: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Where the hierarchy is mounted, and which of its cgroups is the root of that mount; see proc_pid_mountinfo(5).
+/// Where the hierarchy is mounted, and which of its cgroups is the root of that mount: (root, mount point). See
+/// proc_pid_mountinfo(5).
 fn mounted(mounts: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
     mounts.lines().find_map(|line| {
         let (place, filesystem) = line.split_once(" - ")?;
@@ -95,14 +99,14 @@ fn mounted(mounts: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
     })
 }
 
-/// A path of mountinfo, where blanks and backslashes are written in octal.
+/// Decodes a path of mountinfo, where blanks and backslashes are written in octal.
 fn unescaped(path: &str) -> PathBuf {
     let blanks = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n");
     blanks.replace("\\134", "\\").into()
 }
 
-/// The directories of the cgroup `path` and of those above it. A cgroup outside of what is mounted here is not seen;
-/// the mounted root then stands for it.
+/// The directories of the cgroup `path` and of its ancestors. A cgroup outside the mounted part is not visible; the
+/// mounted root then stands for it.
 fn ways_up(path: &str, root: &Path, point: &Path) -> Vec<PathBuf> {
     let inside = Path::new(path).strip_prefix(root).ok();
     let inside = inside.filter(|path| path.components().all(|part| matches!(part, Component::Normal(_))));
@@ -171,13 +175,15 @@ mod tests {
 
     #[test]
     fn a_container_sees_its_own_part_of_the_hierarchy() {
-        // The mount's root is the container's cgroup: without a namespace, the path is still that of the host.
+        // The root of the mount is the container's cgroup: without a cgroup namespace, the path is still that of the
+        // host.
         let mounts = V2_MOUNTS.replace("0:32 / ", "0:32 /docker/1 ");
         let file = "/sys/fs/cgroup/memory.max";
         assert_eq!(limit("0::/docker/1\n", &mounts, &[(file, "4096\n")]), Some((4096, file.to_owned())));
         let inner = "/sys/fs/cgroup/in/memory.max";
         assert_eq!(limit("0::/docker/1/in\n", &mounts, &[(inner, "4096\n")]), Some((4096, inner.to_owned())));
-        // Outside of what is mounted, or above the namespace's root: only the root can be looked at.
+        // The cgroup is outside the mounted part, or above the root of the namespace: only the mounted root can be
+        // read.
         assert_eq!(limit("0::/../2\n", V2_MOUNTS, &[(file, "4096\n")]), Some((4096, file.to_owned())));
         assert_eq!(limit("0::/elsewhere\n", &mounts, &[(file, "4096\n")]), Some((4096, file.to_owned())));
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds the preload library, which holds the pager, and writes `LD_PRELOAD` for it. See ld.so(8).
+//! Finds the preload library, which contains the pager, and builds `LD_PRELOAD` for it. See ld.so(8).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -14,10 +14,10 @@ use crate::exit::{ExitCode, Failure};
 
 /// The library's file name.
 pub const LIBRARY: &str = "libaquifer_preload.so";
-/// Names another library: for packagers and tests.
+/// Environment variable that names another library: for packagers and tests.
 pub const VARIABLE: &str = "AQUIFER_PRELOAD";
 
-/// The library that `variable` names, or the one beside `executable`, or the one installed with it.
+/// The library that `variable` names, or else the one next to `executable`, or else the one installed with it.
 pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Failure> {
     if let Some(named) = variable.filter(|named| !named.is_empty()) {
         let path = std::path::absolute(&named).unwrap_or_else(|_| PathBuf::from(&named));
@@ -39,7 +39,8 @@ pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Fa
     }
 }
 
-/// A library that the loader cannot use is only a warning to it, and the program would run without budget.
+/// Checks that the loader can use the library. The loader only warns about a library that it cannot use, and the
+/// program would run without a budget.
 fn check(path: PathBuf, remedy: &str) -> Result<PathBuf, Failure> {
     let unusable = |why: String| {
         Failure::new(ExitCode::CannotStart, format!("the preload library {} {why}", path.display()), remedy)
@@ -51,14 +52,14 @@ fn check(path: PathBuf, remedy: &str) -> Result<PathBuf, Failure> {
         Ok(Elf::Static) => return Err(unusable("is no shared library".into())),
         Err(error) => return Err(unusable(format!("is no shared library: {error}"))),
     }
-    // The loader splits the variable at these, and knows no way to quote them.
+    // The loader splits LD_PRELOAD at blanks and colons and expands `$`, and has no way to quote them.
     if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'\t' | b'\n' | b'$')) {
         return Err(unusable("has a blank, ':' or '$' in its path, which LD_PRELOAD cannot hold".into()));
     }
     Ok(path)
 }
 
-/// `LD_PRELOAD` with the library first, once.
+/// `LD_PRELOAD` with the library first, exactly once.
 pub fn ld_preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let existing = existing.map(OsStr::as_bytes).unwrap_or_default();

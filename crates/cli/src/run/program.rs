@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds the program as a shell would, and makes sure that a library can be preloaded into it.
+//! Finds the program as a shell would, and checks that a library can be preloaded into it.
 //!
-//! A refusal before the start is one clear line; the same trouble after it would be a program that runs
-//! without its budget.
+//! A refusal before the start is one clear line; after the start, the same problem would be a program that runs without
+//! its budget.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -22,9 +22,9 @@ use crate::exit::{ExitCode, Failure};
 /// A program that can be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Its `argv[0]`: as the user typed it.
+    /// Its `argv[0]`, as the user typed it.
     pub name: OsString,
     /// Its arguments.
     pub args: Vec<OsString>,
@@ -55,7 +55,7 @@ fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
         }
         return executable(&path).map(|()| path);
     }
-    // As execvp(3) does without PATH.
+    // The default of execvp(3) when PATH is not set.
     let search = search.unwrap_or(OsStr::new("/bin:/usr/bin"));
     let mut refused = None;
     for directory in std::env::split_paths(search) {
@@ -87,7 +87,7 @@ fn executable(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Checks what the kernel will execute: the file itself, or the interpreter of a script.
+/// Checks the file that the kernel will execute: the file itself, or the interpreter of a script.
 fn check_file(path: &Path, depth: usize) -> Result<(), Failure> {
     let shown = path.display();
     let unreadable = |error| {
@@ -125,8 +125,8 @@ fn check_file(path: &Path, depth: usize) -> Result<(), Failure> {
     }
 }
 
-/// A program that gets more rights than we have is one whose loader ignores preloaded libraries ("secure-execution
-/// mode" in ld.so(8)): it would run without its budget.
+/// Rejects a program that gains more rights than this process has: its loader ignores preloaded libraries
+/// ("secure-execution mode" in ld.so(8)), so it would run without its budget.
 fn check_rights(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     let (mode, shown) = (metadata.permissions().mode(), path.display());
     let (why, remedy) = if mode & 0o4000 != 0 && metadata.uid() != geteuid().as_raw() {
@@ -160,7 +160,8 @@ fn check_elf(path: &Path, file: &mut File) -> Result<(), Failure> {
     }
 }
 
-/// The program's loader must be there, and must be of the C library that the preload library was built for.
+/// Checks that the program's loader exists, and that it belongs to the C library that the preload library was built
+/// for.
 fn check_loader(path: &Path, loader: &str) -> Result<(), Failure> {
     let shown = path.display();
     if !Path::new(loader).exists() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is told when the program has ended: `--stats-json`, and the few things worth a line.
+//! What is reported when the program has ended: `--stats-json`, and a few messages.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,14 +21,14 @@ use super::settings::RunSettings;
 use super::supervise::End;
 use crate::exit::{ExitCode, Failure, say};
 
-/// Where the report goes. The file is opened before the program starts, so that a wrong path is noticed
-/// before hours of work, and is the same file whatever happens to directories in between.
+/// The destination of the report. The file is opened before the program starts, so that a wrong path is noticed before
+/// hours of work, and so that it stays the same file even if directories are renamed in between.
 #[derive(Debug)]
 pub struct Report {
     file: Option<(PathBuf, File)>,
 }
 
-/// What `--stats-json` holds: the snapshot's fields, and how the process ended.
+/// The contents of `--stats-json`: the snapshot's fields, and how the process ended.
 #[derive(Serialize)]
 struct StatsJson<'a> {
     #[serde(flatten)]
@@ -36,21 +36,21 @@ struct StatsJson<'a> {
     process: Process,
 }
 
-/// The kernel's account of the program and of its children that it waited for.
+/// The kernel's resource usage of the program and of the children it waited for.
 #[derive(Serialize)]
 struct Process {
     exit_status: u8,
-    /// The signal that ended it, if one did.
+    /// The signal that ended the program, if one did.
     signal: Option<&'static str>,
     elapsed_s: f64,
     user_s: f64,
     system_s: f64,
-    /// The most that one process had in DRAM, managed or not.
+    /// The largest resident set of a single process, managed or not.
     rss_bytes_peak: u64,
 }
 
 impl Report {
-    /// Opens the file, empty.
+    /// Opens and empties the file.
     pub fn open(path: Option<&Path>) -> Result<Report, Failure> {
         let Some(path) = path else { return Ok(Report { file: None }) };
         let failure = |error: std::io::Error| {
@@ -73,7 +73,8 @@ impl Report {
         Ok(Report { file: Some((path.to_owned(), file)) })
     }
 
-    /// Writes everything. A report that fails does not change the program's exit status: it is said.
+    /// Writes the report and the messages. A failure to write the report is printed, but does not change the program's
+    /// exit status.
     pub fn write(&mut self, settings: &RunSettings, snapshot: &Snapshot, end: End, elapsed: Duration) {
         if let Some((path, file)) = &mut self.file {
             let report = StatsJson { snapshot, process: Process::of(end, elapsed) };
@@ -124,7 +125,7 @@ impl Process {
     }
 }
 
-/// What a shell would say if the program were its own child. Interrupts speak for themselves.
+/// What a shell would print if the program were its own child. SIGINT and SIGPIPE need no message.
 fn epitaph(name: &str, end: End) -> Option<String> {
     match end {
         End::Exited { .. } | End::Signalled { signal: Signal::SIGINT | Signal::SIGPIPE, .. } => None,
@@ -135,7 +136,7 @@ fn epitaph(name: &str, end: End) -> Option<String> {
     }
 }
 
-/// Managed memory is left out of core dumps, where what is evicted would read as zeros.
+/// Explains an incomplete core dump: managed memory is excluded from dumps, because evicted pages would read as zeros.
 fn incomplete_dump(managed_bytes: u64) -> String {
     format!(
         "the core dump is without the program's {} of managed memory: what a debugger shows there is not the program's \

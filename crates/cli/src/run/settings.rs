@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Step two of two: what was typed becomes settings that have been checked, or one line that says why not.
+//! Step two of two: turns what was typed into checked settings, or into one line that says why not.
 //!
-//! Reads the machine and the environment, starts nothing. Makes nothing but the default state directory.
+//! Reads the machine and the environment, and starts nothing. Creates nothing but the default state directory.
 
 use std::env;
 use std::ffi::OsString;
@@ -23,26 +23,26 @@ use crate::exit::{ExitCode, Failure};
 /// What `aquifer run` will do.
 #[derive(Clone, Debug)]
 pub struct RunSettings {
-    /// What the pager is told; the statistics descriptor is still missing.
+    /// The pager's configuration, still without the statistics descriptor.
     pub config: Config,
-    /// What the budget can become while the program runs.
+    /// The largest budget that `aquifer set` can give the program while it runs.
     pub dram_bytes_most: u64,
-    /// What is run.
+    /// The program to run.
     pub program: Program,
-    /// What the budget is of.
+    /// Whether the budget applies to the whole tree or to each process.
     pub budget: Budget,
-    /// The value of `LD_PRELOAD` for it.
+    /// The value of `LD_PRELOAD` for the program.
     pub ld_preload: OsString,
-    /// Whether what would escape the budget is refused.
+    /// Whether to refuse, instead of warning, when something would escape the budget.
     pub strict: bool,
-    /// Where the statistics go at the end.
+    /// The file for the statistics at the end.
     pub stats_json: Option<PathBuf>,
-    /// Whether advice is kept back.
+    /// Whether advice is suppressed.
     pub quiet: bool,
 }
 
 impl RunSettings {
-    /// Checks everything, cheapest and most likely first.
+    /// Checks everything, the cheapest and most likely errors first.
     pub fn check(args: RunArgs) -> Result<RunSettings, Failure> {
         let RunArgs { how, command } = args;
         let allowed = Allowed::read()?;
@@ -61,7 +61,7 @@ impl RunSettings {
             exchange: how.exchange,
             prefetch: how.prefetch,
             record: how.record.as_deref().map(|path| absolute_text("--record", path)).transpose()?,
-            // Where there is none, what is borrowed comes back when its leases expire.
+            // Without a tree number, borrowed memory returns when its leases expire.
             tree: aquifer_sys::raw::random().ok().filter(|tree| *tree != 0),
             state_dir,
             strict: how.strict,
@@ -69,7 +69,7 @@ impl RunSettings {
             ..Config::default()
         };
         let ld_preload = preload::ld_preload(&library, env::var_os("LD_PRELOAD").as_deref());
-        // A recording is of one process, with one budget.
+        // A recording covers one process with its own budget.
         let budget = if how.record.is_some() { Budget::Process } else { how.budget };
         Ok(RunSettings {
             config,
@@ -84,7 +84,7 @@ impl RunSettings {
     }
 }
 
-/// The files that are written: none of them stdout, which is the program's, and each another one.
+/// Checks the output files: none may be stdout, which belongs to the program, and no two may be the same.
 fn check_outputs(record: Option<&Path>, stats_json: Option<&Path>) -> Result<(), Failure> {
     for (flag, path) in [("--record", record), ("--stats-json", stats_json)] {
         if path.is_some_and(|path| path.as_os_str() == "-") {
@@ -108,7 +108,7 @@ fn check_tiers(specs: &[String]) -> Result<Vec<String>, Failure> {
 }
 
 fn check_tier(spec: &str) -> Result<TierSpec, Failure> {
-    // In the words that clap has for the other flags.
+    // The same wording as clap's for the other flags.
     let invalid =
         |why: String| usage(format!("invalid value '{}' for '--tier <SPEC>': {why}", spec.escape_debug()), "");
     let parsed: TierSpec = spec.parse().map_err(|failure: SpecFailure| invalid(failure.to_string()))?;
@@ -119,8 +119,8 @@ fn check_tier(spec: &str) -> Result<TierSpec, Failure> {
     Ok(parsed)
 }
 
-/// The description `spec` of `parsed`, with an absolute path, or an address in numbers, where there is one: a program
-/// that this one starts opens the tier, too, and may do so from another directory.
+/// The description `spec` of `parsed`, with an absolute path or a numeric address where it has a path or an address:
+/// the program's children open the tier, too, possibly from another directory.
 fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> {
     let (kind, rest) = spec.split_once(':').expect("it could be read, so it has a kind");
     let path = match parsed {
@@ -151,7 +151,7 @@ fn with_absolute_path(spec: &str, parsed: &TierSpec) -> Result<String, Failure> 
     Ok(format!("{kind}:{}{options}", absolute_text("--tier", path)?))
 }
 
-/// What follows `donor:` for several donors, with addresses in numbers.
+/// What follows `donor:` for several donors, with numeric addresses.
 fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Failure> {
     let (_, options) = rest.split_at(rest.find(',').unwrap_or(rest.len()));
     let mut addresses = Vec::new();
@@ -162,7 +162,7 @@ fn with_resolved_addresses(rest: &str, array: &ArraySpec) -> Result<String, Fail
     Ok(format!("{}{}", addresses.join("+"), donor_options(options, &names.join("+"))?))
 }
 
-/// What a donor's certificate must be for, where it has one.
+/// The name that a donor's certificate must be for, with TLS.
 fn name_of(security: &DonorSecurity) -> Option<&str> {
     match security {
         DonorSecurity::Local | DonorSecurity::Plain => None,
@@ -170,7 +170,7 @@ fn name_of(security: &DonorSecurity) -> Option<&str> {
     }
 }
 
-/// The options of donors, with absolute paths, and with the names that their addresses had.
+/// The options of donors, with absolute paths, and with the names that their addresses had before they were resolved.
 fn donor_options(options: &str, name: &str) -> Result<String, Failure> {
     if name.is_empty() {
         return Ok(options.into());
@@ -188,7 +188,7 @@ fn donor_options(options: &str, name: &str) -> Result<String, Failure> {
     Ok(format!("{written},name={name}"))
 }
 
-/// A donor's address in numbers: a program that only just starts should not look up names.
+/// Resolves a donor's address here, so that a program does not look up names while it starts.
 fn resolved(address: &str) -> Result<SocketAddr, Failure> {
     let failure = |error: std::io::Error| {
         let cause = format!("--tier donor:{address}: the name cannot be resolved: {error}");
@@ -198,7 +198,7 @@ fn resolved(address: &str) -> Result<SocketAddr, Failure> {
     found.next().ok_or_else(|| failure(std::io::ErrorKind::NotFound.into()))
 }
 
-/// The state directory as text. A default that is not needed is neither made nor checked.
+/// The state directory as text. A default that is not needed is neither created nor checked.
 fn check_state_dir(named: Option<&Path>, has_tier: bool) -> Result<String, Failure> {
     if let Some(named) = named {
         state_dir::check(named)?;
@@ -222,7 +222,7 @@ fn check_state_dir(named: Option<&Path>, has_tier: bool) -> Result<String, Failu
     }
 }
 
-/// A path that means the same from any directory, as text for the configuration.
+/// An absolute path as text for the configuration.
 fn absolute_text(what: &str, path: &Path) -> Result<String, Failure> {
     let absolute = std::path::absolute(path)
         .map_err(|error| usage(format!("{what} {}: {error}", path.display()), "give a path"))?;

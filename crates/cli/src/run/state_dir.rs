@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The state directory: where the default tier's unlinked file lies. It must be on a disk, so
-//! `$XDG_RUNTIME_DIR`, which is memory, is not asked.
+//! The state directory, which holds the default tier's unlinked file. It must be on a disk, so `$XDG_RUNTIME_DIR`,
+//! which is in memory, is not considered.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -16,19 +16,19 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::exit::{ExitCode, Failure, say};
 
-/// Where state lies when nobody says otherwise.
+/// The default state directory.
 pub fn default_path(root: bool, state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
     if root {
         return Some("/var/lib/aquifer".into());
     }
-    // The specification says that a relative path is to be ignored.
+    // The XDG base directory specification says to ignore a relative path.
     absolute(state_home)
         .or_else(|| absolute(home).map(|home| home.join(".local/state")))
         .map(|state| state.join("aquifer"))
 }
 
-/// Makes the default directory where it is absent, for its owner alone: it holds the program's memory.
+/// Creates the default directory if it is missing, accessible to its owner alone: it holds the program's memory.
 pub fn create(path: &Path) -> Result<(), Failure> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| {
         cannot_start(
@@ -38,7 +38,7 @@ pub fn create(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Checks that files can be made in the directory. Says so when it is memory, since that saves none.
+/// Checks that files can be created in the directory. Warns if it is in memory, since evicting to it saves no DRAM.
 pub fn check(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
     let opened = safe_open::open(path, Purpose::Memory, libc::O_PATH, 0).map_err(|failure| match failure {

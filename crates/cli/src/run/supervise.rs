@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Waits for the program, and makes the pair look like one process to whoever signals it.
+//! Waits for the program, and makes launcher and program look like one process to other processes that send signals.
 //!
-//! Threads: one. Signals are blocked before the program starts and read from a descriptor, so none is
-//! lost and no handler runs. See signalfd(2), and `siginfo_t` in sigaction(2).
+//! Threads: one. Signals are blocked before the program starts and read from a descriptor, so none is lost and no
+//! handler runs. See signalfd(2), and `siginfo_t` in sigaction(2).
 //!
-//! Which signal goes where: the terminal signals the whole foreground process group, so the program has its
-//! copy already, and it is dropped here. What another process sends to us is handed on. When the
-//! terminal stops the program we stop too, so that the shell sees a stopped job. When we are killed outright,
-//! the kernel kills the program (`unsafe_edge::tie_to_parent`).
+//! Which signal goes where: the terminal signals the whole foreground process group, so the program already has its
+//! copy, and the launcher drops its own. The launcher forwards signals that other processes send to it. When the
+//! terminal stops the program, the launcher stops, too, so that the shell sees a stopped job. When the launcher is
+//! killed by SIGKILL, the kernel kills the program (`unsafe_edge::tie_to_parent`).
 
 use std::os::fd::AsFd;
 
@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 use super::unsafe_edge;
 use crate::exit::{ExitCode, Failure};
 
-/// What is handed on to the program. Others keep their default action: they are for us alone.
+/// Signals that are forwarded to the program. Others keep their default action in the launcher.
 const HANDED_ON: [Signal; 9] = [
     Signal::SIGCONT,
     Signal::SIGHUP,
@@ -36,7 +36,7 @@ const HANDED_ON: [Signal; 9] = [
     Signal::SIGWINCH,
 ];
 
-/// How often the program is looked after.
+/// How often `wait` calls `each_second`.
 const LOOK_EVERY_MS: u16 = 1000;
 
 /// How the program ended.
@@ -49,7 +49,7 @@ pub enum End {
     },
     /// A signal ended it.
     Signalled {
-        /// Which one.
+        /// The signal.
         signal: Signal,
         /// Whether the kernel wrote a core file.
         core: bool,
@@ -57,7 +57,7 @@ pub enum End {
 }
 
 impl End {
-    /// What we exit with: its status, or 128 + the signal, as shells report it.
+    /// The launcher's exit status: the program's, or 128 + the signal, as shells report it.
     pub fn exit_status(self) -> u8 {
         match self {
             End::Exited { status } => status,
@@ -66,7 +66,7 @@ impl End {
     }
 }
 
-/// The signals in our hands, from before the program starts.
+/// The blocked signals, taken over before the program starts.
 #[derive(Debug)]
 pub struct Signals {
     descriptor: SignalFd,
@@ -74,7 +74,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks what `wait` will read.
+    /// Blocks the signals that `wait` will read.
     pub fn take_over() -> Result<Signals, Failure> {
         let mut ours: SigSet = HANDED_ON.into_iter().collect();
         ours.add(Signal::SIGCHLD);
@@ -89,12 +89,12 @@ impl Signals {
             })
     }
 
-    /// The mask that we were started with, for the program.
+    /// The signal mask that the launcher was started with, for the program.
     pub fn mask_before(&self) -> SigSet {
         self.mask_before
     }
 
-    /// Waits for one, and calls `each_second` about once a second meanwhile.
+    /// Waits for a signal, and calls `each_second` about once a second until one arrives.
     fn next(&self, each_second: &mut impl FnMut()) -> Result<siginfo, Errno> {
         loop {
             let mut descriptors = [PollFd::new(self.descriptor.as_fd(), PollFlags::POLLIN)];
@@ -108,7 +108,7 @@ impl Signals {
             }
             match self.descriptor.read_signal() {
                 Ok(Some(signal)) => return Ok(signal),
-                // Empty reads do not happen on a blocking descriptor; asking again is right anyway.
+                // A blocking descriptor returns no empty reads; if one did, reading again would be right.
                 Ok(None) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
@@ -116,7 +116,7 @@ impl Signals {
     }
 }
 
-/// Hands signals on until the program has ended. Calls `each_second` about once a second while none comes.
+/// Forwards signals until the program has ended. Calls `each_second` about once a second while no signal arrives.
 pub fn wait(child: Pid, signals: &Signals, mut each_second: impl FnMut()) -> Result<End, Failure> {
     loop {
         let signal = signals.next(&mut each_second).map_err(|errno| lost(child, errno))?;
@@ -128,7 +128,7 @@ pub fn wait(child: Pid, signals: &Signals, mut each_second: impl FnMut()) -> Res
                 }
             }
             Some(other) if was_sent_to_us(&signal, child) => {
-                // The only way to fail is that the program has just ended; its SIGCHLD is next.
+                // Fails only if the program has just ended; its SIGCHLD is next.
                 let _ = kill(child, other);
             }
             _ => {}
@@ -136,20 +136,21 @@ pub fn wait(child: Pid, signals: &Signals, mut each_second: impl FnMut()) -> Res
     }
 }
 
-/// Whether a process sent it to us (`si_code` ≤ 0), rather than the terminal to the whole group. What
-/// the program itself sends to its parent is not sent back.
+/// Whether a process sent the signal to the launcher alone (`si_code` ≤ 0), rather than the terminal to the whole
+/// group. A signal that the program itself sends to its parent is not sent back.
 fn was_sent_to_us(signal: &siginfo, child: Pid) -> bool {
     signal.ssi_code <= 0 && i32::try_from(signal.ssi_pid) != Ok(child.as_raw())
 }
 
-/// Takes in every change of the program's state. One SIGCHLD may stand for several.
+/// Collects every change of the program's state, because one SIGCHLD may stand for several.
 fn reap(child: Pid) -> Result<Option<End>, Errno> {
     let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
     loop {
         match waitpid(child, Some(flags)) {
             Ok(WaitStatus::Exited(_, status)) => return Ok(Some(End::Exited { status: status as u8 })),
             Ok(WaitStatus::Signaled(_, signal, core)) => return Ok(Some(End::Signalled { signal, core })),
-            // The stops of job control. A SIGSTOP meant the program alone: a debugger, say.
+            // A stop by job control stops the launcher, too. A SIGSTOP was meant for the program alone, for example by
+            // a debugger.
             Ok(WaitStatus::Stopped(_, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU)) => raise(Signal::SIGSTOP)?,
             Ok(WaitStatus::StillAlive) => return Ok(None),
             Ok(_) | Err(Errno::EINTR) => {}

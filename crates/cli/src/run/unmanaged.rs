@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks at what the program has in DRAM besides its managed memory, and says so when the whole exceeds the budget.
+//! Measures the program's memory in DRAM in addition to its managed memory, and reports when the total exceeds the
+//! budget.
 //!
-//! Shared memory, the stacks of threads, mappings below 64 KiB and private pages of files stay the kernel's. They are
-//! counted from outside, from /proc: nothing of it happens on the program's threads. Pages of files that the kernel can
-//! drop or write back by itself (RssFile) do not count. See proc_pid_status(5), and proc_pid_smaps(5) for
+//! Shared memory, thread stacks, mappings below 64 KiB and private pages of files stay under the kernel's management.
+//! They are counted from outside, from /proc, so that the program's threads do no work for it. Pages of files that the
+//! kernel can drop or write back by itself (RssFile) do not count. See proc_pid_status(5), and proc_pid_smaps(5) for
 //! `smaps_rollup`, which divides pages that several processes share.
 //!
 //! Threads: one of the launcher's. Signals are blocked there, since it starts after `Signals::take_over`.
@@ -25,43 +26,43 @@ use nix::unistd::Pid;
 
 use crate::exit::say;
 
-/// The first look, soon enough for programs that run for a moment; each later one comes twice as late.
+/// Delay before the first look, short enough for programs that run for a moment; each later delay is twice as long.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
-/// Looks are no further apart, unless one takes long.
+/// Maximum delay between looks, unless a look takes long.
 const LOOKS_APART: Duration = Duration::from_secs(1);
-/// A look may take this part of the time, at most: `smaps_rollup` of a large process is a walk of its page tables.
+/// A look may take at most 1/20 of the time: `smaps_rollup` of a large process walks its page tables.
 const LOOK_PART: u32 = 20;
-/// More than was seen before is looked at again after this.
+/// A total above the previous one is confirmed by a second look after this delay.
 const CONFIRMED_AFTER: Duration = Duration::from_millis(50);
-/// What does not count as exceeding: stacks, the data of libraries, small mappings. A choice: the smallest budget, and
-/// this part of a large one.
+/// Unmanaged memory that is tolerated above the budget: stacks, data of libraries, small mappings. An arbitrary choice:
+/// as much as the smallest budget, or 1/64 of a large budget.
 const ALLOWED_BYTES: u64 = 16 << 20;
 const ALLOWED_PART: u64 = 64;
-/// Processes of one tree that are looked at.
+/// Maximum number of processes of one tree that are looked at.
 const PROCESSES_MOST: usize = 4096;
 
-/// What is watched, and what for.
+/// The program to watch, and its settings.
 #[derive(Debug)]
 pub struct Watched<'a> {
     /// The program's name.
     pub name: &'a str,
     /// Its process.
     pub child: Pid,
-    /// The figures are written here.
+    /// The counters that receive the figures.
     pub counters: &'a Counters,
-    /// What the processes of a tree were given, where they share a budget.
+    /// The shared budget account, if the processes of a tree share a budget.
     pub ledger: Option<&'a SharedSegment>,
-    /// Whether the program is ended when the budget is exceeded.
+    /// Whether to end the program when it exceeds the budget.
     pub strict: bool,
 }
 
-/// The thread that looks.
+/// The watching thread.
 #[derive(Debug)]
 pub struct Watch<'scope> {
     thread: ScopedJoinHandle<'scope, ()>,
 }
 
-/// Whether the watch ended the program, and whether it is to end itself.
+/// Whether the watch has ended the program, and whether the watch itself is to end.
 #[derive(Debug, Default)]
 pub struct State {
     over: AtomicBool,
@@ -76,12 +77,12 @@ impl State {
 }
 
 impl<'scope> Watch<'scope> {
-    /// Begins to look.
+    /// Starts the watching thread.
     pub fn start<'env>(scope: &'scope Scope<'scope, 'env>, watched: Watched<'env>, state: &'env State) -> Self {
         Self { thread: scope.spawn(move || watched.look_on(state)) }
     }
 
-    /// The program has ended.
+    /// Ends the watch, because the program has ended.
     pub fn end(self, state: &State) {
         state.over.store(true, Ordering::Release);
         self.thread.thread().unpark();
@@ -111,7 +112,7 @@ impl Watched<'_> {
         }
     }
 
-    /// Writes the figures down. Whether the budget is exceeded, which is said the first time.
+    /// Publishes the figures. Returns whether the budget is exceeded, and reports it the first time.
     fn judge(&self, found: &Resident, processes: &BTreeSet<i32>, has_said: bool, state: &State) -> bool {
         let count = processes.len().max(1) as u64;
         let managed = self.managed_bytes(found, count);
@@ -121,7 +122,7 @@ impl Watched<'_> {
         let budget = match self.ledger {
             Some(ledger) => {
                 let budget = ledger.words()[LEDGER_BUDGET_WORD].load(Ordering::Relaxed) * PAGE_BYTES;
-                // A process that fits its budget has no pager, which would publish a change.
+                // A process that fits its budget has no pager, which would otherwise publish a changed budget.
                 self.counters.set(Gauge::DramBudgetBytes, budget);
                 budget
             }
@@ -142,7 +143,7 @@ impl Watched<'_> {
         true
     }
 
-    /// What of the anonymous memory is in the account of the budget.
+    /// The part of the anonymous memory that the budget account covers.
     fn managed_bytes(&self, found: &Resident, count: u64) -> u64 {
         let is_active = self.counters.gauge(Gauge::Active) != 0;
         let managed = match self.ledger {
@@ -170,7 +171,7 @@ impl Watched<'_> {
     }
 }
 
-/// Whether so much in DRAM is more than a budget, by more than every program has besides.
+/// Whether `used` exceeds a budget by more than the unmanaged memory that every program has.
 pub fn exceeds_budget(used: u64, budget: u64) -> bool {
     used > budget + allowed(budget)
 }
@@ -179,7 +180,7 @@ fn allowed(budget: u64) -> u64 {
     ALLOWED_BYTES.max(budget / ALLOWED_PART)
 }
 
-/// What processes have in DRAM, in bytes.
+/// Resident memory of processes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Resident {
     anonymous: u64,
@@ -187,7 +188,7 @@ struct Resident {
 }
 
 impl Resident {
-    /// `None` where none of them can be looked at: all have ended.
+    /// `None` if no process can be read, because all have ended.
     fn of(processes: &BTreeSet<i32>) -> Option<Self> {
         let is_alone = processes.len() == 1;
         let each = processes.iter().filter_map(|process| {
@@ -207,8 +208,8 @@ impl Resident {
         self.anonymous + self.shared > other.anonymous + other.shared
     }
 
-    /// As far as another look a moment later sees as much. Processes are read one after another, and what they begin to
-    /// share meanwhile counts more than once.
+    /// The minimum of this look and another one a moment later. Processes are read one after another, so pages that
+    /// they begin to share between two reads are counted more than once.
     fn confirmed(&self, processes: &BTreeSet<i32>) -> Self {
         thread::sleep(CONFIRMED_AFTER);
         Self::of(processes).map_or(*self, |later| self.least(&later))
@@ -227,7 +228,7 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-/// A process and its descendants, as far as they have not been left by their parents.
+/// A process and its descendants, except those whose parents have ended.
 fn tree(root: Pid) -> BTreeSet<i32> {
     let mut found = BTreeSet::from([root.as_raw()]);
     let mut new = vec![root.as_raw()];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What Rust has only unsafe functions for: code between fork and exec, and a signal's default action. Everything else
-//! in this crate is safe code.
+//! Calls for which Rust has only unsafe functions: code between fork and exec, and a signal's default action.
+//! Everything else in this crate is safe code.
 
 #![expect(unsafe_code, reason = "pre_exec and signal(2) have no safe form; each site says why it is sound")]
 
@@ -18,8 +18,8 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::stack_limit;
 
-/// Makes the child die when this process does, even by SIGKILL, and gives it the signal mask and the limit on its stack
-/// that we had.
+/// Makes the child die when this process dies, even by SIGKILL, and gives it the signal mask and the stack limit that
+/// this process was started with.
 pub fn tie_to_parent(command: &mut Command, mask: SigSet) {
     let (parent, stack) = (getpid(), stack_limit::before());
     // SAFETY: between fork and exec only async-signal-safe functions may be called, and nothing that could be
@@ -41,7 +41,7 @@ fn before_exec(parent: Pid, stack: Option<(u64, u64)>, mask: SigSet) -> Result<(
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)
 }
 
-/// Undoes an inherited "ignore SIGCHLD", under which the kernel throws exit statuses away.
+/// Undoes an inherited "ignore SIGCHLD", under which the kernel discards exit statuses.
 pub fn keep_exit_statuses() -> Result<(), Errno> {
     // SAFETY: SIG_DFL installs no function of ours, so there is nothing that could run in a signal's context.
     unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }.map(drop)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer top`: one line per running program, with rates, drawn again every second.
+//! `aquifer top`: one line per running program, with rates, redrawn every second.
 //!
-//! `screen.rs` draws text and is pure; `terminal.rs` has the terminal's modes, and gives them back however this ends.
+//! `screen.rs` formats the text and is pure; `terminal.rs` sets the terminal's modes, and restores them however the
+//! command ends.
 
 mod screen;
 mod terminal;
@@ -40,7 +41,7 @@ pub struct TopArgs {
     interval: Duration,
 }
 
-/// Draws until a key or a signal ends it.
+/// Draws until a key or a signal ends the command.
 pub fn top(args: &TopArgs) -> Result<process::ExitCode, Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::new(
@@ -78,7 +79,7 @@ fn ends(key: KeyEvent) -> bool {
 
 fn programs() -> Result<Vec<Program>, Failure> {
     let instances = instances::all()?;
-    // One that has just ended is left out.
+    // Skips programs that have just ended.
     let snapshots = instances.iter().filter_map(|instance| instance.snapshot().ok());
     Ok(snapshots.map(|numbers| Program { command: command(&numbers), numbers }).collect())
 }

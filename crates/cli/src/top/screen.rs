@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What `aquifer top` shows: pure text, of any width and height.
+//! The contents of the `aquifer top` screen: pure text, for any width and height.
 
 use std::cmp::Ordering;
 use std::time::Instant;
@@ -20,13 +20,13 @@ pub struct Program {
     pub command: String,
 }
 
-/// What was seen at one moment.
+/// One sample of all programs.
 pub struct Look {
     pub at: Instant,
     pub programs: Vec<Program>,
 }
 
-/// A column: its head, its width, and how wide the terminal is from which on it is shown.
+/// A column: its heading, its width, and the terminal width from which on it is shown.
 struct Column {
     head: &'static str,
     width: usize,
@@ -37,7 +37,7 @@ const fn column(head: &'static str, width: usize, from: usize) -> Column {
     Column { head, width, from }
 }
 
-/// The last one is the command, which takes what is left.
+/// The last column is the command, which takes the remaining width.
 const COLUMNS: [Column; 13] = [
     column("PID", 7, 0),
     column("RESIDENT", 9, 0),
@@ -91,7 +91,7 @@ impl Cell {
     }
 }
 
-/// What the person at the keyboard has chosen.
+/// The user's choices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     sort: usize,
@@ -107,12 +107,12 @@ impl Default for View {
 }
 
 impl View {
-    /// Whether keys are a filter's text now.
+    /// Whether keys currently edit the filter.
     pub fn is_typing(&self) -> bool {
         self.typing
     }
 
-    /// A key that does not end the command.
+    /// Handles a key that does not end the command.
     pub fn press(&mut self, key: KeyCode) {
         match (self.typing, key) {
             (true, KeyCode::Enter) => self.typing = false,
@@ -133,14 +133,14 @@ impl View {
     }
 }
 
-/// The lines of the screen, none wider than `width` and no more than `height`.
+/// The lines of the screen: none wider than `width`, and exactly `height` of them.
 pub fn draw(before: Option<&Look>, now: &Look, view: &View, width: usize, height: usize) -> Vec<String> {
     let mut rows: Vec<Vec<Cell>> =
         now.programs.iter().map(|program| cells(earlier(before, now, program), program)).collect();
     let command = COLUMNS.len() - 1;
     rows.retain(|row| matches!(&row[command], Cell::Words(words) if words.contains(&view.filter)));
     rows.sort_by(|one, other| {
-        // Large numbers first, names from A on.
+        // Numbers in descending order, names in ascending order.
         let order = one[view.sort].compare(&other[view.sort]);
         let order = if view.sort == command { order } else { order.reverse() };
         if view.reverse { order.reverse() } else { order }
@@ -172,11 +172,11 @@ fn footer(view: &View) -> String {
     }
 }
 
-/// One row. Numbers stand to the right of their columns, the command to the left of what is left.
+/// One row. Numbers are right-aligned in their columns; the command is left-aligned in the remaining width.
 fn line(width: usize, view: &View, text: impl Fn(usize, usize) -> String) -> String {
     let mut line = String::new();
     for (index, column) in COLUMNS.iter().enumerate() {
-        // What is sorted by is shown, however narrow the terminal is.
+        // Shows the sort column on any terminal, however narrow.
         if width < column.from && index != view.sort {
             continue;
         }
@@ -266,7 +266,7 @@ mod tests {
         assert!(draw(None, &look(start, &[]), &View::default(), 80, 6)[2].contains("no program"));
     }
 
-    /// Golden: what terminals of three widths show.
+    /// Golden test: the output on terminals of three widths.
     #[test]
     fn it_fits_terminals_of_three_widths() {
         let (one, other) = two();

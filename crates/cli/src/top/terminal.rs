@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The terminal of `aquifer top`: raw mode and the alternate screen, given back at the end, by a panic, and by SIGTERM,
+//! The terminal of `aquifer top`: raw mode and the alternate screen, restored at the end, on a panic, and on SIGTERM,
 //! SIGHUP and SIGINT.
 //!
-//! Threads: one. The signals are blocked and read from a descriptor, so no handler runs while something is drawn.
+//! Threads: one. The signals are blocked and read from a descriptor, so no handler runs while drawing.
 
 use std::io::{self, Write};
 use std::panic;
@@ -20,31 +20,31 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::exit::{ExitCode, Failure};
 
-/// How long a signal may wait to be heard.
+/// Maximum delay before a signal is noticed.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// What has come.
+/// An input event.
 pub enum Input {
-    /// Time to look again.
+    /// No input before the deadline: time for the next sample.
     Nothing,
-    /// The terminal has another size.
+    /// The terminal was resized.
     Resized,
     /// A key was pressed.
     Key(KeyEvent),
     /// A signal ends this process.
     Ended {
-        /// 128 and the signal's number.
+        /// 128 + the signal's number.
         status: u8,
     },
 }
 
-/// The terminal, in our hands until this is dropped.
+/// The terminal in raw mode, restored on drop.
 pub struct Terminal {
     signals: SignalFd,
 }
 
 impl Terminal {
-    /// Takes the terminal.
+    /// Switches the terminal to raw mode and the alternate screen.
     pub fn take() -> Result<Terminal, Failure> {
         let ours: SigSet = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT].into_iter().collect();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&ours), None).map_err(|errno| unusable(errno.into()))?;
@@ -52,7 +52,7 @@ impl Terminal {
         let signals = SignalFd::with_flags(&ours, flags).map_err(|errno| unusable(errno.into()))?;
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            // First, so that the message is on the screen that stays.
+            // Restores the terminal first, so that the message appears on the normal screen.
             give_back();
             before(info);
         }));
@@ -62,7 +62,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Draws the lines that `lines` makes for the terminal's width and height.
+    /// Draws the lines that `lines` returns for the terminal's width and height.
     pub fn draw(&mut self, lines: impl FnOnce(usize, usize) -> Vec<String>) -> Result<(), Failure> {
         let (width, height) = terminal::size().map_err(unusable)?;
         let mut stdout = io::stdout().lock();
@@ -72,7 +72,7 @@ impl Terminal {
         stdout.flush().map_err(unusable)
     }
 
-    /// Waits for a key, at most so long.
+    /// Waits for input, for up to `patience`.
     pub fn input(&mut self, patience: Duration) -> Result<Input, Failure> {
         let until = Instant::now() + patience;
         loop {
@@ -99,7 +99,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Twice does no harm.
+/// Restores the terminal. Calling it twice is harmless.
 fn give_back() {
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
     let _ = terminal::disable_raw_mode();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! KVM or TCG, and what each needs of the pager.
+//! Chooses KVM or TCG, and the delivery that each needs.
 //!
-//! Under KVM a guest's fault is the kernel's own: only a listener is told of it. Under TCG the guest's loads and
-//! stores are QEMU's, and the thread that makes one resolves its fault itself.
+//! Under KVM the kernel itself takes a guest's faults, and reports them only to a listener. Under TCG the guest's loads
+//! and stores are QEMU's own, and the faulting thread resolves its fault itself.
 
 use std::fs::OpenOptions;
 use std::str::FromStr;
@@ -16,12 +16,12 @@ use crate::exit::{ExitCode, Failure};
 
 const DEVICE: &str = "/dev/kvm";
 
-/// What `--accel` says.
+/// The values of `--accel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// KVM where it works, else TCG.
+    /// KVM if it works, else TCG.
     Auto,
-    /// KVM, or nothing.
+    /// KVM, or a failure.
     Kvm,
     /// TCG.
     Tcg,
@@ -31,7 +31,7 @@ impl Choice {
     /// Every choice, in the order of the help.
     pub const ALL: &'static [Choice] = &[Choice::Auto, Choice::Kvm, Choice::Tcg];
 
-    /// The word for it.
+    /// The word on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Choice::Auto => "auto",
@@ -59,7 +59,7 @@ impl Accelerator {
         }
     }
 
-    /// The delivery that the guest's memory needs, or is best off with.
+    /// The delivery that the guest's memory requires (KVM), or that suits it best (TCG).
     pub fn delivery(self) -> Delivery {
         match self {
             Accelerator::Kvm => Delivery::Listener,
@@ -68,7 +68,7 @@ impl Accelerator {
     }
 }
 
-/// Looks at the machine. The text is what the user should know of it.
+/// Chooses the accelerator for this machine. The text is a notice to the user.
 pub fn choose(choice: Choice, delivery: Delivery) -> Result<(Accelerator, Option<String>), Failure> {
     match choice {
         Choice::Tcg => Ok((Accelerator::Tcg, None)),
@@ -105,7 +105,7 @@ fn decide(
             "--accel kvm cannot have --delivery signal: a guest's faults are the kernel's under KVM",
             "leave --delivery out",
         )),
-        // Who asks for signal delivery asks for TCG.
+        // Signal delivery implies TCG.
         (Choice::Auto | Choice::Tcg, _) if delivery == Delivery::Signal => Ok((Accelerator::Tcg, None)),
         (Choice::Tcg, _) => Ok((Accelerator::Tcg, None)),
         (Choice::Auto | Choice::Kvm, None) => Ok((Accelerator::Kvm, None)),

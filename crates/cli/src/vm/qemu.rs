@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! QEMU's words for a guest whose memory is managed, and the whole command as a shell would take it.
+//! QEMU's arguments for a guest whose memory is managed, and the whole command quoted for a shell.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -13,7 +13,7 @@ use aquifer_core::units::ByteSize;
 use super::accelerator::Accelerator;
 use crate::run::HowArgs;
 
-/// What the guest is.
+/// The guest's settings.
 #[derive(Clone, Debug)]
 pub struct Guest {
     pub memory: ByteSize,
@@ -31,8 +31,8 @@ impl Guest {
             Accelerator::Kvm => "host",
             Accelerator::Tcg => "max",
         };
-        // share=off: private memory is what the pager takes into its care. prealloc=off: QEMU would touch all of it
-        // before the guest starts. merge=off: pages that the kernel has merged cannot be moved.
+        // share=off: the pager manages private memory. prealloc=off: QEMU would touch all of it before the guest
+        // starts. merge=off: pages that the kernel has merged cannot be moved.
         let memory = format!("memory-backend-ram,id=guest-memory,size={mebibytes}M,share=off,prealloc=off,merge=off");
         let mut words = vec![
             "-machine".into(),
@@ -53,7 +53,7 @@ impl Guest {
     }
 }
 
-/// `aquifer run` with `how` and `command`, in one line for a shell. What is the default is left out.
+/// `aquifer run` with `how` and `command`, as one line for a shell. Leaves out defaults.
 pub fn shown(how: &HowArgs, command: &[OsString]) -> String {
     let usual = Config::default();
     let mut words: Vec<OsString> = vec!["aquifer".into(), "run".into(), "--dram".into(), how.dram.to_string().into()];
@@ -83,7 +83,7 @@ pub fn shown(how: &HowArgs, command: &[OsString]) -> String {
     quoted.join(" ") + "\n"
 }
 
-/// One word as a POSIX shell reads it.
+/// Quotes one word for a POSIX shell.
 fn quoted(word: &str) -> Cow<'_, str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
     if !word.is_empty() && word.bytes().all(plain) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the tests of the command share: the binary with a clean environment, scratch directories, and a
-//! stand-in for the preload library.
+//! Shared by the tests of the command: the binary with a clean environment, scratch directories, and a stand-in for the
+//! preload library.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// What a test waits for at most: far longer than anything here takes, also on a machine that is slow and busy.
+/// Maximum wait of a test: far longer than anything here takes, even on a slow and busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The binary, without what the caller's environment might add.
+/// The binary, without variables that the caller's environment might set.
 pub fn aquifer() -> Command {
     without_settings(Command::new(env!("CARGO_BIN_EXE_aquifer")))
 }
@@ -34,8 +34,8 @@ pub fn scratch(test: &str) -> PathBuf {
     path
 }
 
-/// A preload library that does what a pager would be seen to do: it writes its pid and five faults into
-/// the segment, at the places that the golden layout of `aquifer-stats` pins.
+/// A preload library with the observable effects of a pager: it writes its pid and five faults into the segment, at the
+/// positions that the golden layout of `aquifer-stats` pins.
 const STAND_IN: &str = r#"
 #include <stdint.h>
 #include <stdlib.h>
@@ -53,13 +53,13 @@ __attribute__((constructor)) static void attach(void) {
 }
 "#;
 
-/// Builds the stand-in, once. `None`, and says why, where there is no C compiler.
+/// Builds the stand-in, once. Returns `None`, and reports a skip, if there is no C compiler.
 pub fn stand_in() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT.get_or_init(|| compile(&scratch("stand-in"), "stand_in.so", STAND_IN, &["-shared", "-fPIC"])).as_deref()
 }
 
-/// Compiles C. `None`, and says why, where that cannot be done.
+/// Compiles C. Returns `None`, and reports a skip, if that fails.
 pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let (code, built) = (directory.join(format!("{name}.c")), directory.join(name));
     std::fs::write(&code, source).expect("the scratch directory can be written");
@@ -71,8 +71,8 @@ pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> Op
     None
 }
 
-/// Starts a program as from a terminal: no signal is ignored or blocked. And it ends by SIGALRM after a while, so
-/// that who waits for it never waits for ever. Usage: `launch SECONDS PROGRAM ARGUMENTS`.
+/// Starts a program as from a terminal: no signal is ignored or blocked. SIGALRM ends the program after a while, so
+/// that a test that waits for it never waits for ever. Usage: `launch SECONDS PROGRAM ARGUMENTS`.
 const LAUNCH: &str = r#"
 #include <signal.h>
 #include <stdlib.h>
@@ -94,8 +94,8 @@ pub fn run(stand_in: &Path) -> Command {
     with_stand_in(aquifer(), stand_in)
 }
 
-/// [`run`] with every signal at its default, whoever runs the tests: a shell ignores SIGINT and SIGQUIT for what it
-/// starts in the background, and a shell that is started so can not trap them. Ends after [`LIMIT`] in any case.
+/// [`run`] with every signal at its default action, whatever started the tests: a shell ignores SIGINT and SIGQUIT in
+/// its background jobs, and a shell started that way cannot trap them. Ends after [`LIMIT`] in any case.
 pub fn run_as_from_a_terminal(stand_in: &Path) -> Command {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let launch =
@@ -120,7 +120,7 @@ pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Waits until `done`, for [`LIMIT`] at most.
+/// Waits until `done` returns true, for up to [`LIMIT`].
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
