@@ -3,8 +3,8 @@
 
 //! The one table of which crate may use which, and the check that it is true.
 //!
-//! Rings are listed from the inside out; an arrow points to the same ring or inwards. A new edge, and a new
-//! crate, is one line here, for a reviewer to see. Pure crates are also searched for what they may not do.
+//! Rings are listed from the inside out; an arrow points to the same ring or inwards. A new edge or a new crate is one
+//! line here, visible to a reviewer. Pure crates are also searched for what they may not do.
 
 use std::fs;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::tidy::files;
 
 struct Ring {
     name: &'static str,
-    /// Each crate with those of ours that it uses.
+    /// Each crate, with the workspace crates that it uses.
     crates: &'static [(&'static str, &'static [&'static str])],
 }
 
 /// The table. Alphabetical within a ring.
 const RINGS: &[Ring] = &[
-    // For tests alone, of any crate.
+    // For the tests of any crate.
     Ring { name: "tests", crates: &[("test-support", &[])] },
     Ring { name: "pure", crates: &[("config", &[]), ("core", &[]), ("fmapi", &[]), ("wire", &[])] },
     Ring {
@@ -35,7 +35,7 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "drivers",
         crates: &[
-            // It lends to tiers in its tests alone: they borrow from a real donor.
+            // The edge to tiers is for donor's tests only: they borrow from a real donor.
             ("donor", &["core", "sys", "test-support", "tiers", "tls", "wire"]),
             ("pager", &["core", "stats", "sys", "test-support", "tiers"]),
         ],
@@ -43,7 +43,7 @@ const RINGS: &[Ring] = &[
     Ring {
         name: "fronts",
         crates: &[
-            // `aquifer bench` is a command like any other; the bench itself knows none of us.
+            // `aquifer bench` is a command like any other; the bench itself uses none of the product's crates.
             ("cli", &["bench", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
@@ -53,7 +53,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("bench", &["test-support"]),
             ("e2e", &["test-support"]),
-            // Every decoder of foreign bytes, wherever it is.
+            // Covers every decoder of untrusted bytes, in whichever crate.
             ("fuzz", &["bench", "config", "core", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"]),
             ("sim", &["core", "sys"]),
             ("xtask", &[]),
@@ -61,17 +61,17 @@ const RINGS: &[Ring] = &[
     },
 ];
 
-/// The edge that leads outwards, and why it may.
+/// The only edge that leads outwards: `aquifer bench` is a command of the cli.
 const OUTWARDS: &[(&str, &str)] = &[("cli", "bench")];
 
-/// What a pure crate may not do, as it would be written.
+/// Source text that a pure crate may not contain.
 const IMPURE: &[&str] =
     &["std::fs", "std::net", "std::process", "std::thread", "Instant::now", "SystemTime", "HashMap", "unsafe {"];
 
-/// The crates that hold decisions and formats.
+/// The crates with decisions and formats.
 const PURE: &[&str] = &["core", "fmapi", "wire"];
 
-/// Draws the table, and says where the workspace differs from it.
+/// Prints the table, and returns where the workspace differs from it.
 pub fn check(root: &Path) -> Vec<String> {
     let metadata = match crate_graph::metadata(root, false) {
         Ok(metadata) => metadata,
@@ -93,7 +93,7 @@ pub fn check(root: &Path) -> Vec<String> {
     complaints
 }
 
-/// What the table and the workspace do not agree on.
+/// The differences between the table and the workspace.
 fn compare(rings: &[Ring], edges: &Edges) -> Vec<String> {
     let mut complaints = Vec::new();
     let table: Vec<(&str, &[&str])> = rings.iter().flat_map(|ring| ring.crates).copied().collect();
@@ -129,7 +129,7 @@ fn outward(rings: &[Ring]) -> Vec<String> {
     complaints
 }
 
-/// Lines of a pure crate's code that are not pure; tests and comments may say what they like.
+/// Lines of a pure crate's code that are not pure; tests and comments are exempt.
 fn impurities(source: &str) -> impl Iterator<Item = (usize, &'static str)> {
     let code = source.lines().enumerate().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"));
     let code = code.filter(|(_, line)| !line.trim_start().starts_with("//"));

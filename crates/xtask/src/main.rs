@@ -3,7 +3,7 @@
 
 //! Developer tasks that are more than one command: `cargo xtask --help`.
 //!
-//! Exit codes: 0 nothing to complain about; 1 something to complain about, one line each on standard error.
+//! Exit codes: 0 no complaints; 1 complaints, one line each on standard error.
 
 #![forbid(unsafe_code)]
 

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads which tests were skipped, and which reasons `.ci/skips` allows where the variable `CI` is set. Pure.
+//! Parses which tests were skipped, and which reasons `.ci/skips` allows if the variable `CI` is set. Pure.
 //!
-//! Tests write the first (`crates/test-support/src/skips.rs`). The second has one reason a line, as the tests give it
-//! (`*` stands for any text), and after ` -- ` why a machine of CI may skip it.
+//! Tests write the list of skips (`crates/test-support/src/skips.rs`). `.ci/skips` has one reason a line, as the tests
+//! give it (`*` stands for any text), followed by ` -- ` and why a CI machine may skip it.
 
 use std::collections::BTreeSet;
 
-/// One test that did not run, or did not run in whole.
+/// A test that did not run, or ran only in part.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skip {
     /// The test binary.
     pub binary: String,
-    /// The test; its part in brackets.
+    /// The test, with the skipped part in parentheses.
     pub test: String,
-    /// As the test gave it.
+    /// The reason, as the test gave it.
     pub reason: String,
-    /// Whether the rest of the test ran: then it counts as passed.
+    /// Whether the rest of the test ran; the test then counts as passed.
     pub is_partial: bool,
 }
 
-/// What the tests wrote, without repetitions.
+/// Parses the list that the tests wrote, without duplicates.
 pub fn read(text: &str) -> Result<BTreeSet<Skip>, String> {
     let skip = |line: &str| {
         let mut columns = line.split('\t').map(str::to_owned);
@@ -37,18 +37,18 @@ pub fn read(text: &str) -> Result<BTreeSet<Skip>, String> {
     text.lines().map(|line| skip(line).ok_or(format!("ci: '{line}' is not a skipped test"))).collect()
 }
 
-/// How many tests were skipped in whole. One that gave two reasons counts once.
+/// How many tests were skipped entirely. A test with two reasons counts once.
 pub fn whole(skips: &BTreeSet<Skip>) -> usize {
     let tests: BTreeSet<_> =
         skips.iter().filter(|skip| !skip.is_partial).map(|skip| (&skip.binary, &skip.test)).collect();
     tests.len()
 }
 
-/// The reasons that may be given.
+/// The allowed reasons.
 pub struct Allowed(Vec<String>);
 
 impl Allowed {
-    /// Reads the list. An entry without its why is an error.
+    /// Parses the list. An entry without a justification is an error.
     pub fn read(text: &str) -> Result<Self, String> {
         let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         let entry = |line: &str| {
@@ -59,7 +59,7 @@ impl Allowed {
         lines.map(entry).collect::<Result<_, _>>().map(Self)
     }
 
-    /// One complaint for each skip that is not allowed.
+    /// One complaint for each skip whose reason is not allowed.
     pub fn complaints(&self, skips: &BTreeSet<Skip>) -> Vec<String> {
         let is_allowed = |skip: &&Skip| self.0.iter().any(|pattern| matches(pattern, &skip.reason));
         let complaint = |skip: &Skip| {
@@ -72,7 +72,7 @@ impl Allowed {
     }
 }
 
-/// Whether a text is the pattern, where `*` stands for any text.
+/// Whether a text matches the pattern, where `*` stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((before, pattern)) = pattern.split_once('*') else { return pattern == text };
     let Some(text) = text.strip_prefix(before) else { return false };

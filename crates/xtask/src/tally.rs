@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counts what `cargo test` writes: tests that passed, failed and were ignored, and how long each binary took. Pure.
+//! Parses the output of `cargo test`: counts tests that passed, failed and were ignored, and how long each binary took.
+//! Pure.
 
 use crate::skips::Skip;
 
-/// How many binaries are shown as the slowest.
+/// Number of slowest binaries to show.
 const SLOWEST: usize = 10;
 
-/// What was counted until now.
+/// The counts so far.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Tests that passed, by the harness: those that skipped themselves among them.
+    /// Tests that passed according to the harness, including those that skipped themselves.
     pub passed: usize,
     /// Tests that failed.
     pub failed: usize,
@@ -22,7 +23,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes one line of output.
+    /// Parses one line of output.
     pub fn take(&mut self, line: &str) {
         let trimmed = line.trim_start();
         if let Some(rest) = trimmed.strip_prefix("Running ").filter(|rest| rest.ends_with(')')) {
@@ -54,7 +55,7 @@ impl Tally {
         self.seconds.push((seconds.unwrap_or(0.0), self.binary.clone()));
     }
 
-    /// The binaries that took longest, the slowest first.
+    /// The slowest binaries, slowest first.
     pub fn slowest(&self) -> Vec<String> {
         let mut seconds = self.seconds.clone();
         seconds.sort_by(|(left, _), (right, _)| right.total_cmp(left));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs every test of the workspace, and says at the end how many passed, failed and were skipped, and why.
+//! Runs every test of the workspace, and lists at the end how many passed, failed and were skipped, and why.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,22 +12,23 @@ use std::process::{Command, Stdio};
 use crate::skips::{self, Allowed, Skip};
 use crate::tally::Tally;
 
-/// The file to which tests write that they are skipped; as in `crates/test-support/src/skips.rs`.
+/// Names the file to which tests write that they were skipped; as in `crates/test-support/src/skips.rs`.
 const SKIPS_VARIABLE: &str = "AQUIFER_TEST_SKIPS";
 
-/// What there is to say when everything else has been said.
+/// The results to print at the end.
 pub struct Summary {
     tally: Tally,
     skips: BTreeSet<Skip>,
 }
 
-/// Runs `command`, which is `cargo test`, and passes on what it writes. The summary, and complaints: also of skips that
-/// the list `allowed` does not allow, if there is a list.
+/// Runs `command`, which is `cargo test`, and passes its output through. Returns the summary and the complaints,
+/// including skips that the list `allowed` does not allow, if there is a list.
 pub fn run(mut command: Command, file: &Path, allowed: Option<&str>) -> (Summary, Vec<String>) {
     let _ = fs::remove_file(file);
     let mut tally = Tally::default();
     let ended = (|| {
-        // Cargo names a binary on standard error and the binary answers on standard output: one pipe keeps the order.
+        // Cargo names a binary on standard error and the binary prints to standard output: one pipe for both keeps the
+        // order.
         let (output, input) = io::pipe()?;
         command.env(SKIPS_VARIABLE, file).stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
         let mut child = command.spawn()?;
@@ -84,7 +85,7 @@ impl Summary {
 mod tests {
     use super::*;
 
-    /// A shell in the place of cargo.
+    /// Runs a shell script in place of cargo.
     fn summary(name: &str, script: &str, allowed: Option<&str>) -> (Vec<String>, Vec<String>) {
         let file = std::env::temp_dir().join(format!("aquifer-xtask-{name}-{}", std::process::id()));
         let mut command = Command::new("sh");

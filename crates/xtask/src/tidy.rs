@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What no compiler checks: licence lines, file names, lengths, unfinished work, words that we do not say.
+//! Checks what no compiler checks: licence lines, file names, lengths, unfinished work, banned words.
 //!
-//! Looks at files on disk, also at those not committed yet, and never below `target` or a hidden directory.
+//! Reads files on disk, including uncommitted ones, but nothing below `target` or a hidden directory.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Longest line of Rust code, in characters. rustfmt sees to it, except for comments and for texts, which
-/// cannot always be broken and are let through; so are the rows of tables.
+/// Maximum length of a line of Rust code, in characters. rustfmt enforces it except for comments and strings. Lines
+/// with strings are exempt, because they cannot always be broken, and so are rows of tables.
 const LINE_MOST: usize = 120;
-/// Most lines of one Rust file. Beyond, two ideas live in it.
+/// Maximum number of lines of a Rust file. A longer file contains two ideas.
 const FILE_LINES_MOST: usize = 800;
-/// Names for what has no name yet.
+/// File names that do not say what the file holds.
 const BANNED_STEMS: &[&str] = &["common", "helper", "helpers", "lib2", "manager", "misc", "shared", "util", "utils"];
-/// Names that others have given, in which such a word is theirs: QEMU's objects.
+/// Names from other projects that contain a banned word: QEMU's objects.
 const FOREIGN_NAMES: &[&str] = &["memory-backend"];
-/// Ends of type names that say nothing.
+/// Meaningless endings of type names.
 const BANNED_ENDINGS: &[&str] = &["Helper", "Info", "Manager", "Misc", "Util", "Utils"];
-/// Words that have one of ours in their place; see docs/glossary.md. Only those that mean nothing else here.
+/// Banned words, each with the project's term; see docs/glossary.md. Only words that have no other meaning here.
 const BANNED_WORDS: &[(&str, &str)] = &[
     ("backend", "tier"),
     ("fix up", "resolve"),
@@ -32,10 +32,10 @@ const BANNED_WORDS: &[(&str, &str)] = &[
     ("thrash", "refault"),
     ("thrashing", "refaults"),
 ];
-/// The two files that name such words in order to ban them.
+/// The two files that contain banned words in order to ban them.
 const WORD_LISTS: &[&str] = &["crates/xtask/src/tidy.rs", "docs/glossary.md"];
 
-/// Says what is untidy in the repository.
+/// Returns a complaint for each violation in the repository.
 pub fn check(root: &Path) -> Vec<String> {
     let mut complaints = Vec::new();
     for path in files(root, &["rs", "cpp", "hpp", "c", "h", "py", "sh", "md", "toml"]) {
@@ -71,7 +71,7 @@ pub fn files(directory: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// What is untidy in one file.
+/// The violations in one file.
 fn complaints_about(name: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut tell = |line: usize, what: String| complaints.push(format!("tidy: {name}:{line}: {what}"));
@@ -109,7 +109,7 @@ fn complaints_about(name: &str, text: &str) -> Vec<String> {
     complaints
 }
 
-/// The two licence lines, after an interpreter's line where there is one.
+/// Checks the two licence lines, which follow a `#!` line if there is one.
 fn licence(name: &str, text: &str) -> Option<String> {
     let mut lines = text.lines().skip_while(|line| line.starts_with("#!/"));
     let bare = |line: Option<&str>| line.unwrap_or_default().trim_start_matches(['/', '#', ' ']).to_owned();
@@ -118,7 +118,7 @@ fn licence(name: &str, text: &str) -> Option<String> {
     (!found).then(|| format!("{} does not begin with the two licence lines", name.rsplit('/').next().unwrap_or(name)))
 }
 
-/// Work that was left for later without an issue that remembers it.
+/// Work postponed without an issue number.
 fn unfinished(line: &str) -> Option<String> {
     if has_word(line, "FIXME") || has_word(line, "XXX") {
         return Some("fix it before it comes here".into());
