@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What must hold for every decoder of foreign bytes, whoever makes the bytes.
+//! Checks what must hold for every decoder of untrusted bytes, whatever their source.
 //!
-//! `targets.rs` has one function for each decoder: it decodes, and panics when something is so that may never be.
-//! `seeds.rs` has inputs to start from, `mutate.rs` changes them. `tests/decoders.rs` runs all of it in the ordinary
-//! test run, with the same inputs each time; the workspace in `fuzz/` gives the same functions to a fuzzer that is
-//! guided by coverage.
+//! `targets.rs` has one function for each decoder: it decodes, and panics if a guarantee is violated. `seeds.rs` has
+//! initial inputs, `mutate.rs` changes them. `tests/decoders.rs` runs all of it in the ordinary test run, with the same
+//! inputs each time; the workspace in `fuzz/` runs the same functions under a coverage-guided fuzzer.
 
 #![forbid(unsafe_code)]
 
@@ -18,13 +17,13 @@ pub mod targets;
 pub struct Target {
     /// The name of its function, and of its program in `fuzz/`.
     pub name: &'static str,
-    /// Decodes; panics when what may never be is so.
+    /// Decodes; panics if a guarantee is violated.
     pub body: fn(&[u8]),
-    /// Inputs to start from.
+    /// Initial inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// Every decoder of bytes that somebody else has written.
+/// Every decoder of untrusted bytes.
 pub const TARGETS: [Target; 12] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },

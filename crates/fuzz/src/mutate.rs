@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Changes inputs at random, and the same way for the same seed.
+//! Mutates inputs at random, in the same way for the same seed.
 //!
-//! No coverage guides it, so it leans on what breaks decoders: ends cut off, pieces repeated, lengths and counts at
-//! their limits, and pieces of one input inside another.
+//! Without coverage to guide it, it relies on the mutations that tend to break decoders: truncation, repeated pieces,
+//! lengths and counts at their limits, and pieces of one input inside another.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of `seed`.
+    /// Starts the stream of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -23,22 +23,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Less than `bound`; 0 when there is nothing below it.
+    /// A number less than `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         if bound == 0 { 0 } else { (self.bits() % bound as u64) as usize }
     }
 }
 
-/// Longest input that is made: larger than any that a decoder here takes, except for a whole statistics segment.
+/// Maximum size of a mutated input: larger than anything a decoder here accepts, except for a whole statistics segment.
 const BYTES_MAX: usize = 64 << 10;
-/// Most changes to one input.
+/// Maximum number of mutations of one input.
 const CHANGES_MAX: usize = 6;
-/// Numbers at which arithmetic turns over.
+/// Numbers at which arithmetic overflows or changes sign.
 const EDGES: [u64; 10] = [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX];
-/// Bytes that mean something to one of the decoders.
+/// Bytes with a meaning to one of the decoders.
 const TELLING: &[u8] = b"\0\n\r\t \"',-.:=+[]{}\\0123456789eEinfNaKMGTB\x7f\x80\xc3\xff";
 
-/// One of `seeds`, changed.
+/// A mutated copy of one of `seeds`.
 pub fn mutated(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut bytes = seeds[random.below(seeds.len())].clone();
     for _ in 0..1 + random.below(CHANGES_MAX) {
@@ -72,7 +72,7 @@ fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
             bytes.splice(at..at, other);
         }
         7 => {
-            // A number of 1, 2, 4 or 8 bytes, mostly where one would be.
+            // Overwrites a number of 1, 2, 4 or 8 bytes, at an offset aligned to its size.
             let width = 1 << random.below(4);
             let aligned = at / width * width;
             let edge = EDGES[random.below(EDGES.len())].to_le_bytes();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Inputs to start from: good ones, which reach deep, and for each decoder some that are nearly good.
+//! Initial inputs: valid ones, which reach deep into a decoder, and for each decoder some that are nearly valid.
 
 use aquifer_config::Config;
 use aquifer_core::record::{BATCH_HEADER_BYTES, HEADER_BYTES};
@@ -14,7 +14,7 @@ fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// What a workload prints, among other lines.
+/// Output of a workload, with the result among other lines.
 pub fn bench_result() -> Vec<Vec<u8>> {
     let figure = r#""figure":{"name":"triad","value":1.5,"unit":"GB/s","better":"higher"}"#;
     texts(&[
@@ -26,14 +26,14 @@ pub fn bench_result() -> Vec<Vec<u8>> {
     ])
 }
 
-/// What `aquifer run` hands to its preload library.
+/// The configuration that `aquifer run` passes to its preload library.
 pub fn config() -> Vec<Vec<u8>> {
-    // Every field with another value than its default's.
+    // Every field has a value other than its default.
     let full = include_str!("../../config/tests/golden/config_v4.json");
     texts(&[full, &Config::default().to_json(), "{\"version\":3}", "{}", "null"])
 }
 
-/// Programs: dynamic, static, for another machine; only what their headers need.
+/// Programs (dynamic, static, for another machine), reduced to the headers.
 pub fn elf() -> Vec<Vec<u8>> {
     let file = |kind: u16, machine: u16, header: u32, contents: &[u8]| {
         let mut bytes = vec![0; 120];
@@ -59,7 +59,7 @@ pub fn elf() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Device profiles, with each section that there is.
+/// Device profiles that together use every section.
 pub fn profile() -> Vec<Vec<u8>> {
     texts(&[
         include_str!("../../tiers/profiles/cmm-h.toml"),
@@ -69,14 +69,14 @@ pub fn profile() -> Vec<Vec<u8>> {
     ])
 }
 
-/// A recording, its events alone, and one that was cut short.
+/// A recording, its events alone, and truncated recordings.
 pub fn recording() -> Vec<Vec<u8>> {
     let golden = include_bytes!("../../core/tests/golden/recording_v1.bin");
     let events = &golden[HEADER_BYTES + BATCH_HEADER_BYTES..];
     vec![golden.to_vec(), events.to_vec(), golden[..golden.len() - 30].to_vec(), golden[..HEADER_BYTES].to_vec()]
 }
 
-/// Sizes as people write them.
+/// Sizes as users write them.
 pub fn size() -> Vec<Vec<u8>> {
     texts(&[
         "4GiB",
@@ -110,7 +110,7 @@ pub fn stats_segment() -> Vec<Vec<u8>> {
     vec![whole, header, vec![0; 64]]
 }
 
-/// Tiers as people write them.
+/// Tier specifications as users write them.
 pub fn tier_spec() -> Vec<Vec<u8>> {
     texts(&[
         "flash:/mnt/nvme,size=8GiB,overwrite,buffered,plain-queue",
@@ -123,7 +123,7 @@ pub fn tier_spec() -> Vec<Vec<u8>> {
     ])
 }
 
-/// One message of each command, and payloads as `targets::fmapi` cuts them.
+/// One message of each command, and payloads in the form that `targets::fmapi` splits.
 pub fn fmapi() -> Vec<Vec<u8>> {
     let message = |opcode: &Opcode| {
         let payload = vec![0; 16];

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One function for each decoder: it may refuse anything, in one line, and nothing may surprise it.
+//! One function for each decoder. A decoder may reject any input with a one-line message, but no input may make it
+//! misbehave.
 //!
-//! To panic is to have found something. Beyond the decoder's own panics, each function checks what is promised of the
-//! result: what was accepted can be written and read back, what was refused is told in one line.
+//! A panic is a finding. In addition to the decoder's own panics, each function checks the guarantees for the result:
+//! an accepted input can be encoded and decoded again, and a rejected one gives a one-line message.
 
 use std::io::{Cursor, ErrorKind};
 
@@ -19,7 +20,7 @@ use aquifer_tiers::TierSpec;
 use aquifer_tiers::profile::Profile;
 use aquifer_wire::{BODY_BYTES_MOST, HEADER_BYTES as FRAME_HEADER_BYTES, Header, STANDING_BYTES, Standing, body_crc};
 
-/// Words of the largest segment that is made; the product's own is smaller.
+/// Maximum size of a generated segment in words; the product's own is smaller.
 const SEGMENT_WORDS_MAX: usize = 8192;
 
 fn one_line(message: &str) {
@@ -27,7 +28,7 @@ fn one_line(message: &str) {
     assert!(!message.contains(['\n', '\r']), "a message of more than one line: {message:?}");
 }
 
-/// What a measured program prints.
+/// The output of a measured program.
 pub fn bench_result(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match aquifer_bench::read_result(&text) {
@@ -36,7 +37,7 @@ pub fn bench_result(bytes: &[u8]) {
     }
 }
 
-/// What a borrower shows: for whom it is.
+/// The certificate of a borrower: the tenant that it names.
 pub fn certificate(bytes: &[u8]) {
     if let Some(name) = aquifer_tls::tenant_name(bytes) {
         let (kind, rest) = name.split_once(':').expect("a name has its kind");
@@ -62,7 +63,7 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// The headers of a program that is to be run.
+/// The headers of a program to run.
 pub fn elf_file(bytes: &[u8]) {
     match elf::read(&mut Cursor::new(bytes)) {
         Ok(elf::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),
@@ -71,8 +72,8 @@ pub fn elf_file(bytes: &[u8]) {
     }
 }
 
-/// A message of the CXL fabric-manager API, in every dialect: the message itself, and its payload as a request and as
-/// the answer to one.
+/// A message of the CXL fabric-manager API, in every dialect: the message itself, and its payload as a request and as a
+/// response.
 pub fn fmapi(bytes: &[u8]) {
     for dialect in &Dialect::ALL {
         if let Ok(message) = Message::decode(bytes, dialect) {
@@ -117,7 +118,8 @@ pub fn profile(bytes: &[u8]) {
     }
 }
 
-/// What `aquifer-sim replay` reads: as a whole file, and as the events of one, which checksums would else protect.
+/// The input of `aquifer-sim replay`: as a whole file, and as the events of a file with correct checksums, which would
+/// otherwise reject most inputs.
 pub fn recording(bytes: &[u8]) {
     read_recording(bytes);
     let header = include_bytes!("../../core/tests/golden/recording_v1.bin")[..HEADER_BYTES].to_vec();
@@ -148,14 +150,14 @@ fn read_recording(file: &[u8]) {
     }
 }
 
-/// Sizes, in both parsers: who accepts the same text must mean the same.
+/// Sizes, in both parsers: if both accept a text, they must agree on its value.
 pub fn size(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let (product, bench) = (text.parse::<ByteSize>(), aquifer_bench::parse_size(text));
     if let (Ok(ByteSize(one)), Ok(other)) = (&product, &bench) {
         assert_eq!(one, other, "{text:?}");
     }
-    // Shown to a tenth of a TiB, the greatest sizes round up beyond 64 bits.
+    // Displayed with one decimal digit of the unit, the largest sizes round up beyond 64 bits.
     if let Ok(size) = product
         && size.0 <= i64::MAX as u64
     {
@@ -194,7 +196,7 @@ pub fn stats_segment(bytes: &[u8]) {
     }
 }
 
-/// What a person types after `--tier`.
+/// The value of `--tier`, as a user types it.
 pub fn tier_spec(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Err(failure) = text.parse::<TierSpec>() {
@@ -202,7 +204,7 @@ pub fn tier_spec(bytes: &[u8]) {
     }
 }
 
-/// What donor and borrower read from each other: as it comes, and with checksums that are right.
+/// The bytes that donor and borrower read from each other: unchanged, and with corrected checksums.
 pub fn wire(bytes: &[u8]) {
     let Some((header, body)) = bytes.split_first_chunk::<FRAME_HEADER_BYTES>() else { return };
     read_frame(header, body);

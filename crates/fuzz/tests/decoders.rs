@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every decoder of foreign bytes, on inputs that somebody would rather not send it.
+//! Runs every decoder of untrusted bytes on malformed inputs.
 //!
-//! The inputs are the same in each run, so that a failure comes back. A canary shows that the making of inputs finds
-//! what it is meant to find. More, guided by coverage: `fuzz/`.
+//! The inputs are the same in each run, so that a failure is reproducible. A canary with a planted bug shows that the
+//! generated inputs can find bugs. `fuzz/` has the coverage-guided fuzzer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use aquifer_fuzz::mutate::{Random, mutated};
 use aquifer_fuzz::{TARGETS, Target};
 
-/// Inputs for each decoder; all together take some seconds.
+/// Number of inputs for each decoder; all together take some seconds.
 const INPUTS: usize = 60_000;
-/// For reproducing with other inputs: AQUIFER_FUZZ_SEED.
+/// The default seed; AQUIFER_FUZZ_SEED selects others.
 const SEED: u64 = 1;
 
-/// Runs the target until it panics. Returns the input that made it.
+/// Runs the target until it panics. Returns the input that caused the panic.
 fn first_panic(target: &Target, inputs: usize) -> Option<Vec<u8>> {
     let seeds = (target.seeds)();
     let seed = std::env::var("AQUIFER_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(SEED);
@@ -55,7 +55,7 @@ macro_rules! targets {
 
 targets!(bench_result certificate config elf fmapi profile recording size stats_segment tenants tier_spec wire);
 
-/// Reads records `tag, length, bytes`, and trusts a length when the tag is rare: what the real ones must not do.
+/// Parses records `tag, length, bytes`, but does not check the length for a rare tag: the planted bug.
 fn canary(bytes: &[u8]) {
     let mut rest = bytes;
     while let [tag, length, tail @ ..] = rest {
@@ -74,7 +74,7 @@ fn a_planted_bug_is_found() {
     let planted = Target { name: "canary", body: canary, seeds };
     let found = first_panic(&planted, INPUTS).expect("the canary lives: the inputs find nothing");
     assert!(found.contains(&b'Z'));
-    // And nothing is found where nothing is.
+    // A sound target gives no finding.
     let sound = Target { name: "sound", body: |bytes| drop(bytes.to_vec()), seeds };
     assert_eq!(first_panic(&sound, 1000), None);
 }
