@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What every test of the workspace shares: [`skip`], with which a test says that it cannot run here, and why.
+//! Shared by all tests of the workspace: [`skip`], with which a test reports that it cannot run here, and why.
 //!
-//! A test that cannot run returns after it has called [`skip`]. `cargo xtask ci` lists these with their reasons at its
-//! end and counts them as skipped; where the variable `CI` is set, only reasons that `.ci/skips` allows may be given.
+//! A test that cannot run calls [`skip`] and returns. `cargo xtask ci` lists these tests with their reasons at its end
+//! and counts them as skipped; if the variable `CI` is set, only reasons that `.ci/skips` allows are accepted.
 
 #![forbid(unsafe_code)]
 
