@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Betweenness centrality from a few sources (Brandes 2001): count shortest paths level by level on the way out, gather
-// dependencies level by level on the way back.
+// Betweenness centrality from a few sources (Brandes 2001): counts shortest paths level by level outwards, then gathers
+// dependencies level by level inwards.
 //
-// Proof of a result: the dependencies of one source add up to the sum of (distance - 1) over the vertices reached.
+// Verification: the dependencies of one source add up to the sum of (distance - 1) over the reached vertices.
 
 #pragma once
 
@@ -30,7 +30,7 @@ class Betweenness {
 
     bool verified() const { return correct_; }
 
-    // The level sets are exact; the scores are floats whose last bits follow the order of additions.
+    // The level sets are exact; the scores are floats whose last bits depend on the order of additions.
     uint64_t checksum() const { return levels_checksum_; }
 
   private:
@@ -84,7 +84,7 @@ class Betweenness {
                     if (depth_[v] == level + 1) gathered += paths_[v];
                 }
                 const double dependency = paths_[u] * gathered;
-                // From here on only the levels nearer to the source ask, and they ask for this quotient.
+                // From here on, only levels nearer to the source read this entry, and they need this quotient.
                 paths_[u] = (1 + dependency) / paths_[u];
                 if (u == source) continue;
                 score_[u] += static_cast<float>(dependency);
@@ -95,7 +95,7 @@ class Betweenness {
             if (level > 0) interior += static_cast<double>(level - 1) * static_cast<double>(levels_[level + 1] - levels_[level]);
         }
         levels_checksum_ = mix64(levels_checksum_ ^ reached);
-        // Long sums of doubles stay far inside a millionth.
+        // The rounding error of long sums of doubles is far below 1e-6.
         correct_ = correct_ && std::fabs(dependencies - interior) <= 1e-6 * std::max(interior, 1.0);
     }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Breadth-first search that changes direction (Beamer, Asanovic, Patterson, SC 2012), and the proof of its result.
+// Direction-optimizing breadth-first search (Beamer, Asanovic, Patterson, SC 2012), and the verification of its result.
 //
-// Top down while the frontier is small, bottom up while it is large. ALPHA and BETA are the paper's thresholds.
+// Runs top down while the frontier is small, bottom up while it is large. ALPHA and BETA are the paper's thresholds.
 
 #pragma once
 
@@ -34,7 +34,7 @@ class Bfs {
                     awake = bottom_up();
                     std::swap(front_, next_);
                 } while (awake >= before || awake > graph_.vertices / BETA);
-                // What the bottom-up steps found stays out of the queue; the queue starts anew with the last frontier.
+                // The queue omits vertices found by bottom-up steps, so it restarts with the last frontier.
                 begin = end = 0;
                 for (uint64_t w = 0; w < words_; ++w)
                     for (uint64_t bits = front_[w]; bits != 0; bits &= bits - 1) queue_[end++] = static_cast<uint32_t>(w * 64 + static_cast<uint64_t>(__builtin_ctzll(bits)));
@@ -49,7 +49,7 @@ class Bfs {
         }
     }
 
-    // Vertices reached and the sum of their names: equal for every correct tree of one source.
+    // Hash of the set of reached vertices: equal for every correct tree of one source.
     uint64_t checksum() const {
         uint64_t sum = 0;
 #pragma omp parallel for reduction(+ : sum)
@@ -58,8 +58,9 @@ class Bfs {
         return sum;
     }
 
-    // Graph500's rules: the tree is rooted at the source, every tree edge is an edge, and no edge of the graph spans more
-    // than one level or leaves the reached part. Together they say that depths are shortest distances.
+    // Graph500's rules: the tree is rooted at the source, every tree edge is an edge of the graph, and no edge of the
+    // graph spans more than one level or leaves the reached part. Together they prove that depths are shortest
+    // distances.
     bool verify(uint64_t source) const {
         const int64_t n = static_cast<int64_t>(graph_.vertices);
         if (parent_[source] != static_cast<int32_t>(source)) return false;
@@ -97,7 +98,7 @@ class Bfs {
     uint64_t bottom_up() {
         clear(next_);
         uint64_t awake = 0;
-        // A thread owns whole words of `next_`: 1024 vertices are 16 of them.
+        // Each iteration owns one word of `next_`; a chunk of 16 words covers 1024 vertices.
 #pragma omp parallel for reduction(+ : awake) schedule(dynamic, 16)
         for (int64_t w = 0; w < static_cast<int64_t>(words_); ++w) {
             const uint64_t last = std::min<uint64_t>(static_cast<uint64_t>(w) * 64 + 64, graph_.vertices);

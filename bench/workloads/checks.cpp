@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Checks the parts of which a load is made: whom Zipf's law asks for, what counts as a wrong value, and which versions
-// may be found. Seeds are fixed, so that it always ends the same way.
+// Tests the components of a load: the distribution of the Zipf generator, what counts as a wrong value, and which
+// versions a read may find. Seeds are fixed, so the outcome is always the same.
 
 #include <cinttypes>
 #include <cstdio>
@@ -23,7 +23,7 @@ static void check(bool right, const std::string &what) {
     ++failed;
 }
 
-// Each rank as often as Zipf's law says, within five standard deviations.
+// Each rank must occur as often as Zipf's law says, within five standard deviations.
 static void ranks_follow_the_law(uint64_t n, double exponent) {
     const uint64_t draws = 2000000;
     const Zipf zipf(n, exponent);

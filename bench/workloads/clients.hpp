@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 //
 // Clients of a key-value server in a closed loop: each sends some requests, waits for all their answers, and sends the
-// next. One thread for all of them, as the server has. Every value that comes back is checked.
+// next. One thread drives all clients, as one thread serves them in the server. Checks every value that a read returns.
 
 #pragma once
 
@@ -16,16 +16,16 @@
 #include "server.hpp"
 #include "values.hpp"
 
-// Of wrong values, so many are told one by one.
+// At most this many wrong values are reported one by one.
 static const uint64_t TOLD_MOST = 10;
 
 struct Request {
     enum Kind { Get, Set } kind;
     uint32_t key;
-    Window window;  // of a Get: what may be found, as far as is known when it is sent
+    Window window;  // of a Get: the versions that it may find, as known when it is sent
 };
 
-// What came of requests.
+// Results of a set of requests.
 struct Tally {
     uint64_t gets = 0, sets = 0, wrong = 0;
     double seconds = 0;
@@ -53,10 +53,10 @@ class Clients {
         ::close(epoll_);
     }
 
-    // Sends what `next(request)` gives, `depth` requests at a time on each connection, until it gives no more, and
-    // waits for the last answer. Calls `now_and_then()` between the answers. Windows of reads are as they were when
-    // they were sent, up to what has been written when they are answered; with `windows_fixed` they are as `next` gave
-    // them.
+    // Sends the requests that `next(request)` produces, `depth` at a time on each connection, until it produces no
+    // more, and waits for the last answer. Calls `now_and_then()` between the answers. The window of a read starts at
+    // the version that was certain when the read was sent, and ends with the latest version written when the read is
+    // answered; with `windows_fixed`, windows are used as `next` set them.
     template <typename Next, typename Meanwhile>
     void drive(uint64_t depth, bool windows_fixed, Tally &tally, Next next, Meanwhile now_and_then) {
         const double start = seconds_now();
@@ -67,7 +67,8 @@ class Clients {
             const int patience = static_cast<int>(REPLY_SECONDS_MOST * 1e3);
             const int ready = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), patience);
             check_signals();
-            // A machine that was stopped as a whole has let time pass in which nobody could answer.
+            // Only the second timeout in a row counts: while the whole machine was suspended, time passed in which no
+            // server could answer.
             if (ready > 0) silent = 0;
             if (ready == 0 && ++silent == 2) Server::lost();
             for (int at = 0; at < ready; ++at) {
@@ -98,7 +99,7 @@ class Clients {
         return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
     }
 
-    // Returns false when there is nothing more to send.
+    // Returns false when there are no more requests.
     template <typename Next> bool refill(Client &client, uint64_t depth, Next &next) {
         client.sent.clear();
         client.out.clear();
@@ -141,7 +142,7 @@ class Clients {
         if (::epoll_ctl(epoll_, how, client.fd, &event) != 0) trouble(std::string("epoll: ") + std::strerror(errno));
     }
 
-    // Returns true when all that was sent is answered.
+    // Returns true when all sent requests are answered.
     bool receive(Client &client, bool windows_fixed, Tally &tally) {
         if (client.in_end == client.in.size()) make_room(client);
         const ssize_t count = ::recv(client.fd, client.in.data() + client.in_end, client.in.size() - client.in_end, 0);

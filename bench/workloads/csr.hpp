@@ -42,7 +42,7 @@ struct Graph {
     uint64_t neighbours_at() const { return GRAPH_PAGE + (offsets_bytes() + GRAPH_PAGE - 1) / GRAPH_PAGE * GRAPH_PAGE; }
 };
 
-// Mixes words within a 4 KiB piece, then adds the pieces up, so that threads may share the work.
+// Mixes words within a 4 KiB piece, then adds up the pieces, so that threads can share the work.
 inline uint64_t bytes_checksum(const void *bytes, uint64_t size, uint64_t salt) {
     const char *const begin = static_cast<const char *>(bytes);
     const int64_t pieces = static_cast<int64_t>((size + GRAPH_PAGE - 1) / GRAPH_PAGE);
@@ -76,7 +76,8 @@ inline void write_all(int file, const void *bytes, uint64_t size, uint64_t at) {
     }
 }
 
-// Written beside the target and renamed, so that an interrupted build leaves no half graph under the name.
+// Writes to a temporary file next to the target and renames it, so that an interrupted build leaves no partial graph
+// under the final name.
 inline void save_graph(const Graph &graph, uint64_t seed, const std::string &path) {
     const std::string unfinished = path + ".part";
     const int file = ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

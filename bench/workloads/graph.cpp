@@ -3,8 +3,8 @@
 //
 // Builds Kronecker graphs, loads them, and runs BFS, PageRank and betweenness centrality on them.
 //
-// `build` writes the finished graph to a file; the kernels read that file, so the memory of the build is no part of
-// what they need. A trial is timed alone: neither loading nor verifying counts.
+// `build` writes the finished graph to a file, and the kernels read that file, so that the memory of the build does not
+// count as theirs. A trial's time includes neither loading nor verification.
 
 #include "betweenness.hpp"
 #include "bfs.hpp"
@@ -28,7 +28,7 @@ static int build(const Options &options) {
     return result.print(true);
 }
 
-// Sources with neighbours, the same ones for the same seed.
+// Sources that have neighbours; the same ones for the same seed.
 static uint64_t source_of(const Graph &graph, uint64_t seed, uint64_t number) {
     for (uint64_t attempt = 0; attempt < 100000; ++attempt) {
         const uint64_t v = mix64(seed * 0x51ed27 + number * 100003 + attempt) % graph.vertices;
@@ -58,7 +58,8 @@ static Trials run_bfs(const Graph &graph, Memory &memory, uint64_t trials, uint6
         const double begin = seconds_now();
         bfs.run(source);
         const double end = seconds_now();
-        // The full proof reads the whole graph again; the last trial gets it, the others are held by the checksum.
+        // The full verification reads the whole graph again, so only the last trial gets it; the checksum covers the
+        // others.
         done.add(end - begin, bfs.checksum(), t + 1 < trials || bfs.verify(source));
     }
     return done;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Counts times in narrow buckets: any percentile is right to one part in 64, whatever the times are, and however many
-// of them there are.
+// Counts times in narrow buckets: any percentile is accurate to one part in 64, whatever the times and their number.
 
 #pragma once
 
@@ -24,7 +23,8 @@ class Histogram {
     uint64_t count() const { return count_; }
     double max_us() const { return static_cast<double>(max_) / 1e3; }
 
-    // The least time that this part of all is not above, in microseconds. Never below the true one.
+    // The smallest time, in microseconds, that `part` of all times do not exceed. Rounded up within its bucket, never
+    // down.
     double percentile_us(double part) const {
         const double share = std::ceil(part * static_cast<double>(count_));
         const uint64_t wanted = std::max<uint64_t>(1, static_cast<uint64_t>(share));
@@ -37,7 +37,7 @@ class Histogram {
   private:
     static const int FINE_BITS = 6;
 
-    // Below 64 each time has a bucket; above, each doubling has 64 of them.
+    // Below 64 each value has its own bucket; above, each power of two has 64 buckets.
     static size_t bucket(uint64_t time) {
         if (time < 1ull << FINE_BITS) return time;
         const int shift = 63 - __builtin_clzll(time) - FINE_BITS;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Makes the Graph500 Kronecker graph (A=.57, B=.19, C=.19, 16 edges per vertex), as an undirected simple graph:
+// Generates the Graph500 Kronecker graph (A=.57, B=.19, C=.19, 16 edges per vertex) as an undirected simple graph:
 // labels shuffled, both directions present, no loops, no duplicates, rows sorted.
 //
-// Each edge is a function of its number and the seed alone. So the list of edges is never stored: it is generated twice,
-// once to count and once to place, and the graph does not depend on the number of threads.
+// Each edge is a function of its number and the seed alone. The edge list is therefore never stored: it is generated
+// twice, once to count and once to place, and the graph does not depend on the number of threads.
 
 #pragma once
 
@@ -20,7 +20,7 @@ class Kronecker {
         const uint64_t a = probability(0.57), ab = probability(0.57 + 0.19), abc = probability(0.57 + 0.19 + 0.19);
         uint64_t from = 0, to = 0, random = 0;
         for (uint64_t level = 0; level < scale_; ++level) {
-            // One 64-bit draw serves two levels with 32 bits each.
+            // One 64-bit draw serves two levels, with 32 bits each.
             random = level % 2 == 0 ? mix64(seed_ ^ (number * 32 + level / 2)) : random >> 32;
             const uint64_t r = random & UINT32_MAX;
             from = from << 1 | (r >= ab);
@@ -71,7 +71,7 @@ inline Graph build_kronecker(Memory &memory, uint64_t scale, uint64_t edge_facto
         std::sort(first, last);
         cursor[v] = static_cast<uint64_t>(std::unique(first, last) - first);  // the degree from here on
     }
-    // Rows close up over the gaps that the duplicates left. They only ever move towards the front.
+    // Compacts the rows over the gaps that duplicates left. Rows only move towards the front.
     uint64_t end = 0;
     for (int64_t v = 0; v < n; ++v) {
         graph.offsets[v] = end;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Measures a blocked product of square matrices of doubles, C = A B, rows of C's blocks shared out to threads.
+// Measures a blocked product of square matrices of doubles, C = A B. Threads share the block rows of C.
 //
-// The entries are small whole numbers, so the product is exact and Freivalds' test (C x = A (B x) for a
-// random x) must hold to the last bit.
+// The entries are small whole numbers, so the product is exact and Freivalds' test (C x = A (B x) for a random x) must
+// hold to the last bit.
 
 #include "memory.hpp"
 #include "options.hpp"
@@ -24,7 +24,8 @@ static std::vector<double> times(const double *matrix, int64_t n, const std::vec
     return y;
 }
 
-// One block of C gains A's block times B's block. Four rows at a time, so that each row of B is used four times.
+// Adds the product of a block of A and a block of B to a block of C. Takes four rows at a time, so that each row of B
+// is used four times.
 static void multiply_block(const double *a, const double *b, double *c, int64_t n, int64_t i0, int64_t i1, int64_t k0, int64_t k1, int64_t j0, int64_t j1) {
     int64_t i = i0;
     for (; i + 4 <= i1; i += 4) {

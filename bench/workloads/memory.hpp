@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Gives a workload its big arrays: from malloc, as any program would, or inside a shared mapping of a file.
+// Allocates the large arrays of a workload: with malloc, as any program would, or in a shared mapping of a file.
 //
-// The file variant is the rival "mmap a file on the same disk". The file must not exist; it is unlinked as
-// soon as it is open, so nothing stays behind whatever ends the program. With UMap (-DWITH_UMAP) the file is
-// paged by UMap instead of by the kernel's page cache, and every array has a file of its own: UMap 2.1 does
-// not look at the offset that it is given, so arrays of one file would lie on top of each other.
+// The file variant is the competing approach "mmap a file on the same disk". The file must not exist yet; it is
+// unlinked as soon as it is open, so nothing remains however the program ends. With UMap (-DWITH_UMAP), UMap pages the
+// file instead of the kernel's page cache, and every array has its own file: UMap 2.1 ignores the offset that it is
+// given, so arrays in one file would overlap.
 
 #pragma once
 
@@ -29,7 +29,7 @@
 
 class Memory {
   public:
-    // An empty path means the heap.
+    // An empty path selects the heap.
     explicit Memory(const std::string &path) : path_(path) {}
 
     Memory(const Memory &) = delete;
@@ -39,7 +39,7 @@ class Memory {
         return static_cast<T *>(bytes(count * sizeof(T)));
     }
 
-    // Bytes handed out so far: what the program calls its footprint.
+    // Bytes allocated so far: the program's footprint.
     uint64_t footprint() const { return footprint_; }
 
   private:
@@ -50,7 +50,7 @@ class Memory {
             if (memory == nullptr) trouble("out of memory: malloc of " + std::to_string(size) + " bytes failed");
             return memory;
         }
-        // Every array starts on its own 2 MiB boundary of the file, which every pager's page size divides.
+        // Every array starts at a 2 MiB boundary of the file, a multiple of every pager's page size.
         const uint64_t grain = 2ull << 20;
         const uint64_t rounded = (size + grain - 1) / grain * grain;
         open_file();
@@ -67,7 +67,7 @@ class Memory {
         return memory;
     }
 
-    // Opens the file that the next array goes into: with UMap a new one, otherwise one for all.
+    // Opens the file for the next array: with UMap a new one, otherwise one for all.
     void open_file() {
         int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
 #ifdef WITH_UMAP

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Reads the command line of a workload: `--name value` or `--name=value`, plus bare words; behind `--` all are bare.
+// Parses the command line of a workload: `--name value` or `--name=value`, and bare words; after `--` all words are
+// bare.
 //
-// Sizes carry units (64MiB, 1GiB, 4096). A wrong argument ends the program with exit code 2 and one line
-// that says what was wrong. Exit code 1 is kept for a wrong result.
+// Sizes carry units (64MiB, 1GiB, 4096). A wrong argument ends the program with exit code 2 and one line that says what
+// was wrong. Exit code 1 is reserved for a wrong result.
 
 #pragma once
 
@@ -29,7 +30,7 @@ struct Flag {
     std::exit(2);
 }
 
-// "1.5GiB" is 1610612736. KB, MB, GB count in thousands; KiB, MiB, GiB in 1024.
+// "1.5GiB" is 1610612736. KB, MB, GB are powers of 1000; KiB, MiB, GiB of 1024.
 inline uint64_t parse_size(const std::string &what, const std::string &text) {
     char *rest = nullptr;
     errno = 0;

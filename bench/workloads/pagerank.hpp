@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// PageRank by pulling: every vertex gathers what its neighbours give, up to 20 rounds or until the change is small.
+// PageRank by pulling: every vertex sums the contributions of its neighbours, for up to 20 rounds or until the change
+// is small.
 //
-// Each round reads only the round before (Jacobi), so the scores do not depend on the number of threads.
+// Each round reads only the previous round's scores (Jacobi), so the scores do not depend on the number of threads.
 
 #pragma once
 
@@ -28,7 +29,8 @@ class PageRank {
 
     uint64_t rounds() const { return rounds_; }
 
-    // One more round must move the scores less than the last one did: the map is a contraction by the damping factor.
+    // One more round must change the scores less than the last one did: the iteration is a contraction by the damping
+    // factor.
     bool verify() {
         const double next = round(false);
         return std::isfinite(next) && next <= DAMPING * change_ + 1e-5;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Shuffles 0..n-1 without a table: a balanced Feistel network of four rounds, with cycle walking for n that is
-// no power of four. Both directions cost a few multiplications, so a random cycle through an array can be
-// written in the order of the addresses.
+// Permutes 0..n-1 without a table: a balanced Feistel network of four rounds, with cycle walking if n is no power of
+// four. Both directions cost a few multiplications, so a random cycle through an array can be written in address order.
 
 #pragma once
 

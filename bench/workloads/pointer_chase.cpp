@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Measures dependent loads: each thread walks one random cycle through the array, the next address being known
-// only when the last load has come back.
+// Measures dependent loads: each thread walks one random cycle through the array, where the next address is known only
+// when the previous load has completed.
 //
-// A node holds its place in the cycle beside the link, so every hop is checked.
+// A node holds its position in the cycle next to the link, so every hop is verified.
 
 #include "memory.hpp"
 #include "options.hpp"
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     const double start = seconds_now();
 #pragma omp parallel reduction(+ : hops, wrong)
     {
-        // Threads start spread over the cycle, so that one does not warm the way for the next.
+        // Threads start at positions spread over the cycle, so that no thread warms the cache for the next.
         uint64_t place = count / static_cast<uint64_t>(omp_get_num_threads()) * static_cast<uint64_t>(omp_get_thread_num());
         uint64_t at = order.forward(place);
         for (;;) {

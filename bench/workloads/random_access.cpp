@@ -3,9 +3,9 @@
 //
 // Measures reads and updates of random records, uniform or Zipf, from many threads.
 //
-// A record carries a mark made from its own index and a count of its updates. Every access checks the mark,
-// and at the end the counts must add up to the updates that were made: wrong or lost bytes cannot hide.
-// Zipf ranks are scattered over the array by a permutation, as the keys of a hash table are.
+// A record carries a mark derived from its own index, and a count of its updates. Every access checks the mark, and at
+// the end the counts must add up to the number of updates: wrong or lost bytes cannot go unnoticed. A permutation
+// scatters Zipf ranks over the array, as a hash table scatters its keys.
 
 #include "memory.hpp"
 #include "options.hpp"
@@ -72,7 +72,7 @@ int main(int argc, char **argv) {
     }
     const double elapsed = seconds_now() - start;
 
-    // A count of more than 2^32 updates would carry into the mark, and show as wrong, not as a pass.
+    // More than 2^32 updates of a record would carry into the mark and be reported as wrong, not pass.
     uint64_t counted = 0, checksum = 0;
 #pragma omp parallel for reduction(+ : counted, checksum, wrong)
     for (int64_t i = 0; i < static_cast<int64_t>(count); ++i) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Loads a Redis of its own with values, asks for them by Zipf's law, and looks at every byte that comes back.
+// Loads a private Redis server with values, requests them by Zipf's law, and checks every byte that comes back.
 //
-// The server is started by the words behind `--`, such as `redis_load -- aquifer run --dram 300MiB --`, and natively
-// without any. What counts is how many requests were answered in a second after all keys were there and a while of the
-// same requests had passed. At the end every key is read. With --save, BGSAVE is called while the requests go on; they
-// are what counts then, and the dump is loaded by a native server, where each key must have a value that it had at the
-// call.
+// The words after `--` start the server, as in `redis_load -- aquifer run --dram 300MiB --`; without any, it runs
+// natively. The figure is the number of requests answered per second, measured after all keys have been loaded and a
+// warm-up with the same requests. At the end every key is read. With --save, BGSAVE runs while the requests go on, and
+// the figure covers these requests; then a native server loads the dump, in which each key must have a value that it
+// had when BGSAVE was called.
 
 #include <dirent.h>
 #include <sys/stat.h>
@@ -20,15 +20,16 @@
 #include "result.hpp"
 #include "zipf.hpp"
 
-// Requests that are sent at once where nobody measures.
+// Requests sent at the same time on a connection in unmeasured phases.
 static const uint64_t BULK_DEPTH = 32;
-// How often the server is asked whether it still saves.
+// Interval between checks whether the server is still saving.
 static const double SAVING_LOOK_SECONDS = 0.1;
 static const double SAVING_SECONDS_MOST = 1200;
 
 static const auto nothing = [] {};
 
-// The server's directory: ours alone, and gone at the end with what the server has made in it.
+// The server's directory: private to this program, and removed at the end with the server's files if this program
+// created it.
 static std::string directory;
 static bool directory_is_new = false;
 
@@ -60,7 +61,7 @@ static void enter_directory(const std::string &wanted) {
     std::atexit(remove_traces);
 }
 
-// What is asked for, key by key or at random.
+// Generates random requests.
 class Load {
   public:
     Load(uint64_t keys, double exponent, uint64_t sets_percent, uint64_t seed, Versions &versions)
@@ -70,7 +71,7 @@ class Load {
           random_{mix64(seed)},
           sets_percent_(sets_percent) {}
 
-    // Ranks are scattered over the keys, so that neighbours in memory are not alike in how often they are asked for.
+    // Scatters ranks over the keys, so that neighbours in memory are not requested equally often.
     bool draw(Request &request) {
         const uint64_t key = scatter_.forward(ranks_.draw([&] { return random_.uniform(); }) - 1);
         request.key = static_cast<uint32_t>(key);
@@ -87,7 +88,7 @@ class Load {
     uint64_t sets_percent_;
 };
 
-// Each key once, in order. `window` says what may be found of one.
+// Requests each key once, in order. `window` gives the versions that a read of a key may find.
 template <typename Window>
 static void each_key(Clients &clients, uint64_t keys, Request::Kind kind, Tally &tally, Window window) {
     uint64_t next = 0;
@@ -100,13 +101,13 @@ static void each_key(Clients &clients, uint64_t keys, Request::Kind kind, Tally 
     clients.drive(BULK_DEPTH, true, tally, one, nothing);
 }
 
-// What BGSAVE may have kept: for each key what was there between the call and its answer.
+// The versions that BGSAVE may have saved: for each key those between the call and its answer.
 struct Snapshot {
     std::vector<uint32_t> lows, highs;
     double seconds = 0;
 };
 
-// Calls BGSAVE and sends requests until it is over.
+// Calls BGSAVE and sends requests until it is finished.
 static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server &server, const Versions &versions,
                            Tally &tally) {
     Snapshot snapshot;
@@ -132,7 +133,7 @@ static Snapshot save_under(Clients &clients, uint64_t depth, Load &load, Server 
     return snapshot;
 }
 
-// The dump, as a native server has it.
+// Reads the dump through a native server.
 static Tally read_dump(const std::string &program, uint64_t connections, Versions &versions, Values &values,
                        const Snapshot &snapshot) {
     Tally tally;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// As much of Redis' protocol (RESP2) as a load needs: commands of words, and the replies to them.
+// The part of Redis' protocol (RESP2) that a load needs: commands as arrays of words, and the replies to them.
 
 #pragma once
 
@@ -30,7 +30,7 @@ inline void add_word(std::string &out, const char *data, uint64_t size) {
 inline void add_word(std::string &out, const std::string &word) { add_word(out, word.data(), word.size()); }
 inline void add_command(std::string &out, size_t words) { out += '*' + std::to_string(words) + "\r\n"; }
 
-// Reads one reply. Returns the bytes that it takes, or 0 when it has not all arrived; the reply points into them.
+// Parses one reply. Returns its length in bytes, or 0 if it is incomplete; the reply points into the data.
 inline uint64_t read_reply(const char *data, uint64_t size, Reply &reply) {
     const char *const end = static_cast<const char *>(std::memchr(data, '\n', size));
     if (end == nullptr) return 0;

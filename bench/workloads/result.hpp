@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Prints what a workload found: one line of JSON on stdout, and the arithmetic that goes into it.
+// Prints the result of a workload as one line of JSON on stdout, and has the arithmetic for it.
 //
 // Every program says which of its numbers is *the* figure: `"figure":{"name","value","unit","better"}`. A tool that
 // compares runs needs to know nothing else about the program.
@@ -41,15 +41,16 @@ inline uint64_t mix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Order-independent, so that threads may add their parts in any order; position-dependent all the same.
+// The sum of terms does not depend on their order, so that threads may add their parts in any order; each term still
+// depends on its position.
 inline uint64_t checksum_term(uint64_t position, uint64_t value) { return mix64(position ^ mix64(value)); }
 
-// What the kernel counts of a process.
+// The kernel's counts for a process.
 struct Usage {
     uint64_t resident_bytes = 0, peak_resident_bytes = 0, minor_faults = 0, major_faults = 0;
 };
 
-// Resident set (VmRSS), its peak (VmHWM) and faults of a process; zeros when /proc is not there.
+// Resident set (VmRSS), its peak (VmHWM) and faults of a process; zeros if /proc is missing.
 inline Usage usage_of(const std::string &process) {
     Usage usage;
     std::string line;
@@ -58,7 +59,8 @@ inline Usage usage_of(const std::string &process) {
         if (line.rfind("VmHWM:", 0) == 0) usage.peak_resident_bytes = std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
         if (line.rfind("VmRSS:", 0) == 0) usage.resident_bytes = std::strtoull(line.c_str() + 6, nullptr, 10) * 1024;
     }
-    // The name of the program stands in brackets and may hold anything; behind it, minflt is word 8 and majflt word 10.
+    // The name of the program is in parentheses and may contain any character; after it, minflt is word 8 and majflt
+    // word 10.
     std::ifstream stat("/proc/" + process + "/stat");
     std::getline(stat, line);
     std::istringstream words(line.substr(std::min(line.rfind(')') + 1, line.size())));
@@ -92,8 +94,8 @@ class Result {
                                  "\",\"better\":\"" + (higher_is_better ? "higher" : "lower") + "\"}");
     }
 
-    // Prints the line and returns the exit code of the program. What was used is this process's own, unless the work was
-    // another's.
+    // Prints the line and returns the exit code of the program. `usage` is this process's own unless another process
+    // did the work.
     int print(bool verified, const Usage &usage = usage_of("self")) {
         number("threads", static_cast<uint64_t>(omp_get_max_threads()));
         number("peak_resident_bytes", usage.peak_resident_bytes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// A Redis of our own: started in a directory of its own, by whatever command it is to run under, reached by a socket
-// there, and ended with us however we end.
+// A private Redis server: runs in its own directory under any given command, is reached through a socket there, and
+// ends with this program however it ends.
 
 #pragma once
 
@@ -22,26 +22,26 @@
 #include "resp.hpp"
 #include "result.hpp"
 
-// A dump is loaded before the first answer; the largest take minutes.
+// The server loads a dump before its first answer; the largest dumps take minutes.
 static const double START_SECONDS_MOST = 600;
-// A server that fetches or swaps is slow, and one that has not answered for so long hangs.
+// A server that fetches or swaps is slow, but one that does not answer for this long hangs.
 static const double REPLY_SECONDS_MOST = 120;
-// After SHUTDOWN: memory and swap have to be given back.
+// Time to end after SHUTDOWN, which includes freeing memory and swap.
 static const double END_SECONDS_MOST = 120;
-// After SIGTERM, when all is over anyway.
+// Time to end after SIGTERM, when no result depends on the server any more.
 static const double GRACE_SECONDS = 3;
 
-// Names in the server's directory. Short and relative, since a socket's path has room for 107 bytes.
+// Names in the server's directory. Short and relative, because a socket path is limited to 107 bytes.
 static const char *const SOCKET_NAME = "redis.sock";
 static const char *const DUMP_NAME = "dump.rdb";
 static const char *const LOG_NAME = "redis.log";
 
 inline volatile std::sig_atomic_t stop_signal = 0;
 inline pid_t server_process = 0;
-// Where we were started, which is where relative paths in the server's command begin.
+// The initial working directory, to which relative paths in the server's command refer.
 inline int start_directory = AT_FDCWD;
 
-// What ends a wait: a signal, before anything else is said.
+// Ends the program if a signal has arrived, so that the signal is reported and not the error that it caused.
 inline void check_signals() {
     if (stop_signal != 0) trouble("ended by signal " + std::to_string(stop_signal));
 }
@@ -53,7 +53,7 @@ inline bool ended_within(double seconds, int &status) {
     }
 }
 
-// At exit, of whatever kind.
+// Runs at every kind of exit.
 inline void end_server() {
     int status;
     if (server_process == 0) return;
@@ -76,7 +76,8 @@ inline int connect_to_server() {
 
 class Server {
   public:
-    // `command`: the words up to and with the server's own program. The working directory is the server's directory.
+    // `command`: the words up to and including the server's own program. The working directory is the server's
+    // directory.
     explicit Server(const std::vector<std::string> &command, const std::string &directory) {
         std::vector<std::string> words = command;
         const auto add = [&](std::initializer_list<const char *> more) {
@@ -92,7 +93,7 @@ class Server {
     Server &operator=(const Server &) = delete;
     ~Server() { ::close(control_); }
 
-    // One command of words, and its reply, on a connection that nothing else uses.
+    // Sends one command and returns its reply, on a connection that is used for nothing else.
     std::string ask(const std::vector<std::string> &words) {
         std::string request;
         add_command(request, words.size());
@@ -112,7 +113,7 @@ class Server {
         return reply.text();
     }
 
-    // A value of INFO's.
+    // One value from INFO.
     std::string info(const char *section, const std::string &name) {
         const std::string text = "\r\n" + ask({"INFO", section});
         const size_t at = text.find("\r\n" + name + ":");
@@ -121,7 +122,7 @@ class Server {
         return text.substr(begin, text.find("\r\n", begin) - begin);
     }
 
-    // The server's own process, whatever it was started by.
+    // Process id of the server itself, also if another program started it.
     const std::string &process() const { return process_; }
 
     void end() {
@@ -136,7 +137,7 @@ class Server {
         trouble("the server ended with status " + std::to_string(status) + ": " + last_words());
     }
 
-    // What it, or what it runs under, said last.
+    // The last line of output from the server or the program it runs under.
     static std::string last_words() {
         std::ifstream log(LOG_NAME);
         std::string line, last = "it said nothing";
@@ -161,7 +162,7 @@ class Server {
         server_process = ::fork();
         if (server_process < 0) trouble(std::string("fork: ") + std::strerror(errno));
         if (server_process == 0) {
-            // Whoever kills us has no use for the server.
+            // Ends the server if this program is killed.
             ::prctl(PR_SET_PDEATHSIG, SIGTERM);
             if (::getppid() != parent || ::fchdir(start_directory) != 0) ::_exit(127);
             ::dup2(log, STDOUT_FILENO);
@@ -173,7 +174,7 @@ class Server {
         ::close(log);
     }
 
-    // A connection, once the server answers on it.
+    // Connects, and waits until the server answers.
     int greet() {
         for (const double start = seconds_now(); seconds_now() - start < START_SECONDS_MOST; ::usleep(10000)) {
             check_signals();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Measures sustained bandwidth with the four kernels that McCalpin's STREAM made famous:
-// copy c=a, scale b=s*c, add c=a+b, triad a=b+s*c.
+// Measures sustained bandwidth with the four kernels of McCalpin's STREAM: copy c=a, scale b=s*c, add c=a+b, triad
+// a=b+s*c.
 //
 // Bytes are counted as STREAM counts them (two or three arrays per kernel, no write-allocate); the rate of a kernel is
-// its best over the iterations after the first. `stream_static` (-DSTATIC_BYTES=...) holds its arrays in .bss, as the
+// its best over all iterations but the first. `stream_static` (-DSTATIC_BYTES=...) has its arrays in .bss, as the
 // original does.
 
 #include "memory.hpp"
@@ -21,7 +21,7 @@ static const char *const PROGRAM = "stream";
 
 static const double SCALAR = 3.0;
 
-// Every element must hold what the recurrence gives; the tolerance is STREAM's own for double.
+// Every element must have the value that the recurrence gives; the tolerance is STREAM's own for double.
 static uint64_t wrong_elements(const double *array, int64_t count, double expected) {
     uint64_t wrong = 0;
 #pragma omp parallel for reduction(+ : wrong)

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Touches memory block by block, one word in each block, in random order, and then rests.
+// Touches memory block by block in random order, one word in each block, and then rests.
 //
-// Each touch is timed by itself, so that its cost is seen as the program sees it. A touch that takes longer
-// than `--slow-us` has missed: a page that is there answers in a fraction of a microsecond, even with its
-// translation to be walked for. No two neighbours follow each other, so that nothing can be read ahead.
-// Every word read is checked. Resting, the program tells how much CPU time its process used meanwhile, as
-// /proc/self/stat counts it, in ticks.
+// Each touch is timed separately, so that its cost is seen as the program sees it. A touch that takes longer than
+// `--slow-us` has missed: an access to a resident page takes a fraction of a microsecond, even with a page-table walk.
+// The order is random, so that nothing can be read ahead. Every word read is checked. While the program rests, it
+// measures the CPU time that its process uses, as /proc/self/stat counts it, in ticks.
 
 #include <unistd.h>
 
@@ -21,7 +20,7 @@
 static uint64_t cpu_ticks() {
     std::ifstream stat("/proc/self/stat");
     std::string text((std::istreambuf_iterator<char>(stat)), std::istreambuf_iterator<char>());
-    // Behind the name, which may hold spaces: state is field 3, utime and stime are 14 and 15.
+    // After the name, which may contain spaces: state is field 3, utime and stime are 14 and 15.
     const char *at = std::strrchr(text.c_str(), ')');
     if (at == nullptr) trouble("/proc/self/stat cannot be read");
     unsigned long long user = 0, system = 0;
@@ -65,7 +64,7 @@ int main(int argc, char **argv) {
 
     Memory memory(options.text("file"));
     uint64_t *const array = memory.array<uint64_t>(blocks * words);
-    // Every page differs from every other, and none is zero: what is written must be kept.
+    // No two pages are equal and none is zero, so a pager has to store every page.
     for (uint64_t word = 0; word < blocks * words; ++word) array[word] = mix64(word) | 1;
 
     uint64_t wrong = 0, checksum = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// The values of a key-value store whose every byte follows from the key and the version of the value, and the record of
-// which versions a read may find.
+// The values of a key-value store, whose every byte follows from the key and the version of the value, and the record
+// of which versions a read may find.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 #include "result.hpp"
 
-// The versions that may be there: from `low` to `high`, both included.
+// The versions that a read may find: from `low` to `high`, both included.
 struct Window {
     uint32_t low, high;
 };
@@ -23,13 +23,12 @@ class Values {
   public:
     static const uint64_t BYTES_LEAST = 16;
 
-    // `bytes`: of one value, a multiple of 8.
+    // `bytes`: the size of one value, a multiple of 8.
     explicit Values(uint64_t bytes) : words_(bytes / sizeof(uint64_t)), expected_(words_) {}
 
     uint64_t bytes() const { return words_ * sizeof(uint64_t); }
 
-    // Key and version as they are, then words that no compressor makes smaller. No word is zero, but by a chance of
-    // 2^-64.
+    // Key and version in plain form, then incompressible words. A word is zero only with probability 2^-64.
     const char *of(uint32_t key, uint32_t version) {
         const uint64_t seed = mix64(static_cast<uint64_t>(key) << 32 | version);
         expected_[0] = key + 1ull;
@@ -38,7 +37,7 @@ class Values {
         return reinterpret_cast<const char *>(expected_.data());
     }
 
-    // What is wrong with bytes that were read as the value of `key`; empty: nothing.
+    // What is wrong with bytes that were read as the value of `key`; empty if they are right.
     std::string wrong(uint32_t key, Window window, const char *data, uint64_t size) {
         if (size != bytes()) return "has " + std::to_string(size) + " bytes";
         uint64_t head[2];
@@ -68,15 +67,16 @@ class Values {
     std::vector<uint64_t> expected_;
 };
 
-// Which version of each key was sent and which are certain to be gone. Several writes of one key may be under way at
-// once, on connections between which there is no order; until all of them are answered, any of them may be the last.
+// For each key, the latest version sent and the oldest version that may still be stored. Several writes of one key may
+// be in flight on connections that are not ordered among each other; until all of them are answered, any of them may be
+// the last.
 class Versions {
   public:
     explicit Versions(uint64_t keys) : keys_(keys) {}
 
     uint64_t keys() const { return keys_.size(); }
 
-    // A write begins. Returns its version.
+    // Starts a write. Returns its version.
     uint32_t begin(uint32_t key) {
         Key &entry = keys_[key];
         ++entry.issued;
@@ -84,19 +84,19 @@ class Versions {
         return entry.issued;
     }
 
-    // A write of the key is answered: what was there before those that were under way with it is gone.
+    // A write of the key is answered: versions older than the first write of its group of concurrent writes are gone.
     void end(uint32_t key) {
         Key &entry = keys_[key];
         --entry.in_flight;
         entry.low = std::max(entry.low, entry.first);
     }
 
-    // What a read may find that is sent and answered now.
+    // The window of a read that is sent and answered now.
     Window window(uint32_t key) const { return {keys_[key].low, keys_[key].issued}; }
 
-    // What is certain to be gone by now is below these.
+    // For each key, the oldest version that may still be stored.
     std::vector<uint32_t> lows() const { return each([](const Key &key) { return key.low; }); }
-    // What was sent by now is not above these.
+    // For each key, the latest version that has been sent.
     std::vector<uint32_t> highs() const { return each([](const Key &key) { return key.issued; }); }
 
   private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 //
-// Draws ranks that follow Zipf's law, and the random numbers that it takes.
+// Draws ranks that follow Zipf's law, and the random numbers for it.
 
 #pragma once
 
