@@ -62,7 +62,7 @@ fn tend(tier: &dyn Tier, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < PATIENCE, "it does not come to that");
-        let pause = tier.tend().expect("arrays are tended");
+        let pause = tier.tend(None).expect("arrays are tended");
         std::thread::sleep(pause.min(Duration::from_millis(50)));
     }
 }
@@ -330,7 +330,7 @@ fn donors_that_are_silent_cost_nobody_else_their_leases() {
         ((Arc::clone(&tier), Arc::clone(&is_over)), (Arc::clone(&tier), Arc::clone(&is_over)));
     let tends = std::thread::spawn(move || {
         while !for_tending.1.load(Ordering::SeqCst) {
-            let pause = for_tending.0.tend().expect("arrays are tended");
+            let pause = for_tending.0.tend(None).expect("arrays are tended");
             std::thread::sleep(pause.min(Duration::from_millis(50)));
         }
     });

@@ -359,7 +359,7 @@ impl Pager {
         }
         start_thread(c"aquifer-tend", move || {
             let mut is_told = false;
-            while let Some(pause) = self.tier.tend() {
+            while let Some(pause) = self.tier.tend(None) {
                 is_told = self.tell_of_leaving(is_told);
                 self.tier.tell(&mut |line| crate::abort::say(&[line]));
                 self.count_figures();

@@ -25,6 +25,7 @@ mod member;
 mod opening;
 mod place;
 mod queue;
+mod rebuild;
 mod rooms;
 mod shape;
 mod shards;
@@ -57,7 +58,7 @@ use crate::figures::{Tallies, TierFigures, count};
 use crate::keep_alive::KeepAlive;
 use crate::places::{PLACE_WORDS, Places};
 use crate::plain_queue::Blocking;
-use crate::tier::{Tier, TierQueue};
+use crate::tier::{Tier, TierQueue, Verify};
 use crate::transfer::{check_buffer, check_range};
 
 /// The same word as that of one donor: that is how an array is asked for.
@@ -230,8 +231,8 @@ impl Tier for Array {
         true
     }
 
-    fn tend(&self) -> Option<Duration> {
-        Some(self.parts.tend())
+    fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
+        Some(self.parts.tend(verify))
     }
 
     /// Its members are tended one after the other, and copies are made in between.

@@ -35,7 +35,7 @@ use crate::failure::{Activity, TierFailure};
 use crate::figures::TierFigures;
 use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
-use crate::tier::{LevelFigures, Mover, PAGE, Tier, TierQueue};
+use crate::tier::{LevelFigures, Mover, PAGE, Tier, TierQueue, Verify};
 use crate::transfer::{check_buffer, check_range};
 
 const NAME: &str = "chain";
@@ -177,8 +177,9 @@ impl Tier for Chain {
         self.tiers().any(|tier| tier.needs_tending())
     }
 
-    fn tend(&self) -> Option<Duration> {
-        let next = self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend()).min();
+    /// What is stored in the chain is elsewhere in its levels: they verify what they have themselves.
+    fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
+        let next = self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend(None)).min();
         if self.levels.is_any_leaving() {
             self.levels.bell.ring();
         }

@@ -56,7 +56,7 @@ pub(crate) use self::ranges::Writers;
 use self::rdma::{Rdma, RdmaFailure};
 pub(crate) use self::remote::Remote;
 use self::remote::Unlent;
-pub(crate) use self::remote::{Piece, pieces};
+pub(crate) use self::remote::{Piece, RENEWALS, pieces};
 use self::shared_memory::SharedMemory;
 use self::tcp::Tcp;
 use self::transport::{Loss, Transport};
@@ -66,7 +66,7 @@ use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
 use crate::plain_queue::Blocking;
 use crate::spec::{DonorSecurity, DonorSpec};
-use crate::tier::{Leaving, PAGE, Tier, TierQueue};
+use crate::tier::{Leaving, PAGE, Tier, TierQueue, Verify};
 use crate::transfer::check_range;
 
 pub(crate) const NAME: &str = "donor";
@@ -272,7 +272,7 @@ impl Tier for Donor {
         true
     }
 
-    fn tend(&self) -> Option<Duration> {
+    fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
         Some(self.remote.tend())
     }
 

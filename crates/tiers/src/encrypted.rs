@@ -38,7 +38,7 @@ use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::TierFigures;
 use crate::keep_alive::KeepAlive;
 use crate::open_failure::OpenFailure;
-use crate::tier::{Leaving, LevelFigures, Mover, PAGE, Tier, TierQueue};
+use crate::tier::{Leaving, LevelFigures, Mover, PAGE, Tier, TierQueue, Verified, Verify};
 use crate::transfer::check_buffer;
 
 /// What is written at once: a longer request is written in pieces.
@@ -77,6 +77,9 @@ pub trait Sealing: Send + Sync + Sized + 'static {
 
     /// Opens what was read of the page with this number and those behind it; what does not fit becomes zeros.
     fn open(&self, first: usize, bytes: &mut [u8]);
+
+    /// Whether this is what is stored of one page, as it is stored.
+    fn verify(&self, page: usize, sealed: &[u8]) -> Verified;
 
     /// Opens one page. False where something sealed is stored there, and it is not this.
     fn open_one(&self, page: usize, bytes: &mut [u8]) -> bool;
@@ -422,8 +425,11 @@ impl<S: Sealing> Tier for SealedTier<S> {
         self.parts.inner.begin_keep_alive(begun);
     }
 
-    fn tend(&self) -> Option<Duration> {
-        self.parts.inner.tend()
+    /// What is stored in `inner` is known here alone: the caller knows what it becomes when it is opened.
+    fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
+        let parts = &self.parts;
+        let verify = |offset: u64, sealed: &[u8]| parts.seals.verify(page(offset), sealed);
+        parts.inner.tend(parts.seals.is_on().then_some(&verify as &Verify<'_>))
     }
 
     fn take_figures(&self) -> TierFigures {

@@ -18,7 +18,7 @@ use crate::failure_plan::{FailurePlan, Verdict, Verdicts};
 use crate::figures::TierFigures;
 use crate::keep_alive::KeepAlive;
 use crate::tier::{
-    Completion, Leaving, LevelFigures, Mover, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait,
+    Completion, Leaving, LevelFigures, Mover, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Verify, Wait,
 };
 
 const NAME: &str = "failing";
@@ -129,8 +129,8 @@ impl Tier for Failing {
         self.inner.begin_keep_alive(begun);
     }
 
-    fn tend(&self) -> Option<Duration> {
-        self.inner.tend()
+    fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
+        self.inner.tend(verify)
     }
 
     fn leaving(&self, from: u64) -> Option<Leaving> {

@@ -71,7 +71,8 @@ pub use spec::{
     ArraySpec, DonorSecurity, DonorSpec, FlashSpec, MemberSpec, RdmaSpec, Redundancy, SpecFailure, TierSpec,
 };
 pub use tier::{
-    Completion, Leaving, LevelFigures, Mover, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Wait,
+    Completion, Leaving, LevelFigures, Mover, Operation, PAGE, QUEUE_DEPTH_MAX, Request, Tier, TierQueue, Verified,
+    Verify, Wait,
 };
 
 /// Where `places.rs` finds its atomics, so that a test can put its own there.

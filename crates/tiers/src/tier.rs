@@ -151,8 +151,11 @@ pub trait Tier: Send + Sync {
     }
 
     /// Does what has to be done now and then for what is stored to stay, on a thread of the pager's that does nothing
-    /// else. Returns after how long to call again at the latest; `None` when there is nothing of this kind, ever.
-    fn tend(&self) -> Option<Duration> {
+    /// else. `verify` tells what is stored from what is damaged, where the caller can: a tier that makes new copies
+    /// makes them of verified bytes. Returns after how long to call again at the latest; `None` when there is nothing
+    /// of this kind, ever.
+    fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
+        let _ = verify;
         None
     }
 
@@ -191,6 +194,21 @@ pub trait Tier: Send + Sync {
     fn level(&self, _index: usize) -> Option<LevelFigures> {
         None
     }
+}
+
+/// Tells whether a page at this offset is what was stored there last. Where somebody writes to it at the same time, the
+/// answer may be of before.
+pub type Verify<'a> = dyn Fn(u64, &[u8]) -> Verified + 'a;
+
+/// What is known of a page that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verified {
+    /// It is what was stored.
+    Right,
+    /// Nobody can tell.
+    Unknown,
+    /// It is not what was stored.
+    Wrong,
 }
 
 /// A range of a tier that is asked back by whoever lends it.

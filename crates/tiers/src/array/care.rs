@@ -7,9 +7,8 @@
 //! back it begins with nothing. So does one that was started anew, which says so at once (ESTALE). Only where nobody
 //! else has a slab, it stays with the one that is lost for as long as that may come back.
 //!
-//! A copy is made by `places.rs`'s rules: whoever writes to the slab meanwhile does not wait, and what was written is
-//! copied once more, so that a slab gets its copy also where the program writes to it all the time. It does not matter
-//! which process of a family makes it.
+//! Where the caller can verify what is stored, a silent member keeps its slabs until others have verified copies of
+//! them, or its leases have ended: what the others have may be damaged. `rebuild.rs` makes the copies.
 //!
 //! Threads: the pager's one for tending. May allocate.
 
@@ -21,10 +20,11 @@ use aquifer_wire::{PAGE_BYTES, SLAB_BYTES};
 
 use super::Parts;
 use super::member::Trouble;
-use super::place::{POSITIONS, Place};
-use crate::donor::pieces;
+use super::place::Place;
+use super::rebuild::{Copied, Reason};
+use crate::donor::RENEWALS;
 use crate::figures::count;
-use crate::places::{Eighths, Move, Unready};
+use crate::tier::Verify;
 
 /// How often to come when nothing is to be done: a loss is found by whoever meets it, and only looked after here.
 const IDLE: Duration = Duration::from_secs(1);
@@ -34,14 +34,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 const ROUND: Duration = Duration::from_millis(20);
 /// How long a lost member keeps slabs that others have, too. A choice: longer than a donor's hiccup.
 pub(super) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
-/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds. An eighth, since
-/// that is what writers say.
-const PIECE_BYTES: u64 = SLAB_BYTES / 8;
-/// How often what was written to a slab while it was copied is copied once more, and how often who writes to it at that
-/// moment is waited for, before it has to wait for its turn. Choices: each time what is left takes a fraction of the
-/// time of the whole slab, so that fewer writes come between.
-const CATCHES_UP_MOST: u32 = 32;
-const WRITER_PAUSE: Duration = Duration::from_millis(1);
 /// Slabs that one round looks at: some milliseconds.
 const LOOKED_AT_MOST: usize = 1 << 16;
 
@@ -56,47 +48,37 @@ pub(super) struct Care {
     lacks: AtomicBool,
     /// All slabs had their copies when there had been so many degradations.
     settled: AtomicU64,
+    /// Pages of new copies that no member had right, of which people were not told yet.
+    pub(super) damaged_pages: AtomicU64,
     /// Somebody may hold room that nobody needs.
     pub(super) has_strays: AtomicBool,
 }
 
-/// How an attempt to copy a slab ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copied {
-    /// It has one copy more.
-    Yes,
-    /// It needs none, or none of it is there.
-    NotNeeded,
-    /// Another time.
-    NotNow,
-}
-
 impl Parts {
     /// Does what has to be done. Returns after how long to come again.
-    pub(super) fn tend(&self) -> Duration {
+    pub(super) fn tend(&self, verify: Option<&Verify<'_>>) -> Duration {
         let mut next = IDLE;
         for index in 0..self.members.len() {
-            self.look_after(index);
+            self.look_after(index, verify);
             self.take_stock(index);
             next = next.min(self.members[index].look_in());
         }
-        let saves = self.save();
+        let saves = self.save(verify);
         self.sweep();
-        if self.shape.is_redundant() && self.settle() || saves { PAUSE } else { next.max(PAUSE) }
+        if self.shape.is_redundant() && self.settle(verify) || saves { PAUSE } else { next.max(PAUSE) }
     }
 
     /// Takes slabs, for a while, from members that are about to lose them. True when there may be more to do at once.
-    pub(super) fn save(&self) -> bool {
+    pub(super) fn save(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
-        let mut buffer = Vec::new();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
-            if member.is_distrusted() && self.save_from_distrusted(index, started, &mut buffer) {
+            if member.is_distrusted() && self.save_from_distrusted(index, started, verify) {
                 return true;
             }
             let mut from = 0;
             while let Some(range) = member.store.leaving(from) {
                 from = range + 1;
-                self.shape.slabs_of(range, self.slabs).for_each(|slab| self.save_slab(slab, index, &mut buffer));
+                self.shape.slabs_of(range, self.slabs).for_each(|slab| self.save_slab(slab, index, verify));
                 if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                     return true;
                 }
@@ -107,13 +89,13 @@ impl Parts {
 
     /// Takes slabs from a member that is not believed, as far as others have room: they stay with it rather than with
     /// fewer. True when there may be more to do at once.
-    fn save_from_distrusted(&self, member: usize, started: u64, buffer: &mut Vec<u8>) -> bool {
+    fn save_from_distrusted(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
         for slab in 0..self.reached() {
             let place = Place(self.places.see(slab).place);
             if !place.has(member) || self.takers() & !place.mask() == 0 {
                 continue;
             }
-            self.copy_to_another(slab, place, place.without(member), None, buffer);
+            self.copy_to_another(slab, place, Reason::GivesUp(member), verify);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 return true;
             }
@@ -122,10 +104,10 @@ impl Parts {
     }
 
     /// Takes one slab from a member: to another one, or where none has room and others have it, for nothing.
-    fn save_slab(&self, slab: usize, member: usize, buffer: &mut Vec<u8>) {
+    fn save_slab(&self, slab: usize, member: usize, verify: Option<&Verify<'_>>) {
         let place = Place(self.places.see(slab).place);
         if place.has(member) {
-            let copied = self.copy_to_another(slab, place, place.without(member), Some(member), buffer);
+            let copied = self.copy_to_another(slab, place, Reason::Leaves(member), verify);
             if copied != Copied::Yes && self.takers() & !place.mask() == 0 {
                 self.take_out(slab, member, false);
             }
@@ -133,9 +115,9 @@ impl Parts {
         let _ = self.release(slab, member);
     }
 
-    fn look_after(&self, index: usize) {
+    fn look_after(&self, index: usize, verify: Option<&Verify<'_>>) {
         if self.members[index].look_in().is_zero() {
-            self.look(index);
+            self.look(index, verify);
         }
     }
 
@@ -162,7 +144,7 @@ impl Parts {
     }
 
     /// Sees whether a member is there, and to what follows from it.
-    pub(super) fn look(&self, index: usize) {
+    pub(super) fn look(&self, index: usize, verify: Option<&Verify<'_>>) {
         let member = &self.members[index];
         match member.store.look() {
             Ok(()) => {
@@ -180,12 +162,28 @@ impl Parts {
                     member.store.start_over();
                     member.trust();
                     member.was_anew.store(true, Ordering::Release);
-                } else if member.lost_for().is_some_and(|time| time > GIVEN_UP_AFTER) {
-                    self.give_up(index, false);
+                } else if self.is_given_up(index) {
+                    if verify.is_some() && self.may_have_leases(index) {
+                        // Each slab for itself, once there is a verified copy: `copy`.
+                        self.degraded();
+                    } else {
+                        self.give_up(index, false);
+                    }
                 }
                 member.looked(false);
             }
         }
+    }
+
+    /// Whether a member is lost for longer than a hiccup.
+    fn is_given_up(&self, index: usize) -> bool {
+        self.members[index].lost_for().is_some_and(|time| time > GIVEN_UP_AFTER)
+    }
+
+    /// Whether what a lost member has may still be there when it comes back.
+    fn may_have_leases(&self, index: usize) -> bool {
+        let member = &self.members[index];
+        member.lost_for().is_none_or(|time| time < member.store.look_every() * RENEWALS)
     }
 
     /// A member has nothing any more, or counts as having nothing.
@@ -194,14 +192,13 @@ impl Parts {
     }
 
     /// Makes copies for a while. True when there may be more to do at once.
-    pub(super) fn settle(&self) -> bool {
+    pub(super) fn settle(&self, verify: Option<&Verify<'_>>) -> bool {
         let care = &self.care;
         let degradations = self.degradations();
         if care.settled.load(Ordering::Relaxed) == degradations {
             return false;
         }
         let started = now_ns();
-        let mut buffer = Vec::new();
         for _ in 0..LOOKED_AT_MOST {
             let slab = care.at.load(Ordering::Relaxed);
             if slab >= self.reached() {
@@ -211,7 +208,7 @@ impl Parts {
                 care.round_of.store(degradations, Ordering::Relaxed);
                 care.lacks.store(false, Ordering::Relaxed);
             }
-            let copied = self.copy(slab, &mut buffer);
+            let copied = self.copy(slab, verify);
             match copied {
                 Copied::NotNeeded => {}
                 Copied::NotNow => care.lacks.store(true, Ordering::Relaxed),
@@ -238,91 +235,23 @@ impl Parts {
         round_of != self.degradations()
     }
 
-    /// Makes one copy of a slab that has too few, where there is a member that can take it.
-    fn copy(&self, slab: usize, buffer: &mut Vec<u8>) -> Copied {
+    /// Makes one copy of a slab that has too few, or in place of one that a silent member has, where there is a member
+    /// that can take it.
+    fn copy(&self, slab: usize, verify: Option<&Verify<'_>>) -> Copied {
         let place = Place(self.places.see(slab).place);
-        if matches!(place, Place::NOWHERE | Place::LOST) || place.count() >= self.shape.total {
+        if matches!(place, Place::NOWHERE | Place::LOST) {
             return Copied::NotNeeded;
         }
-        self.copy_to_another(slab, place, place, None, buffer)
-    }
-
-    /// Copies a slab to a member that has it not. `kept` is the part of its place that keeps it. Where one gives it up
-    /// that is trusted, `leaving`, the new one gets what that one has, and nobody else's: else a damaged copy could
-    /// take the place of the good one, and nobody here can tell them apart.
-    fn copy_to_another(
-        &self,
-        slab: usize,
-        place: Place,
-        kept: Place,
-        leaving: Option<usize>,
-        buffer: &mut Vec<u8>,
-    ) -> Copied {
-        let free = self.takers() & !place.mask();
-        if free == 0 {
-            return Copied::NotNow;
+        if place.count() < self.shape.total {
+            return self.copy_to_another(slab, place, Reason::Lacks, verify);
         }
-        if self.lacks_believed(place) {
-            return Copied::NotNow;
+        let silent = place.members().find(|member| verify.is_some() && self.is_given_up(*member));
+        let Some(silent) = silent else { return Copied::NotNeeded };
+        let copied = self.copy_to_another(slab, place, Reason::GivesUp(silent), verify);
+        if copied == Copied::Yes {
+            count(&self.tallies.slabs_degraded);
         }
-        let Some(going) = self.places.begin_move(slab) else { return Copied::NotNow };
-        if going.from() != place.0 {
-            return Copied::NotNow;
-        }
-        buffer.resize(PIECE_BYTES as usize, 0);
-        // All that may: of many small members, those whose turn it is may be full, again and again.
-        let range = self.shape.range_of(slab);
-        let takes = |target: &usize| {
-            let taken = self.members[*target].store.take(range);
-            taken.inspect_err(|errno| _ = self.note(*target, *errno)).is_ok()
-        };
-        let Some(target) = self.candidates(range, free).find(takes) else { return Copied::NotNow };
-        let new = kept.with(target);
-        let start = slab as u64 * SLAB_BYTES;
-        let copied = catch_up(&going, new, |eighth| {
-            let offset = start + eighth * PIECE_BYTES;
-            let is_handed_on = leaving.is_some_and(|from| self.hand_on(place, new, from, target, offset, buffer));
-            is_handed_on || self.copy_piece(place, new, target, offset, buffer)
-        });
-        drop(going);
-        if copied {
-            // Who had it before, and was taken out of its place while it was there.
-            (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| _ = self.release(slab, other));
-            return Copied::Yes;
-        }
-        let _ = self.release(slab, target);
-        Copied::NotNow
-    }
-
-    /// Of the slab at `place`, a piece for the target, who is to be in the place `new`.
-    fn copy_piece(&self, place: Place, new: Place, target: usize, offset: u64, buffer: &mut [u8]) -> bool {
-        let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
-        if self.shape.is_cut() {
-            return self.copy_shard(place, new, target, piece);
-        }
-        if self.read_copies(place, piece, buffer).is_err() {
-            return false;
-        }
-        let written = self.members[target].store.write(offset, buffer);
-        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
-    }
-
-    /// Of the slab at `place`, a piece as `from` has it for the target, who takes its position in the place `new`.
-    fn hand_on(&self, place: Place, new: Place, from: usize, target: usize, offset: u64, buffer: &mut [u8]) -> bool {
-        let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
-        let position =
-            |place: Place, member: usize| (0..POSITIONS).find(|position| place.at(*position) == Some(member));
-        if self.shape.is_cut() && position(place, from) != position(new, target) {
-            return false;
-        }
-        let part = self.shape.part(piece);
-        let bytes = &mut buffer[..part.bytes];
-        let read = self.members[from].store.read(part.offset, bytes);
-        if read.inspect_err(|errno| _ = self.note(from, *errno)).is_err() {
-            return false;
-        }
-        let written = self.members[target].store.write(part.offset, bytes);
-        written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
+        copied
     }
 
     /// In a forked child.
@@ -333,25 +262,4 @@ impl Parts {
         }
         Ok(())
     }
-}
-
-/// Copies a slab, and what is written to it meanwhile, until its place can be the new one. False where that has come to
-/// nothing.
-fn catch_up(going: &Move<'_>, new: Place, mut copy: impl FnMut(u64) -> bool) -> bool {
-    let mut left = Eighths::ALL;
-    for _ in 0..CATCHES_UP_MOST {
-        if !left.numbers().all(|eighth| going.is_under_way() && copy(eighth)) {
-            return false;
-        }
-        left = match going.try_commit(new.0) {
-            Ok(()) => return true,
-            Err(Unready::Touched(again)) => again,
-            Err(Unready::Busy) => {
-                std::thread::sleep(WRITER_PAUSE);
-                Eighths(0)
-            }
-            Err(Unready::Over) => return false,
-        };
-    }
-    false
 }

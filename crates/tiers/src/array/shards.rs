@@ -131,21 +131,53 @@ impl Parts {
         Ok(())
     }
 
-    /// Of a piece of the slab at `place`, what a new member is to have: stored there.
-    pub(super) fn copy_shard(&self, place: Place, new: Place, target: usize, piece: Piece) -> bool {
-        let Some(position) = (0..POSITIONS).find(|position| new.at(*position) == Some(target)) else { return false };
+    /// Of a piece of the slab at `place`, what a new member at this position is to have: made of what others have, and
+    /// stored there.
+    pub(super) fn copy_shard(&self, place: Place, position: usize, target: usize, piece: Piece) -> bool {
         let Cutter { code, .. } = self.cutter();
         self.cutter().chunks(piece).all(|(_, chunk)| {
             let part = self.shape.part(chunk);
             let copied = self.cutter().with_shards(part.bytes, |shards| {
                 let there = self.gather(place, place.positions() & !(1 << position), chunk, shards)?;
                 code.restore(shards, part.bytes, there, 1 << position);
-                let written =
-                    self.members[target].store.write(part.offset, &shards[position * part.bytes..][..part.bytes]);
-                written.inspect_err(|errno| _ = self.note(target, *errno))
+                self.store_one(target, part, &shards[position * part.bytes..])
             });
             copied.is_ok()
         })
+    }
+
+    /// Of a piece of a slab, whose pages are `bytes`, what a member at this position is to have: stored there.
+    pub(super) fn store_shard(&self, position: usize, target: usize, piece: Piece, bytes: &[u8]) -> bool {
+        let Cutter { code, .. } = self.cutter();
+        self.cutter().chunks(piece).all(|(range, chunk)| {
+            let part = self.shape.part(chunk);
+            let stored = self.cutter().with_shards(part.bytes, |shards| {
+                code.encode(&bytes[range], shards);
+                self.store_one(target, part, &shards[position * part.bytes..])
+            });
+            stored.is_ok()
+        })
+    }
+
+    fn store_one(&self, target: usize, part: Piece, shard: &[u8]) -> Result<(), i32> {
+        let written = self.members[target].store.write(part.offset, &shard[..part.bytes]);
+        written.inspect_err(|errno| _ = self.note(target, *errno))
+    }
+
+    /// Of the slab at `place`, the members whose shards of a page are not those of `bytes`.
+    pub(super) fn wrong_shards(&self, place: Place, page: Piece, bytes: &[u8]) -> Vec<usize> {
+        let part = self.shape.part(page);
+        let mut read = vec![0; part.bytes];
+        let wrong = self.cutter().with_shards(part.bytes, |shards| {
+            self.cutter().code.encode(bytes, shards);
+            let is_wrong = |(position, shard): &(usize, &[u8])| {
+                let member = self.at(place, *position).filter(|(_, member)| !member.is_lost());
+                member.is_some_and(|(_, member)| member.store.read(part.offset, &mut read).is_ok() && read != *shard)
+            };
+            let wrong = shards.chunks_exact(part.bytes).enumerate().filter(is_wrong);
+            Ok(wrong.filter_map(|(position, _)| place.at(position)).collect())
+        });
+        wrong.unwrap_or_default()
     }
 
     /// Stores `bytes`. For who has entered.

@@ -9,6 +9,7 @@
 mod parity;
 mod silence;
 mod trust;
+mod verified;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize};
@@ -39,6 +40,8 @@ pub(crate) struct Memory {
     lies: AtomicBool,
     /// It wants back what it has.
     is_leaving: AtomicBool,
+    /// How long what it has stays without a look, in milliseconds.
+    look_every_ms: AtomicU64,
     /// Operations until one fails; negative: none does.
     fails_in: AtomicI64,
     /// What others do when somebody begins to copy a slab here.
@@ -55,6 +58,7 @@ impl Memory {
             is_new: AtomicBool::new(false),
             lies: AtomicBool::new(false),
             is_leaving: AtomicBool::new(false),
+            look_every_ms: AtomicU64::new(20_000),
             fails_in: AtomicI64::new(-1),
             meanwhile: Mutex::default(),
         })
@@ -87,6 +91,13 @@ impl Memory {
     /// From now on, what is read of it is wrong.
     pub(crate) fn lie(&self, lies: bool) {
         self.lies.store(lies, Ordering::SeqCst);
+    }
+
+    /// A bit of each page that it has is another one now.
+    fn damage(&self) {
+        let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        let units = slabs.values_mut().flat_map(|(_, slab)| slab.chunks_exact_mut(512));
+        units.for_each(|unit| unit[77] ^= 4);
     }
 
     fn held(&self) -> usize {
@@ -166,7 +177,7 @@ impl Store for Arc<Memory> {
     }
 
     fn look_every(&self) -> Duration {
-        Duration::from_secs(20)
+        Duration::from_millis(self.look_every_ms.load(Ordering::SeqCst))
     }
 
     fn start_over(&self) {
@@ -205,10 +216,10 @@ pub(crate) fn members(count: usize) -> Vec<Arc<Memory>> {
 /// Looks for everybody, and makes all copies that can be made.
 fn settle(array: &Array) {
     for _ in 0..2 {
-        (0..array.parts.members.len()).for_each(|index| array.parts.look(index));
+        (0..array.parts.members.len()).for_each(|index| array.parts.look(index, None));
     }
     for _ in 0..100 * SLABS {
-        if !array.parts.settle() {
+        if !array.parts.settle(None) {
             return;
         }
     }
@@ -327,7 +338,7 @@ fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
         let is_at_it = |slab: &usize| Place(array.parts.places.see(*slab).place).has(0);
         let touched = (0..SLABS).find(is_at_it).unwrap() as u64;
         write(&array, touched * 512, 5).unwrap();
-        array.parts.tend();
+        array.parts.tend(None);
         settle(&array);
         members[1].restart();
         settle(&array);
@@ -345,7 +356,7 @@ fn a_slab_gets_its_copy_however_often_it_is_written_to() {
         (0..SLABS as u64).for_each(|slab| write(&*array, slab * 512, 0).unwrap());
         let versions = Arc::new(AtomicU64::new(0));
         members[0].restart();
-        (0..2).for_each(|_| array.parts.look(0));
+        (0..2).for_each(|_| array.parts.look(0, None));
         for member in &members {
             let (array, versions) = (Arc::downgrade(&array), Arc::clone(&versions));
             let act = move || {
@@ -355,7 +366,7 @@ fn a_slab_gets_its_copy_however_often_it_is_written_to() {
             *member.meanwhile.lock().unwrap() = Some(Box::new(act));
         }
         for _ in 0..4 * SLABS {
-            array.parts.settle();
+            array.parts.settle(None);
         }
         assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == shape.total), "{shape:?}");
         let version = versions.load(Ordering::SeqCst);
@@ -376,7 +387,7 @@ fn a_member_that_wants_its_memory_back_gets_it_and_nothing_is_lost() {
         members[0].is_leaving.store(true, Ordering::SeqCst);
         for turn in 0.. {
             assert!(turn < 100 * SLABS, "slabs are saved without end");
-            if !array.parts.save() {
+            if !array.parts.save(None) {
                 break;
             }
         }
@@ -395,11 +406,11 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     members[0].go_away(true);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 2).unwrap());
     members[0].go_away(false);
-    array.parts.look(0);
+    array.parts.look(0, None);
     assert!(!array.parts.members[0].is_lost());
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
     members[1].go_away(true);
-    array.parts.look(1);
+    array.parts.look(1, None);
     // Nobody else has what was written last, and member 0 is there.
     let place = Place(array.parts.places.see(0).place);
     assert_eq!(place.members().collect::<Vec<_>>(), [1]);
@@ -436,9 +447,9 @@ fn a_copy_goes_to_whoever_has_room_however_many_are_full() {
     assert_eq!((members[0].held(), members[5].held()), (1, 0));
     members[..5].iter().for_each(|member| member.room.store(member.held(), Ordering::SeqCst));
     members[0].go_away(true);
-    array.parts.look(0);
+    array.parts.look(0, None);
     array.parts.give_up(0, false);
-    while array.parts.settle() {}
+    while array.parts.settle(None) {}
     assert_eq!(members[5].held(), 1, "in the first round");
     assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2));
 }
@@ -500,11 +511,11 @@ fn nobody_reads_what_is_old_while_slabs_move() {
         while !workers.iter().all(|worker| worker.is_finished()) {
             members[round % 3].restart();
             // It says that it is new, and then that it is there.
-            (0..2).for_each(|_| array.parts.look(round % 3));
+            (0..2).for_each(|_| array.parts.look(round % 3, None));
             let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 2);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
-                (0..3).for_each(|index| array.parts.look(index));
-                array.parts.settle();
+                (0..3).for_each(|index| array.parts.look(index, None));
+                array.parts.settle(None);
             }
             round += 1;
         }

@@ -44,7 +44,8 @@ impl Parts {
         (suspects.count_ones() == 1).then(|| place.at(suspects.trailing_zeros() as usize))?
     }
 
-    fn was_wrong(&self, index: usize, pages: u64) {
+    /// So many pages of a member's were not what was stored.
+    pub(super) fn was_wrong(&self, index: usize, pages: u64) {
         let member = &self.members[index];
         if member.was_wrong(pages, WRONG_PAGES_MOST) {
             count(&self.tallies.members_distrusted);

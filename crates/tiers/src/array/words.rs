@@ -35,6 +35,7 @@ impl Told {
 impl Parts {
     /// See the module.
     pub(super) fn tell(&self, say: &mut dyn FnMut(&str)) {
+        self.tell_of_damage(say);
         for member in &self.members {
             let name = member.store.name();
             if member.was_anew.swap(false, Ordering::AcqRel) {
@@ -55,6 +56,16 @@ impl Parts {
                      others get what it had; replace it, or start it anew"
                 )),
             }
+        }
+    }
+
+    fn tell_of_damage(&self, say: &mut dyn FnMut(&str)) {
+        let pages = self.care.damaged_pages.swap(0, Ordering::Relaxed);
+        if pages > 0 {
+            say(&format!(
+                "{pages} pages were copied from donors that no longer have what was stored, and no other donor has it; \
+                 a program that reads them gets an error; check the memory of the donors"
+            ));
         }
     }
 

@@ -38,7 +38,7 @@ const LEASES_TRIED_MOST: u32 = 4;
 const BUSY_MOST: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Leases are renewed so many times before they would end.
-const RENEWALS: u32 = 3;
+pub(crate) const RENEWALS: u32 = 3;
 /// And so often while the donor takes memory back: it says which only before answers, some at a time.
 const RENEWAL_WHILE_LEAVING: Duration = Duration::from_secs(1);
 /// When what was asked back is still there then, the donor does without it.

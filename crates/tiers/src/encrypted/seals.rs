@@ -25,7 +25,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::Sealing;
-use crate::tier::PAGE;
+use crate::tier::{PAGE, Verified};
 
 /// Words of one record.
 const RECORD_WORDS: usize = 3;
@@ -142,6 +142,14 @@ impl Sealing for Seals {
                 page.fill(0);
             }
         }
+    }
+
+    fn verify(&self, page: usize, sealed: &[u8]) -> Verified {
+        let record = get(self.record(page));
+        if record[0] == 0 {
+            return Verified::Unknown;
+        }
+        if self.open_page(record, &mut sealed.to_vec()) { Verified::Right } else { Verified::Wrong }
     }
 
     fn open_one(&self, page: usize, bytes: &mut [u8]) -> bool {

@@ -27,7 +27,7 @@ use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::{Again, FRAME_PAGES, Parts, Sealing};
-use crate::tier::PAGE;
+use crate::tier::{PAGE, Verified};
 
 const RECORD_WORDS: usize = 4;
 const KEY_BYTES: usize = 16;
@@ -140,6 +140,14 @@ impl Sealing for Secrets {
             if is_sealed(record) && !open_page(record, page) {
                 page.fill(0);
             }
+        }
+    }
+
+    fn verify(&self, page: usize, sealed: &[u8]) -> Verified {
+        match self.record(page).map(get).filter(|record| is_sealed(*record)) {
+            None => Verified::Unknown,
+            Some(record) if open_page(record, &mut sealed.to_vec()) => Verified::Right,
+            Some(_) => Verified::Wrong,
         }
     }
 

@@ -43,7 +43,7 @@ fn slabs_side_by_side_are_with_the_same_members() {
         let array = parity_of(&members, 4, 1);
         write(&array, 0, 1).unwrap();
         members[lost].restart();
-        array.parts.look(lost);
+        array.parts.look(lost, None);
         members[lost].go_away(true);
         settle(&array);
         members[lost].go_away(false);
@@ -140,10 +140,10 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     members[0].go_away(true);
     (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 2).unwrap());
     members[0].go_away(false);
-    array.parts.look(0);
+    array.parts.look(0, None);
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
     members[1].go_away(true);
-    array.parts.look(1);
+    array.parts.look(1, None);
     // The shards of member 0 are of before: with those of three others, nothing can be said.
     let mut bytes = vec![0; PAGE_BYTES as usize];
     assert!(array.parts.try_read(crate::donor::pieces(0, PAGE_BYTES).next().unwrap(), &mut bytes).is_err());
@@ -166,7 +166,7 @@ fn a_torn_write_is_an_error_and_spoils_no_other_page() {
         lost.iter().for_each(|member| members[*member].go_away(true));
         assert!(array.parts.write_once(0, 2).is_err());
         lost.iter().for_each(|member| members[*member].go_away(false));
-        lost.iter().for_each(|member| array.parts.look(*member));
+        lost.iter().for_each(|member| array.parts.look(*member, None));
         read(&array, 4, 1).unwrap();
         write(&array, 0, 3).unwrap();
         read(&array, 0, 3).unwrap();
@@ -228,7 +228,7 @@ fn a_member_that_wants_its_memory_back_gets_it_and_nothing_is_lost() {
         (0..SLABS as u64).for_each(|slab| write(&array, slab * 512, 3).unwrap());
         members[0].room.store(0, Ordering::SeqCst);
         members[0].is_leaving.store(true, Ordering::SeqCst);
-        let turns = (0..100 * SLABS).take_while(|_| array.parts.save()).count();
+        let turns = (0..100 * SLABS).take_while(|_| array.parts.save(None)).count();
         assert!(turns < 100 * SLABS, "slabs are saved without end");
         assert_eq!(members[0].held(), 0);
         assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 4 + usize::from(is_whole)));
@@ -277,11 +277,11 @@ fn nobody_reads_what_is_old_while_shards_move() {
         let mut round = 0;
         while !workers.iter().all(|worker| worker.is_finished()) {
             members[round % 6].restart();
-            (0..2).for_each(|_| array.parts.look(round % 6));
+            (0..2).for_each(|_| array.parts.look(round % 6, None));
             let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 5);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
-                (0..6).for_each(|index| array.parts.look(index));
-                array.parts.settle();
+                (0..6).for_each(|index| array.parts.look(index, None));
+                array.parts.settle(None);
                 array.parts.sweep();
             }
             round += 1;

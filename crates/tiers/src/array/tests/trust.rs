@@ -76,7 +76,7 @@ fn who_is_wrong_too_often_loses_its_slabs_to_others_until_it_is_started_anew() {
             lie(member, true);
             find_out(&array, 1);
             assert_eq!(distrusted(&array), [liar], "it, and nobody else");
-            while array.parts.save() {}
+            while array.parts.save(None) {}
             let total = array.parts.shape.total;
             let place = |slab| Place(array.parts.places.see(slab).place);
             assert!((0..SLABS).all(|slab| place(slab).count() == total && !place(slab).has(liar)), "{liar}");
@@ -99,7 +99,7 @@ fn where_nobody_else_has_room_it_keeps_what_it_has() {
     fill(&array, 1);
     lie(&members[0], true);
     find_out(&array, 1);
-    while array.parts.save() {}
+    while array.parts.save(None) {}
     settle(&array);
     assert!((0..SLABS).all(|slab| Place(array.parts.places.see(slab).place).count() == 2), "half of it is right");
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 1).unwrap());
@@ -117,7 +117,7 @@ fn people_are_told_once_who_is_gone_and_back_and_anew_and_not_believed() {
     let array = array_of(&members, 2);
     fill(&array, 1);
     members[0].go_away(true);
-    array.parts.look(0);
+    array.parts.look(0, None);
     assert_eq!(told(&array), [""; 0], "a hiccup is nobody's business");
     std::thread::sleep(GIVEN_UP_AFTER + Duration::from_millis(10));
     let lines = told(&array);
@@ -152,12 +152,12 @@ fn what_is_not_believed_becomes_neither_the_only_copy_nor_the_source_of_one() {
         let failure = write(&array, 0, 2).unwrap_err();
         assert!([Disposition::Retry, Disposition::Keep].contains(&failure.disposition()), "{failure}");
         assert_eq!(place(0), before, "both have it still");
-        while array.parts.settle() {}
+        while array.parts.settle(None) {}
         assert_eq!(place(0), before, "and nobody has it from the one who is not believed");
         array.parts.give_up(silent, false);
         assert_eq!(place(0), before, "nor is the other one given up for it");
         members[liar].is_leaving.store(true, Ordering::SeqCst);
-        array.parts.save();
+        array.parts.save(None);
         assert_eq!(place(0), before, "nor saved from it");
         members[liar].is_leaving.store(false, Ordering::SeqCst);
         members[silent].go_away(false);
@@ -179,7 +179,7 @@ fn who_is_silent_for_a_moment_is_waited_for_where_what_came_is_wrong() {
         let failure = read_right(&array, 0, 1).unwrap_err();
         assert_eq!(failure.disposition(), Disposition::Retry, "the bytes are not lost: {failure}");
         members[silent].go_away(false);
-        (0..array.parts.members.len()).for_each(|index| array.parts.look(index));
+        (0..array.parts.members.len()).for_each(|index| array.parts.look(index, None));
         assert_eq!(read_right(&array, 0, 1), Ok(true));
     }
 }
@@ -198,7 +198,7 @@ fn what_a_member_gives_back_is_copied_from_itself() {
         lie(&members[1], true);
         for turn in 0.. {
             assert!(turn < 100 * SLABS, "slabs are saved without end");
-            if !array.parts.save() {
+            if !array.parts.save(None) {
                 break;
             }
         }
