@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use aquifer_tiers::conformance::check;
-use aquifer_tiers::{Flash, FlashSpec, OpenFailure};
+use aquifer_tiers::conformance::{check, frames};
+use aquifer_tiers::{Flash, FlashSpec, OpenFailure, PAGE, TierSpec, farewell};
 use scratch::Scratch;
 
 const DEVICE_BYTES: u64 = 128 << 20;
@@ -87,6 +87,30 @@ fn a_device_that_is_held_is_refused() {
     let second = Flash::open(&FlashSpec { overwrite: true, ..device.spec() });
     assert!(matches!(second, Err(OpenFailure::DeviceInUse { .. })));
     drop(first);
+}
+
+#[test]
+fn what_a_program_leaves_on_a_device_is_discarded() {
+    let Some(device) = Loop::new() else { return };
+    let tier = Flash::open(&device.spec()).unwrap();
+    let frame = frames::frame(64, 7);
+    aquifer_tiers::Tier::write(&tier, 4 << 20, &frame).unwrap();
+    frames::give_back(frame);
+    drop(tier);
+    let stored = || {
+        let mut bytes = vec![0; 64 * PAGE];
+        std::fs::File::open(&device.device).unwrap().read_exact_at(&mut bytes, 4 << 20).unwrap();
+        bytes
+    };
+    assert!(stored().iter().any(|byte| *byte != 0), "its end takes nothing away, however it ends");
+    farewell(&TierSpec::Flash(device.spec()));
+    let name = device.device.file_name().unwrap().to_string_lossy().into_owned();
+    let bytes_max = std::fs::read_to_string(format!("/sys/block/{name}/queue/discard_max_bytes"));
+    if bytes_max.is_ok_and(|bytes| bytes.trim() == "0") {
+        return aquifer_test_support::skip("losetup makes a device here that cannot discard");
+    }
+    assert!(stored().iter().all(|byte| *byte == 0));
+    drop(Flash::open(&device.spec()).unwrap_or_else(|failure| panic!("it is empty: {failure}")));
 }
 
 #[test]
