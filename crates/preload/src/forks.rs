@@ -20,15 +20,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use aquifer_pager::abort::{abort, say};
 use aquifer_pager::signal;
 use aquifer_sys::dispatch::{self, Trapped};
+use aquifer_sys::raw::Errno;
 use aquifer_sys::{raw, signals};
 
 use crate::calls::HAS_THREADS;
-use crate::program_memory::load;
+use crate::mappings::ADDRESSES_END;
+use crate::program_memory::{can_store_word, is_readable, load, store_word};
 use crate::start::{instance, instance_inside};
 use crate::{next, own_allocator, threads};
 
-/// The structure of clone3(2), as long as it has ever been, and what is read of it by name.
+/// The structure of clone3(2): as short as it was first, longer than it has ever been, and as long as the kernel takes
+/// it where the rest is zeros; and what is read of it by name.
+const CLONE_ARGS_BYTES_LEAST: usize = 64;
 const CLONE_ARGS_BYTES_MOST: usize = 128;
+const CLONE_ARGS_BYTES_TAKEN: usize = 4096;
 const FLAGS: usize = 0;
 const PIDFD: usize = 1;
 const CHILD_TID: usize = 2;
@@ -111,12 +116,31 @@ pub unsafe extern "C" fn clone(
         unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) }
     };
     if flags & libc::CLONE_VM != 0 {
-        return with(run, flags, argument);
+        return with_held_stack(flags, stack as usize, || with(run, flags, argument));
     }
     let flags = without_shared_table(flags as usize) as c_int;
     // The child's copy of this frame stays as it is: it has another stack.
     let begins = Begins { run, argument };
     with_trap(|| with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
+}
+
+/// Makes a task that shares this memory, by `call`, and holds its stack for as long as it lives: it has no alternate
+/// stack, so a fault on its own one could not be signalled. With CLONE_VFORK it has its parent's, which waits.
+fn with_held_stack(flags: c_int, top: usize, call: impl FnOnce() -> c_int) -> c_int {
+    let instance = instance().filter(|instance| instance.adopter.is_active() && flags & libc::CLONE_VFORK == 0);
+    let held = instance.map_or(Ok(None), |instance| threads::hold_stack_below(instance, top));
+    let Ok(held) = held else {
+        signals::set_errno(libc::EAGAIN);
+        return -1;
+    };
+    let task = call();
+    if let (Some(instance), Some(held)) = (instance, held) {
+        match u32::try_from(task) {
+            Ok(task) => instance.adopter.pass_hold(held, task),
+            Err(_) => instance.adopter.release_hold(held),
+        }
+    }
+    task
 }
 
 /// What a child of clone(2) was to do.
@@ -161,8 +185,8 @@ pub fn copies_memory(number: i64, args: &[usize; 6]) -> bool {
         libc::SYS_fork => 0,
         libc::SYS_vfork => libc::CLONE_VM as usize,
         libc::SYS_clone => args[0],
-        // clone3(2)'s structure begins with its flags. Where it cannot be read, the kernel says so and makes nothing.
-        _ => load::<u64>(args[0]).map_or(libc::CLONE_VM as usize, |flags| flags as usize),
+        // clone3(2)'s structure begins with its flags. Where it cannot be read, `make` says so.
+        _ => load::<u64>(args[0]).map_or(0, |flags| flags as usize),
     };
     flags & libc::CLONE_VM as usize == 0
 }
@@ -175,19 +199,11 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     match number {
         libc::SYS_clone => stack = std::mem::take(&mut args[1]),
         libc::SYS_clone3 => {
-            if args[1] > CLONE_ARGS_BYTES_MOST {
-                return trapped.set_result(-(libc::E2BIG as isize));
+            match read_structure(args[0], args[1]).and_then(without_stack) {
+                Ok(read) => (structure, stack) = read,
+                Err(errno) => return trapped.set_result(-(errno.0 as isize)),
             }
-            // SAFETY: the program's structure has as many bytes as it says.
-            unsafe {
-                let from = std::ptr::with_exposed_provenance::<u8>(args[0]);
-                std::ptr::copy_nonoverlapping(from, structure.as_mut_ptr().cast(), args[1]);
-            }
-            if structure[STACK] != 0 {
-                stack = (structure[STACK] + structure[STACK_SIZE]) as usize;
-                (structure[STACK], structure[STACK_SIZE]) = (0, 0);
-            }
-            args[0] = structure.as_ptr() as usize;
+            args = [structure.as_ptr() as usize, args[1].min(CLONE_ARGS_BYTES_MOST), 0, 0, 0, 0];
         }
         _ => {}
     }
@@ -204,6 +220,9 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     }
     let mut pidfd = 0i32;
     let words = Words::take(number, flags, &mut args, &mut structure, &raw mut pidfd as usize);
+    if words.pidfd != 0 && !can_store_word(words.pidfd) {
+        return trapped.set_result(-(libc::EFAULT as isize));
+    }
     let result = instance.adopter.fork(|| {
         own_allocator::at_rest(|| {
             // SAFETY: the program's own call, but for the stack: the child goes on with a copy of this one.
@@ -218,6 +237,46 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
         trapped.set_stack(stack);
     }
     trapped.set_result(result);
+}
+
+/// The structure of clone3(2), where the kernel would take it. Only a structure that can be read is: some programs pass
+/// others, to learn what this kernel knows.
+fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOST / 8], Errno> {
+    match len {
+        0..CLONE_ARGS_BYTES_LEAST => return Err(Errno(libc::EINVAL)),
+        CLONE_ARGS_BYTES_LEAST..=CLONE_ARGS_BYTES_TAKEN => {}
+        _ => return Err(Errno(libc::E2BIG)),
+    }
+    if !is_readable(start, len) {
+        return Err(Errno(libc::EFAULT));
+    }
+    let mut structure = [0u64; CLONE_ARGS_BYTES_MOST / 8];
+    // SAFETY: all of it can be read, or is away: a fault is resolved as for any load.
+    let all = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(start), len) };
+    let known = len.min(CLONE_ARGS_BYTES_MOST);
+    if all[known..].iter().any(|byte| *byte != 0) {
+        return Err(Errno(libc::E2BIG));
+    }
+    // SAFETY: the array has as many bytes, and any bytes are words.
+    unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), structure.as_mut_ptr().cast(), known) };
+    Ok(structure)
+}
+
+/// Takes the stack out of the structure; returns its top. EINVAL for what the kernel takes for no stack, which it cannot
+/// say of one that it does not see.
+fn without_stack(
+    mut structure: [u64; CLONE_ARGS_BYTES_MOST / 8],
+) -> Result<([u64; CLONE_ARGS_BYTES_MOST / 8], usize), Errno> {
+    let (start, len) = (structure[STACK] as usize, structure[STACK_SIZE] as usize);
+    let is_stack = start != 0 && len != 0 && start.checked_add(len).is_some_and(|top| top <= ADDRESSES_END);
+    match (start, len) {
+        (0, 0) => Ok((structure, 0)),
+        _ if is_stack => {
+            (structure[STACK], structure[STACK_SIZE]) = (0, 0);
+            Ok((structure, start + len))
+        }
+        _ => Err(Errno(libc::EINVAL)),
+    }
 }
 
 /// Words of the program that clone(2) fills. They may be away; and what the kernel wrote in a child, before its memory
@@ -264,16 +323,11 @@ impl Words {
         words
     }
 
-    /// In both processes, with the call's result.
+    /// In both processes, with the call's result. A word that cannot be written to is left, as by the kernel.
     fn give(&self, result: isize, pidfd: i32) {
-        let write = |at: usize, value: i32| {
-            if at != 0 {
-                // SAFETY: the program's own word, as clone(2) wants it; a fault there is resolved as for any store.
-                unsafe { std::ptr::with_exposed_provenance_mut::<i32>(at).write_unaligned(value) };
-            }
-        };
+        let write = |at: usize, value: i32| at != 0 && store_word(at, value);
         match result {
-            0 => write(self.child, raw::thread_id() as i32),
+            0 => _ = write(self.child, raw::thread_id() as i32),
             1.. => {
                 write(self.parent, result as i32);
                 write(self.pidfd, pidfd);

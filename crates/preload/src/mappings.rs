@@ -26,7 +26,7 @@ fn is_plain(flags: c_int) -> bool {
 }
 
 /// The end of the addresses that a program can have (TASK_SIZE of x86-64 with four levels of page tables).
-const ADDRESSES_END: usize = 0x7fff_ffff_f000;
+pub const ADDRESSES_END: usize = 0x7fff_ffff_f000;
 
 /// Where `start..start + len` ends, in whole pages. `None` for what is no range of pages: the kernel refuses it, and
 /// nothing may be forgotten for its sake.

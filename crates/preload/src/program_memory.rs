@@ -40,6 +40,28 @@ pub fn store<T>(start: usize, value: T) -> bool {
     true
 }
 
+/// Puts a word at `start`. False where a store would end the program.
+pub fn store_word(start: usize, value: i32) -> bool {
+    let possible = can_store_word(start);
+    if possible {
+        // SAFETY: it can be written to, or is away: a fault is resolved as for any store.
+        unsafe { std::ptr::with_exposed_provenance_mut::<i32>(start).write_unaligned(value) };
+    }
+    possible
+}
+
+/// Whether a word can be put at `start`, which keeps what is there.
+pub fn can_store_word(start: usize) -> bool {
+    let Some(old) = load::<i32>(start) else { return false };
+    // SAFETY: prctl(2) writes one word there, or says that it cannot.
+    let asked = unsafe { syscall(libc::SYS_prctl, [libc::PR_GET_PDEATHSIG as usize, start, 0, 0, 0, 0]) };
+    if asked.is_ok() {
+        // SAFETY: the kernel has just written to it, or it has left since, and a fault is resolved.
+        unsafe { std::ptr::with_exposed_provenance_mut::<i32>(start).write_unaligned(old) };
+    }
+    asked.is_ok() || is_ours(start)
+}
+
 /// Whether `len` bytes at `start` can be read by us.
 pub fn is_readable(start: usize, len: usize) -> bool {
     if is_a_frames(start, len) {
@@ -128,6 +150,8 @@ mod tests {
         assert_eq!(load::<u64>(start + 4088), Some(0x0102_0304_0506_0708));
         assert_eq!((load::<u16>(start + 4094), load::<u16>(start + 4095)), (Some(0x0102), None));
         assert!(is_readable(start, 4096) && !is_readable(start, 4097) && is_readable(start, 0));
+        assert!(store_word(start, 5) && can_store_word(start) && load::<i32>(start) == Some(5));
+        assert!(!store_word(start + 4096, 5) && !store_word(start + 4094, 5) && !store_word(0, 5));
     }
 
     #[test]

@@ -56,6 +56,12 @@ pub fn hold_stack(instance: &'static Instance) -> Option<usize> {
     instance.adopter.is_active().then(hold).flatten()
 }
 
+/// The same of a stack whose top is `top`, for a task that is to be made. An error where it cannot be held.
+pub fn hold_stack_below(instance: &'static Instance, top: usize) -> Result<Option<usize>, Errno> {
+    let start = top.saturating_sub(THREAD_BYTES);
+    instance.adopter.hold_for_thread(start, top - start)
+}
+
 /// Entries that the kernel follows of a list of robust mutexes: its ROBUST_LIST_LIMIT.
 const ROBUST_MOST: usize = 2048;
 

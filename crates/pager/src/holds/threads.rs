@@ -30,6 +30,12 @@ impl Pager {
         self.hold(THREAD, this_thread(), start, end).map(Some).ok_or(Errno(libc::EAGAIN))
     }
 
+    /// Such a hold of the caller's is from now on for a task that it has made by clone(2), and that shares this memory:
+    /// a thread or a process of its own.
+    pub(crate) fn pass_hold(&self, index: usize, task: u32) {
+        self.holds.known()[index].frame.store(task as usize | TASK, Ordering::SeqCst);
+    }
+
     /// Ends a hold of [`hold_for_thread`](Self::hold_for_thread).
     pub(crate) fn release_hold(&self, index: usize) {
         self.holds.release(index);
@@ -67,6 +73,9 @@ impl Holds {
 /// In the place of [`THREAD`] while a hold is being released. No token either: those are addresses.
 pub(super) const IN_RELEASE: usize = 3;
 
+/// With the number of a task that may have a process of its own: other processes are looked through for it, too.
+const TASK: usize = 1 << 32;
+
 #[allow(unsafe_code, reason = "system calls with numbers")]
 fn this_thread() -> usize {
     // SAFETY: gettid(2) takes nothing.
@@ -75,7 +84,11 @@ fn this_thread() -> usize {
 
 #[allow(unsafe_code, reason = "system calls with numbers")]
 fn is_gone(thread: usize) -> bool {
+    let (number, args) = match thread & TASK {
+        0 => (libc::SYS_tgkill, [std::process::id() as usize, thread, 0, 0, 0, 0]),
+        _ => (libc::SYS_tkill, [thread & !TASK, 0, 0, 0, 0, 0]),
+    };
     // SAFETY: numbers; signal 0 is none.
-    let found = unsafe { syscall(libc::SYS_tgkill, [std::process::id() as usize, thread, 0, 0, 0, 0]) };
+    let found = unsafe { syscall(number, args) };
     found == Err(Errno(libc::ESRCH))
 }
