@@ -18,6 +18,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_stats::{Counters, Gauge};
 use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MOST, advise, resident_pages};
+use aquifer_sys::own_descriptors::keep_spares;
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
 use aquifer_sys::thread_slot::{self, Trapping};
@@ -300,6 +301,7 @@ impl Adopter {
             pager.lock(range.start, range.end - range.start);
         }
         Self::tell_foretold(pager, &mut state.said);
+        keep_spares();
         self.started.store(true, Ordering::Release);
     }
 
@@ -575,8 +577,12 @@ fn registered(delivery: Delivery) -> Gauge {
 /// Which pages of a range that was registered with `uffd` have contents.
 fn populated(uffd: &Uffd, start: usize, len: usize) -> io::Result<Vec<bool>> {
     match by_pagemap(start, len) {
-        // A program that has changed its user may not open its own one.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+        // A program that has changed its user may not open its own one, and one that has as many files open as it may
+        // can open no more.
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied
+                || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
+        {
             let mut present = vec![false; len / PAGE_BYTES as usize];
             resident(uffd, start, &mut present).map(|()| present)
         }

@@ -21,7 +21,7 @@ use aquifer_core::engine::{DiscardStep, Engine, ForkObstacle};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::advise;
-use aquifer_sys::own_descriptors::own_table;
+use aquifer_sys::own_descriptors::{own_table, with_room};
 use aquifer_sys::own_stack;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
@@ -321,7 +321,7 @@ impl Pager {
         self.forked_at_ns.store(now_ns(), Ordering::Relaxed);
         self.holds.keep_only(thread_slot::token());
         self.forking.store(0, Ordering::SeqCst);
-        if let Err(errno) = joined.and_then(|()| self.renew()) {
+        if let Err(errno) = joined.and_then(|()| with_room(|| self.renew())) {
             abort(&["a forked process cannot manage its memory (", errno.name(), "); raise its limits (ulimit -a)"]);
         }
         removed_bytes

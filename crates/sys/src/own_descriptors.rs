@@ -15,7 +15,7 @@
 //!   a thread continues to work.
 //!
 //! After fork(2) a child has its own files under the same numbers, so the table is valid there as well. Threads: any.
-//! Nothing is ever removed from the table: Aquifer's descriptors stay open until the process ends.
+//! Only spare descriptors are ever removed from the table: the others stay open until the process ends.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -31,6 +31,9 @@ const HIGH_MOST: usize = 48;
 /// The lowest number for Aquifer's descriptors: above those that shells and daemons choose for themselves, and below
 /// the smallest usual limit (256). If the limit is lower still, descriptors keep their numbers.
 const FIRST: usize = 160;
+/// Number of descriptors kept open only to be closed when a forked process needs new ones. It replaces two at a time: a
+/// userfaultfd and the device that it is opened from, or both ends of a pipe. Twice as many.
+const SPARES_MOST: usize = 4;
 /// No descriptor.
 const NONE: i32 = -1;
 /// The last of the program's descriptors that a pager thread keeps: messages go there.
@@ -42,6 +45,7 @@ const CLOSE_RANGE_UNSHARE: usize = 1 << 1;
 /// A bit for each number below [`NUMBERS_MOST`]: 1 for Aquifer's.
 static OURS: [AtomicU64; NUMBERS_MOST / 64] = [const { AtomicU64::new(0) }; NUMBERS_MOST / 64];
 static HIGH: [AtomicI32; HIGH_MOST] = [const { AtomicI32::new(NONE) }; HIGH_MOST];
+static SPARES: [AtomicI32; SPARES_MOST] = [const { AtomicI32::new(NONE) }; SPARES_MOST];
 /// The descriptor of Aquifer's that stays in the program's table and is closed in the pager's threads: `lifeline.rs`.
 static LEFT_BEHIND: AtomicI32 = AtomicI32::new(NONE);
 
@@ -134,6 +138,43 @@ pub fn around_ours<E>(first: u32, last: u32, mut each: impl FnMut(u32, u32) -> R
     Ok(())
 }
 
+/// Opens the [spare](SPARES_MOST) descriptors, as far as the limit on open files allows.
+pub fn keep_spares() {
+    for place in SPARES.iter().filter(|place| place.load(Ordering::Acquire) == NONE) {
+        // An eventfd, which gives access to nothing: a directory would lead out of a later chroot(2) of the program.
+        // SAFETY: eventfd2(2) takes numbers.
+        let opened = unsafe { syscall(libc::SYS_eventfd2, [0, libc::EFD_CLOEXEC as usize, 0, 0, 0, 0]) };
+        let Ok(opened) = opened else { return };
+        place.store(keep(opened as RawFd), Ordering::Release);
+    }
+}
+
+/// Calls `act`, which replaces descriptors, even if the program has as many open as its limit allows: closing the spare
+/// ones makes room. For a forked process in which no other thread runs.
+pub fn with_room<T>(act: impl FnOnce() -> T) -> T {
+    for place in &SPARES {
+        let spare = place.swap(NONE, Ordering::AcqRel);
+        if spare != NONE {
+            unprotect(spare);
+            // SAFETY: close(2) of a descriptor that this table owned and that nothing else uses.
+            let _ = unsafe { syscall(libc::SYS_close, [spare as usize, 0, 0, 0, 0, 0]) };
+        }
+    }
+    let outcome = act();
+    keep_spares();
+    outcome
+}
+
+/// Removes protection from a descriptor that is about to be closed: the program may get its number next.
+fn unprotect(number: RawFd) {
+    match usize::try_from(number) {
+        Ok(low) if low < NUMBERS_MOST => drop(OURS[low / 64].fetch_and(!(1 << (low % 64)), Ordering::AcqRel)),
+        _ => HIGH.iter().for_each(|place| {
+            let _ = place.compare_exchange(number, NONE, Ordering::AcqRel, Ordering::Relaxed);
+        }),
+    }
+}
+
 /// Ensures that no other process uses the calling thread's table of descriptors: copies the table if one does. Returns
 /// false if the kernel refuses.
 pub fn own_table() -> bool {
@@ -185,6 +226,21 @@ mod tests {
         assert!(!is_ours(-1) && seen(2) && seen(NUMBERS_MOST as u32 + 5));
         protect(NUMBERS_MOST as i32 + 5);
         assert!(is_ours(NUMBERS_MOST as i32 + 5) && !seen(NUMBERS_MOST as u32 + 5) && seen(NUMBERS_MOST as u32 + 4));
+    }
+
+    #[test]
+    fn spare_descriptors_make_room_and_are_not_ours_meanwhile() {
+        keep_spares();
+        let spares = || SPARES.each_ref().map(|place| place.load(Ordering::Acquire));
+        let before = spares();
+        assert!(before.iter().all(|spare| is_ours(*spare)));
+        let closed = |number: i32| {
+            // SAFETY: fcntl(2) takes numbers.
+            unsafe { syscall(libc::SYS_fcntl, [number as usize, libc::F_GETFD as usize, 0, 0, 0, 0]) }.is_err()
+        };
+        // Others of this process's tests may take a number at once.
+        let freed = with_room(|| before.iter().filter(|spare| !is_ours(**spare) && closed(**spare)).count());
+        assert!(freed > 0 && spares().iter().all(|spare| is_ours(*spare) && !closed(*spare)));
     }
 
     #[test]
