@@ -11,7 +11,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use aquifer_sys::memory::map_anonymous;
+use aquifer_sys::memory::map_apart;
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::{dispatch, own_stack, shown_calls, signal_stack};
@@ -121,7 +121,7 @@ pub fn hold_robust_mutexes() {
 /// Gives the calling thread an alternate stack, and one for the pager's work, for the rest of its life. From now on its
 /// calls may trap.
 pub fn give_stacks() -> Option<usize> {
-    let start = map_anonymous(STACKS_BYTES).ok()?;
+    let start = map_apart(STACKS_BYTES).ok()?;
     for low in [start, start + SIGNAL_STACK_BYTES] {
         // SAFETY: a part of the mapping that was made above.
         let _ = unsafe { syscall(libc::SYS_mprotect, [low, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };

@@ -4,7 +4,7 @@
 //! Address ranges: mmap(2), munmap(2), madvise(2), by direct system calls.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::FrameBuffer;
 use crate::raw::{Errno, syscall};
@@ -88,6 +88,25 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the kernel chooses a free range for the new mapping; no existing mapping is touched.
     unsafe { syscall(libc::SYS_mmap, [0, len, protection as usize, flags as usize, usize::MAX, 0]) }
+}
+
+/// How far below this library [`map_apart`] begins, and how far down it goes before it starts over. Choices: far more
+/// than programs map, and room for 65,536 threads.
+const APART_BELOW_BYTES: usize = 64 << 30;
+const APART_BYTES: usize = 32 << 30;
+
+/// Like [`map_anonymous`], for memory that is mapped at a moment when the program does not expect a mapping. It lies away
+/// from the addresses that the kernel gives to the program's next mappings: a program may have left a hole there for a
+/// stack of its own to grow into (MAP_GROWSDOWN).
+pub fn map_apart(len: usize) -> Result<usize, Errno> {
+    static TAKEN: AtomicUsize = AtomicUsize::new(0);
+    // In whole pages, like `len`: the kernel ignores a hint at which no mapping can begin.
+    let top = (&raw const TAKEN as usize >> 12 << 12).saturating_sub(APART_BELOW_BYTES);
+    let hint = top.saturating_sub(TAKEN.fetch_add(len, Ordering::Relaxed) % APART_BYTES + len);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping without MAP_FIXED: the kernel uses the hint only where nothing is mapped.
+    unsafe { syscall(libc::SYS_mmap, [hint, len, protection as usize, flags as usize, usize::MAX, 0]) }
 }
 
 /// Zeroed words that a forked child shares with its parent. Mapped as long as the process lives.
