@@ -35,7 +35,8 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Copies `count` entries at `start`. None where they cannot be read.
+    /// Copies `count` entries at `start`. None where they cannot be read, or one has a length that the kernel refuses
+    /// (EINVAL): it takes them as signed, and must not be given a part of them.
     ///
     /// # Safety
     /// They are the program's.
@@ -59,7 +60,11 @@ impl Entries {
                 entries.few[index] = entry;
             }
         }
-        entries.count = count;
+        let is_refused = |entry: &libc::iovec| isize::try_from(entry.iov_len).is_err();
+        let read = if count > FEW { &entries.many[..] } else { &entries.few[..count] };
+        if !read.iter().any(is_refused) {
+            entries.count = count;
+        }
         entries
     }
 

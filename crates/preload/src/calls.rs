@@ -251,6 +251,8 @@ impl Caller {
         // SAFETY: the caller's promise, in every arm.
         unsafe {
             match shape(number, &args) {
+                // The kernel takes the length as signed, and refuses it.
+                Shape::Bytes { .. } if isize::try_from(args[2]).is_err() => self.raw(number, args),
                 Shape::Bytes { reads } => self.bytes(adopter, number, args, reads),
                 Shape::Vector { reads } if (1..=bounce::ENTRIES_MOST).contains(&args[2]) => {
                     self.vector(adopter, number, args, reads)
@@ -401,6 +403,10 @@ impl Caller {
     unsafe fn vector(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         // SAFETY: the caller's promise.
         let entries = unsafe { Entries::read(args[1], args[2]) };
+        if entries.list().len() != args[2] {
+            // SAFETY: as above.
+            return unsafe { self.raw(number, args) };
+        }
         // The newer calls take -1 for "where the file is".
         let at = match number {
             libc::SYS_preadv2 | libc::SYS_pwritev2 => args[3] != usize::MAX,
@@ -439,6 +445,10 @@ impl Caller {
         };
         // SAFETY: as above.
         let entries = unsafe { Entries::read(given.msg_iov as usize, given.msg_iovlen) };
+        if entries.list().len() != given.msg_iovlen {
+            // SAFETY: as above.
+            return unsafe { self.raw(number, args) };
+        }
         let also = [
             (args[1], size_of::<libc::msghdr>()),
             (given.msg_iov as usize, size_of_val(entries.list())),

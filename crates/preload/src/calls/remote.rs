@@ -40,7 +40,8 @@ impl Caller {
         // SAFETY: as above.
         let (here, there) = unsafe { (Entries::read(args[1], args[2]), Entries::read(args[3], args[4])) };
         if here.list().len() != args[2] || there.list().len() != args[4] {
-            return FAULT;
+            // SAFETY: as above.
+            return unsafe { self.raw(number, args) };
         }
         let step = |here: libc::iovec, there: libc::iovec| {
             // SAFETY: as above.
