@@ -503,8 +503,8 @@ impl Adopter {
         })
     }
 
-    /// What [`hold_for_thread`](Self::hold_for_thread) began lasts as long as a task that the caller has made by clone(2)
-    /// with this memory.
+    /// What [`hold_for_thread`](Self::hold_for_thread) began lasts as long as a task that the caller has made by
+    /// clone(2) with this memory.
     pub fn pass_hold(&self, index: usize, task: u32) {
         self.pager().inspect(|pager| pager.pass_hold(index, task));
     }

@@ -262,8 +262,8 @@ fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOS
     Ok(structure)
 }
 
-/// Takes the stack out of the structure; returns its top. EINVAL for what the kernel takes for no stack, which it cannot
-/// say of one that it does not see.
+/// Takes the stack out of the structure; returns its top. EINVAL for what the kernel takes for no stack, which it
+/// cannot say of one that it does not see.
 fn without_stack(
     mut structure: [u64; CLONE_ARGS_BYTES_MOST / 8],
 ) -> Result<([u64; CLONE_ARGS_BYTES_MOST / 8], usize), Errno> {
