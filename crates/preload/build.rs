@@ -22,6 +22,7 @@ fn main() {
         "write",
         "close",
         "sigaction",
+        "syscall",
         "pthread_create",
     ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");

@@ -124,3 +124,78 @@ fn what_is_reserved_and_opened_later_is_managed() {
         assert!(mappings < 400, "{mappings} registrations for 1600 pieces");
     }
 }
+
+/// As SBCL does: a heap that can be written to and executed, mapped by syscall(2), with a file in the place of its start.
+const BY_NUMBER: &str = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HEAP ((size_t)1 << 30)
+#define CORE ((size_t)8 << 20)
+#define USED ((size_t)120 << 20)
+enum { RWX = PROT_READ | PROT_WRITE | PROT_EXEC, FLAGS = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE };
+static uint64_t *heap;
+static void must(int condition, const char *what) {
+    if (!condition) { fprintf(stderr, "%s: %s\n", what, strerror(errno)); exit(1); }
+}
+static void look(size_t from, size_t to, uint64_t salt, const char *when) {
+    for (size_t at = from / 8; at < to / 8; at++)
+        if (heap[at] != (salt ? at * 31 + salt : 0)) { fprintf(stderr, "%s: %zu is wrong\n", when, at); exit(1); }
+}
+static void fill(size_t from, size_t to, uint64_t salt) {
+    for (size_t at = from / 8; at < to / 8; at++) heap[at] = at * 31 + salt;
+}
+static long on(long number, void *start, size_t len, long third) { return syscall(number, start, len, third, 0, 0, 0); }
+int main(int count, char **words) {
+    must(count == 2, "arguments");
+    alarm(250);
+    FILE *core = fopen(words[1], "w+");
+    must(core && ftruncate(fileno(core), CORE) == 0, words[1]);
+    heap = (void *)syscall(SYS_mmap, (void *)0x1000000000, HEAP, RWX, FLAGS, -1, 0l);
+    must(heap != MAP_FAILED, "mmap");
+    must((void *)syscall(SYS_mmap, heap, CORE, RWX, MAP_PRIVATE | MAP_FIXED, fileno(core), 0l) == heap, "the core");
+    look(0, USED, 0, "new");
+    fill(0, USED, 7);
+    look(0, USED, 7, "filled");
+    must(on(SYS_mprotect, heap, USED, PROT_READ) == 0, "mprotect");
+    look(0, USED, 7, "to read");
+    must(on(SYS_mprotect, heap, USED, RWX) == 0, "mprotect");
+    char *part = (char *)heap + USED / 2;
+    must(on(SYS_madvise, part, USED / 4, MADV_DONTNEED) == 0, "madvise");
+    look(USED / 2, USED / 2 + USED / 4, 0, "emptied");
+    fill(USED / 2, USED / 2 + USED / 4, 9);
+    uint64_t *other = (void *)syscall(SYS_mremap, part, USED / 4, USED / 2, MREMAP_MAYMOVE, NULL, 0);
+    must(other != MAP_FAILED, "mremap");
+    for (size_t at = 0; at < USED / 4 / 8; at++)
+        if (other[at] != (at + USED / 2 / 8) * 31 + 9) { fprintf(stderr, "moved: %zu is wrong\n", at); return 1; }
+    must(on(SYS_mlock, heap, 1 << 20, 0) == 0 && on(SYS_munlock, heap, 1 << 20, 0) == 0, "mlock");
+    must(on(SYS_munmap, other, USED / 2, 0) == 0, "munmap");
+    must(on(SYS_munmap, other, 1, 0) == 0 && on(SYS_munmap, (char *)other + 1, 1, 0) == -1 && errno == EINVAL, "errno");
+    look(0, USED / 2, 7, "at the end");
+    must(syscall(SYS_getpid) == getpid() && syscall(SYS_close, -1) == -1 && errno == EBADF, "other calls");
+    return 0;
+}
+"#;
+
+#[test]
+fn what_is_mapped_by_syscall_is_managed() {
+    let Some(program) = compile_text("by-number", BY_NUMBER) else { return };
+    for (delivery, exchange) in [("signal", "auto"), ("auto", "auto"), ("listener", "auto"), ("listener", "copy")] {
+        let directory = scratch(&format!("by-number-{delivery}-{exchange}"));
+        let path = |name: &str| directory.join(name).to_str().expect("UTF-8").to_owned();
+        let (file, core) = (path("stats.json"), path("core"));
+        let words = ["--dram", "32MiB", "--tier", "dram:", "--delivery", delivery, "--exchange", exchange];
+        let words = [&words[..], &["--stats-json", &file, "--strict"]].concat();
+        let ended = run(managed(&words, &program, &[&core]), LIMIT);
+        assert_eq!(ended.status, Some(0), "{delivery}, {exchange}: {}{}", ended.stdout, ended.stderr);
+        let stats = stats(file.as_ref());
+        assert!(stats["fetched_bytes"].as_u64() > Some(100 << 20), "most of it was away: {stats}");
+        let _ = std::fs::remove_dir_all(directory);
+    }
+}

@@ -120,9 +120,18 @@ pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usi
 /// As mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: c_int) -> c_int {
-    instance().inspect(|instance| open(&instance.adopter, address as usize, len, protection as usize));
     // SAFETY: as mprotect(2).
-    unsafe { call(libc::SYS_mprotect, [address as usize, len, protection as usize, 0, 0, 0]) as c_int }
+    unsafe { protect(address as usize, len, protection as usize) }
+}
+
+/// The program's mprotect(2), under a name of its own: see `map`.
+///
+/// # Safety
+/// As mprotect(2).
+pub unsafe fn protect(start: usize, len: usize, protection: usize) -> c_int {
+    instance().inspect(|instance| open(&instance.adopter, start, len, protection));
+    // SAFETY: as mprotect(2).
+    unsafe { call(libc::SYS_mprotect, [start, len, protection, 0, 0, 0]) as c_int }
 }
 
 /// pkey_mprotect(2).
@@ -131,11 +140,20 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: 
 /// As pkey_mprotect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protection: c_int, key: c_int) -> c_int {
-    instance().inspect(|instance| open(&instance.adopter, address as usize, len, protection as usize));
+    // SAFETY: as pkey_mprotect(2).
+    unsafe { protect_with_key(address as usize, len, protection as usize, key) }
+}
+
+/// The program's pkey_mprotect(2), under a name of its own: see `map`.
+///
+/// # Safety
+/// As pkey_mprotect(2).
+pub unsafe fn protect_with_key(start: usize, len: usize, protection: usize, key: c_int) -> c_int {
+    instance().inspect(|instance| open(&instance.adopter, start, len, protection));
     // The C library does without the newer call where it can.
     let number = if key == -1 { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
     // SAFETY: as pkey_mprotect(2).
-    unsafe { call(number, [address as usize, len, protection as usize, key as usize, 0, 0]) as c_int }
+    unsafe { call(number, [start, len, protection, key as usize, 0, 0]) as c_int }
 }
 
 /// mmap64: the same on this target.

@@ -70,6 +70,8 @@ pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 pub type SetRights = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 /// `setsockopt(2)`.
 pub type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
+/// `syscall(2)`: variadic, which makes no difference to the caller of this ABI.
+pub type Syscall = unsafe extern "C" fn(i64, usize, usize, usize, usize, usize, usize) -> isize;
 /// `vmsplice(2)`.
 pub type Vmsplice = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_uint) -> isize;
 
@@ -199,6 +201,8 @@ next! {
     setsockopt: Setsockopt = c"setsockopt";
     /// The C library's `vmsplice`.
     vmsplice: Vmsplice = c"vmsplice";
+    /// The C library's `syscall`.
+    syscall: Syscall = c"syscall";
     /// The C library's `signal`.
     signal: Signal = c"signal";
     /// The C library's `dlopen`.

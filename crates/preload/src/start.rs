@@ -133,6 +133,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     drop(_inside);
     // An earlier program may have left them blocked.
     aquifer_sys::signals::unblock_ours();
+    crate::by_number::prepare();
     crate::trap::prepare();
     crate::threads::give_stacks();
     heap::manage();

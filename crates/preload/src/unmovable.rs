@@ -79,13 +79,25 @@ pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
 /// As vmsplice(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count: usize, flags: c_uint) -> isize {
-    let args = [pipe as usize, vector as usize, count, flags as usize, 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { splice_in_libcs_manner([pipe as usize, vector as usize, count, flags as usize, 0, 0]) }
+}
+
+/// The program's vmsplice(2), in libc's manner.
+///
+/// # Safety
+/// As vmsplice(2).
+pub unsafe fn splice_in_libcs_manner(args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     let ours = instance().and_then(|instance| unsafe { splice(&instance.adopter, args) });
+    let [pipe, vector, count, flags, ..] = args;
+    let vector = std::ptr::with_exposed_provenance(vector);
     match ours {
         Some(result) => in_libcs_manner(result),
         // SAFETY: the caller's promise; the symbol is libc's.
-        None => unsafe { next::vmsplice().map_or(-1, |vmsplice| vmsplice(pipe, vector, count, flags)) },
+        None => unsafe {
+            next::vmsplice().map_or(-1, |vmsplice| vmsplice(pipe as c_int, vector, count, flags as c_uint))
+        },
     }
 }
 
