@@ -205,6 +205,8 @@ fn fio(turn: &Turn) -> Result<Verdict, String> {
         "--iomem=mmap",
         "--verify=crc32c",
         "--verify_fatal=1",
+        // Otherwise it leaves a file in the current directory when it fails.
+        "--verify_state_save=0",
     ];
     let ended = turn.expect(&program, &words, 0);
     let _ = std::fs::remove_dir_all(directory);
