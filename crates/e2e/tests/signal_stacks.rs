@@ -11,6 +11,8 @@ use aquifer_e2e::away::works;
 const STACK: &str = "
     #include <ucontext.h>
     #include <execinfo.h>
+    #include <linux/futex.h>
+    #include <time.h>
     enum { STACK = 64 << 10 };
     static unsigned char *data, *stack;
     static int on_stack(void) {
@@ -233,5 +235,67 @@ fn overflows_of_stacks_are_handled_and_a_stack_can_disarm_itself() {
         }
         must(came == 10, "disarming");
         all(data, 8 << 20, 3, "afterwards");"#,
+    );
+}
+
+#[test]
+fn a_thread_that_waits_is_interrupted_on_its_own_stack() {
+    // SBCL's collector looks there. A wait for a word in managed memory was made in the handler of a trapped call, so that
+    // the next handler saw our stack in its context.
+    with_stacks(
+        "waiting",
+        "enum { WAITERS = 4, PIECE = 4096, ROUNDS = 200 };
+        static struct { int ready, came, outside; pthread_t id; char *low, *high; } *waiters;
+        static __thread int mine;
+        static void on_signal(int number, siginfo_t *info, void *context) {
+            char *at = (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RSP];
+            must(number == SIGUSR2 && info, \"the signal\");
+            if (at < waiters[mine].low || at >= waiters[mine].high) waiters[mine].outside++;
+            __atomic_add_fetch(&waiters[mine].came, 1, __ATOMIC_SEQ_CST);
+        }
+        static void *wait_and_tell(void *number) {
+            mine = (int)(long)number;
+            pthread_attr_t attributes; void *low; size_t len;
+            must(pthread_getattr_np(pthread_self(), &attributes) == 0, \"attributes\");
+            must(pthread_attr_getstack(&attributes, &low, &len) == 0, \"stack\");
+            waiters[mine].low = low, waiters[mine].high = (char *)low + len;
+            __atomic_store_n(&waiters[mine].ready, 1, __ATOMIC_SEQ_CST);
+            int *words = (int *)(data + (size_t)mine * (1 << 20));
+            for (int round = 1; round <= ROUNDS; round++) {
+                int *word = words + round % 200 * (PIECE / 4);
+                struct timespec soon = {.tv_nsec = 1000000};
+                for (;;) {
+                    int seen = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+                    if (seen == round) break;
+                    long done = syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, round % 3 ? NULL : &soon, NULL, 0);
+                    must(done == 0 || errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT, \"futex\");
+                }
+            }
+            must(syscall(SYS_futex, NULL, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0) == -1 && errno == EFAULT, \"no word\");
+            return NULL;
+        }",
+        r#"
+        data = away_filled(8 << 20, 0);
+        waiters = mmap(NULL, 1 << 12, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        handle(SIGUSR2, on_signal, SA_RESTART);
+        for (long n = 0; n < WAITERS; n++)
+            must(pthread_create(&waiters[n].id, NULL, wait_and_tell, (void *)n) == 0, "pthread_create");
+        for (int n = 0; n < WAITERS; n++) while (!__atomic_load_n(&waiters[n].ready, __ATOMIC_SEQ_CST)) usleep(1000);
+        for (int round = 1; round <= ROUNDS; round++) {
+            if (round % 10 == 0) press();
+            for (int n = 0; n < WAITERS; n++) {
+                if (round % 10 == 5) usleep(2000), pthread_kill(waiters[n].id, SIGUSR2);
+                int *word = (int *)(data + (size_t)n * (1 << 20)) + round % 200 * (PIECE / 4);
+                __atomic_store_n(word, round, __ATOMIC_SEQ_CST);
+                syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+            }
+        }
+        int outside = 0, came = 0;
+        for (int n = 0; n < WAITERS; n++) {
+            must(pthread_join(waiters[n].id, NULL) == 0, "pthread_join");
+            outside += waiters[n].outside, came += waiters[n].came;
+        }
+        must(came > 0, "signals came");
+        if (outside) { fprintf(stderr, "%d of %d handlers saw another stack\n", outside, came); return 4; }"#,
     );
 }

@@ -41,6 +41,8 @@ use crate::start::instance;
 const FAULT: isize = -(libc::EFAULT as isize);
 /// Tries of a call whose memory could not all be held, or was larger than the table says.
 const TRIES: usize = 16;
+/// Waits of one thread on the program's stack that find their word away, one after the other.
+const WAITS_FAILED_MOST: u32 = 16;
 /// What an unlisted argument points to when [`length`] was not enough.
 const WIDE_BYTES: usize = 64 << 10;
 /// The most that one call transfers: MAX_RW_COUNT of the kernel.
@@ -186,6 +188,31 @@ pub fn thread_ends() {
 /// The kernel's result in libc's manner.
 pub fn in_libcs_manner(result: isize) -> isize {
     libc_result(if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) })
+}
+
+/// Whether a call is a wait of futex(2), which reads its word and its timeout before it waits, and touches no memory
+/// behind that. One that fails for want of them has done nothing.
+fn is_wait(number: i64, args: &[usize; 6]) -> bool {
+    const FLAGS: c_int = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
+    number == libc::SYS_futex && matches!(args[1] as c_int & !FLAGS, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET)
+}
+
+/// Brings the words of a call of [`Shape::Word`], or of those in its structures, and does not hold them.
+///
+/// # Safety
+/// As for the system call.
+unsafe fn bring_words(adopter: &'static Adopter, number: i64, args: &[usize; 6]) {
+    let Some(mut holding) = adopter.holding() else { return };
+    for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
+        holding.add(*start, size_of::<libc::timespec>());
+    }
+    let mut add = |start: usize, len: usize| {
+        if adopter.may_need_hold(start, len) {
+            holding.add(start, len);
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each_pointer(number, args, &mut add) };
 }
 
 fn adopter() -> Option<&'static Adopter> {
@@ -344,25 +371,32 @@ impl Caller {
     unsafe fn word(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {
-            if let Some(mut holding) = adopter.holding() {
-                for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
-                    holding.add(*start, size_of::<libc::timespec>());
-                }
-                let mut add = |start: usize, len: usize| {
-                    if adopter.may_need_hold(start, len) {
-                        holding.add(start, len);
-                    }
-                };
-                // SAFETY: the caller's promise.
-                unsafe { each_pointer(number, &args, &mut add) };
-            }
             // SAFETY: the caller's promise.
-            result = unsafe { self.raw(number, args) };
+            unsafe {
+                bring_words(adopter, number, &args);
+                result = self.raw(number, args);
+            }
             if result != FAULT {
                 break;
             }
         }
         result
+    }
+
+    /// Before a trapped call is made on the program's own stack: brings its words. False where it cannot be made there: it
+    /// is no wait of futex(2), or has found its word away too often.
+    ///
+    /// # Safety
+    /// As for the system call.
+    pub unsafe fn may_wait_outside(&self, number: i64, args: &[usize; 6]) -> bool {
+        let Some(adopter) = self.adopter.filter(|_| is_wait(number, args)) else { return false };
+        if thread_slot::waits_failed() >= WAITS_FAILED_MOST {
+            thread_slot::forget_failed_waits();
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { bring_words(adopter, number, args) };
+        true
     }
 
     /// One buffer, and the address of a socket's other end.

@@ -8,7 +8,9 @@
 //! wrapped ones, `calls.rs`. A few are ours to answer: those that change signal masks and actions, on which
 //! trapping itself depends, those that change mappings under the pager, and those that would close our descriptors.
 //!
-//! The handler runs at a system call of the program, on the thread's alternate stack, with no signal blocked.
+//! The handler runs at a system call of the program, on the thread's alternate stack. Signals that others send are blocked
+//! until a call is made from it that may wait: a handler of the program's should find the program's stack in its context,
+//! where collectors of garbage look for roots.
 
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
@@ -19,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use aquifer_pager::abort::say;
 use aquifer_pager::signal::pass_on;
 use aquifer_sys::dispatch::{self, Trapped};
+use aquifer_sys::signals::Interrupted;
 use aquifer_sys::{signal_stack, signals};
 
 use crate::calls::Caller;
@@ -77,6 +80,8 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     // SAFETY: as above.
     unsafe { signal_stack::reclaim(context) };
     let _at = TrappedAt(signal_stack::trap_begins(trapped.stack()));
+    let mask = *trapped.mask();
+    let closed = Closed(Interrupted::new(mask));
     let (number, args) = (trapped.number(), trapped.args());
     match number {
         libc::SYS_exit => {
@@ -106,11 +111,16 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         _ => {}
     }
     if matches!(number, libc::SYS_execve | libc::SYS_execveat) {
+        closed.open(mask);
         // SAFETY: the program's own call.
         let result = unsafe { programs::execute(number, args) };
         return trapped.set_result(result);
     }
     let errno = signals::errno();
+    let mut closed = Some(closed);
+    if number == libc::SYS_vmsplice {
+        closed.take().map(|closed| closed.open(mask));
+    }
     if let Some(result) = answer(number, args) {
         trapped.set_result(result);
         signals::set_errno(errno);
@@ -121,11 +131,33 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     // SAFETY: the program's own call.
     if unsafe { caller.touches(number, &args) } || masked.is_changed() {
         // SAFETY: as above.
+        if unsafe { caller.may_wait_outside(number, &args) } && trapped.wait_here() {
+            return signals::set_errno(errno);
+        }
+        closed.take().map(|closed| closed.open(mask));
+        // SAFETY: as above.
         let result = unsafe { caller.call(number, masked.args()) };
         trapped.set_result(result);
         signals::set_errno(errno);
     } else {
         trapped.call_here();
+    }
+}
+
+/// Signals that others send are blocked, and known to the pager's own waits.
+struct Closed(Interrupted);
+
+impl Closed {
+    /// From now on they come, as `mask` has it: before a call that may wait.
+    fn open(self, mask: u64) {
+        drop(self);
+        signals::set_mask(mask);
+    }
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

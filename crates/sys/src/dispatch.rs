@@ -71,7 +71,35 @@ global_asm!(
     "ret {red_zone}",
     ".cfi_endproc",
     ".size aquifer_called_here, . - aquifer_called_here",
+    ".hidden aquifer_wait_here",
+    ".globl aquifer_wait_here",
+    ".type aquifer_wait_here,@function",
+    ".cfi_startproc",
+    // As `aquifer_call_here`, with a word below the return address.
+    ".cfi_def_cfa rsp, {back} + {word}",
+    ".cfi_offset rip, -{back}",
+    "nop",
+    "aquifer_wait_here:",
+    "syscall",
+    // The kernel has changed this register, too.
+    "pop rcx",
+    ".cfi_def_cfa_offset {back}",
+    "cmp rax, {fault}",
+    "je 2f",
+    "mov dword ptr [rcx], 0",
+    "ret {red_zone}",
+    "2:",
+    "inc dword ptr [rcx]",
+    "mov eax, {futex}",
+    "sub qword ptr [rsp], {instruction}",
+    "ret {red_zone}",
+    ".cfi_endproc",
+    ".size aquifer_wait_here, . - aquifer_wait_here",
     handler = sym HANDLER,
+    fault = const -(libc::EFAULT as i64),
+    futex = const libc::SYS_futex,
+    instruction = const SYSCALL_BYTES,
+    word = const size_of::<usize>(),
     red_zone = const RED_ZONE_BYTES,
     back = const RED_ZONE_BYTES + size_of::<usize>(),
     args = const ARGS_BYTES,
@@ -87,6 +115,15 @@ struct OpenCall {
     back: usize,
 }
 
+/// What [`Trapped::wait_here`] leaves on the program's stack, from low to high.
+#[repr(C)]
+struct Wait {
+    /// Where waits that have failed are counted.
+    failed: usize,
+    /// Where the program goes on.
+    back: usize,
+}
+
 const ARGS_BYTES: usize = size_of::<[usize; 6]>();
 const _: () = assert!(offset_of!(OpenCall, back) == size_of::<usize>() + ARGS_BYTES);
 
@@ -94,6 +131,7 @@ unsafe extern "C" {
     fn aquifer_on_trap(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void);
     fn aquifer_call_here_syscall();
     fn aquifer_called_here();
+    fn aquifer_wait_here();
 }
 
 /// `si_code` of a SIGSYS caused by dispatch: SYS_USER_DISPATCH.
@@ -281,9 +319,21 @@ impl Trapped {
         self.jump();
     }
 
-    /// As [`call_here`](Self::call_here), by `aquifer_call`, which makes the cancel type asynchronous. Where the C
-    /// library's cancellation points trap, the thread is in a C function that has done everything but its call, so
-    /// registers may change.
+    /// As [`call_here`](Self::call_here), for a wait of futex(2) whose word was just brought. If it is away again when the
+    /// kernel looks, the program's call traps once more, and the thread has one more failed wait. False, and nothing is
+    /// done, where the call must be made otherwise.
+    pub fn wait_here(&mut self) -> bool {
+        if self.is_libcs_point() {
+            return false;
+        }
+        let back = *self.register(libc::REG_RIP) as usize;
+        self.push(Wait { failed: thread_slot::waits_failed_address(), back });
+        *self.register(libc::REG_RIP) = aquifer_wait_here as *const () as i64;
+        true
+    }
+
+    /// As [`call_here`](Self::call_here), by `aquifer_call`, which opens the thread: where the C library's cancellation
+    /// points trap they are in a C function that has done all but its call, so registers may change.
     fn call_open_here(&mut self) {
         let (number, args) = (self.number(), self.args());
         let back = *self.register(libc::REG_RIP) as usize;

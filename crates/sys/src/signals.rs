@@ -76,10 +76,12 @@ pub fn with_restorer(action: KernelAction) -> KernelAction {
     KernelAction { flags: action.flags | SA_RESTORER, restorer, ..action }
 }
 
-/// The action that runs the code at `handler` with no other signal blocked, on the alternate stack if there is one.
+/// The action that runs the code at `handler`, on the alternate stack where there is one, with what others send blocked:
+/// a handler of the program's that interrupted it would find our stack in its context.
 pub fn trap_action(handler: usize) -> KernelAction {
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
-    KernelAction { handler, flags, restorer: aquifer_restore as *const () as usize, mask: 0 }
+    let mask = !(OURS | SYNCHRONOUS);
+    KernelAction { handler, flags, restorer: aquifer_restore as *const () as usize, mask }
 }
 
 /// The bit of one signal in a mask.
@@ -91,7 +93,10 @@ pub const fn bit(signal: i32) -> u64 {
 /// while it is blocked, so they are removed from the program's own masks.
 pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 
-/// Sets the calling thread's signal mask.
+/// The other signals that the kernel raises on the thread that has caused them, and which it cannot be without.
+const SYNCHRONOUS: u64 = bit(libc::SIGFPE) | bit(libc::SIGILL) | bit(libc::SIGSEGV) | bit(libc::SIGTRAP);
+
+/// Makes `mask` the calling thread's.
 pub fn set_mask(mask: u64) {
     let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask.
@@ -151,10 +156,10 @@ pub struct Interrupted {
 }
 
 impl Interrupted {
-    /// Records that the program's code was left with `mask`. If everything is blocked, it was left before, and is
-    /// recorded.
+    /// The program's code was left with `mask`. Where that is everything that others send, it was left before, and is
+    /// known.
     pub fn new(mask: u64) -> Self {
-        let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP);
+        let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP) & !OURS & !SYNCHRONOUS;
         let before = thread_slot::open_signals();
         Self { before: if open == 0 { before } else { thread_slot::set_open_signals(open) } }
     }

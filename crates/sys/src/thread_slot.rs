@@ -19,8 +19,8 @@ global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 80",
-    "aquifer_thread_words: .zero 80",
+    ".size aquifer_thread_words, 88",
+    "aquifer_thread_words: .zero 88",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -52,9 +52,11 @@ struct Words {
     own_stack: usize,
     /// The stacks of the thread's signal handlers; none at first.
     signal_stacks: Stacks,
+    /// Waits on futexes that have found their word away, one after the other; the code of `dispatch.rs` counts them.
+    waits_failed: u32,
 }
 
-const _: () = assert!(size_of::<Words>() == 80);
+const _: () = assert!(size_of::<Words>() == 88);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -175,7 +177,25 @@ pub(crate) fn set_signal_stacks(stacks: Stacks) {
     unsafe { (*words()).signal_stacks = stacks }
 }
 
-/// The address at which the kernel reads this thread's selector.
+/// Where `dispatch.rs` counts this thread's waits that have failed one after the other.
+pub(crate) fn waits_failed_address() -> usize {
+    // SAFETY: as in `index`; only the address is taken.
+    unsafe { &raw mut (*words()).waits_failed as usize }
+}
+
+/// Forgets those waits; returns how many there were.
+pub fn forget_failed_waits() -> u32 {
+    // SAFETY: as in `index`.
+    unsafe { std::mem::replace(&mut (*words()).waits_failed, 0) }
+}
+
+/// How many of this thread's waits have failed one after the other.
+pub fn waits_failed() -> u32 {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).waits_failed }
+}
+
+/// Where the kernel reads this thread's selector.
 pub(crate) fn selector_address() -> usize {
     // SAFETY: as in `index`; only the address is taken.
     unsafe { &raw mut (*words()).selector as usize }
