@@ -5,8 +5,10 @@
 //! with a native run. What is not installed is skipped. Larger: `cargo run --release -p aquifer-e2e --bin programs --
 //! --large`.
 
-use aquifer_e2e::programs::trial::Verdict;
+use aquifer_e2e::build::scratch;
+use aquifer_e2e::programs::trial::{Verdict, installed};
 use aquifer_e2e::programs::{find, turn};
+use aquifer_e2e::run::{LIMIT, managed, run, stats};
 
 fn works(name: &str) {
     let program = find(name).expect("it is one of the programs");
@@ -64,4 +66,36 @@ programs! {
     luajit "luajit";
     r "r";
     polars "polars";
+}
+
+/// SBCL's heap was not managed at all: it is mapped by syscall(2), which nothing saw. Under signal delivery its collector
+/// then did not find the stacks of threads that waited (tests/signal_stacks.rs).
+#[test]
+fn sbcl_keeps_its_heap_within_the_budget() {
+    let program = match installed(&["sbcl"]) {
+        Ok(program) => program,
+        Err(Verdict::Skipped(why) | Verdict::Works(why)) => return aquifer_test_support::skip(why),
+    };
+    for delivery in ["signal", "listener"] {
+        let directory = scratch(&format!("sbcl-{delivery}"));
+        let path = |name: &str| directory.join(name).display().to_string();
+        let (script, file) = (path("vectors.lisp"), path("stats.json"));
+        std::fs::write(&script, include_str!("../programs/vectors.lisp")).expect("the directory can be written");
+        let settings =
+            ["--dram", "96MiB", "--delivery", delivery, "--tier", "dram:", "--stats-json", &file, "--strict"];
+        let words = ["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--load", &script];
+        let words = [&["--dynamic-space-size", "1024"][..], &words, &["--end-toplevel-options", "300"]].concat();
+        let ended = run(managed(&settings, &program, &words), LIMIT);
+        assert_eq!(ended.status, Some(0), "{delivery}: {}{}", ended.stdout, ended.stderr);
+        assert!(ended.stdout.contains("300 vectors, 0 wrong, several collections"), "{}", ended.stdout);
+        let stats = stats(file.as_ref());
+        let mib = |name: &str| stats[name].as_u64().expect("a figure") >> 20;
+        assert!(mib("resident_bytes_peak") <= 96 && mib("managed_bytes_peak") >= 1000, "{stats}");
+        assert!(mib("fetched_bytes") > 200, "it was away: {stats}");
+        // By the kernel's count: the budget, the pager's own memory, and what the program has changed of its core file.
+        let anonymous = ended.stdout.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib: u64 = anonymous.and_then(|text| text.split_whitespace().next()?.parse().ok()).expect("it says so");
+        assert!(kib < 120 << 10, "{delivery}: {kib} KiB in DRAM under --dram 96MiB");
+        let _ = std::fs::remove_dir_all(directory);
+    }
 }

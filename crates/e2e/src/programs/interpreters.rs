@@ -56,7 +56,7 @@ pub fn duckdb(trial: &Trial) -> Result<Verdict, String> {
     script(trial, "duckdb", DUCKDB_PY, trial.size(600_000, 30_000_000))
 }
 
-/// Buffers, and a map of objects, whose heap stays with the kernel (docs/programs.md).
+/// Buffers, and a map of objects. V8 reserves its heap without access, and opens it in pieces.
 pub fn node(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["node", "nodejs"]) {
         Ok(program) => program,

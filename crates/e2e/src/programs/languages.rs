@@ -10,7 +10,7 @@
 use std::process::Command;
 
 use super::interpreters;
-use super::trial::{NEVER_AWAY, Trial, Verdict, installed};
+use super::trial::{Trial, Verdict, installed};
 
 /// Runs `interpreter` with `words`, a script with this text, and the size.
 fn script(trial: &Trial, interpreter: &str, words: &[&str], file: (&str, &str), size: u64) -> Result<Verdict, String> {
@@ -42,7 +42,8 @@ pub fn perl(trial: &Trial) -> Result<Verdict, String> {
     script(trial, "perl", &[], ("heap.pl", text), trial.size(60_000, 3_000_000))
 }
 
-/// SBCL protects pages for its collector and the ends of its stacks, and handles the faults on an alternate stack.
+/// SBCL maps its heap by syscall(2), protects pages for its collector and the ends of its stacks, and handles the faults on
+/// an alternate stack.
 pub fn sbcl(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["sbcl"]) {
         Ok(program) => program,
@@ -53,11 +54,7 @@ pub fn sbcl(trial: &Trial) -> Result<Verdict, String> {
     // Not as a script: then a stack that overflows is the end.
     let words = ["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--load", &path];
     let arguments = [&["--dynamic-space-size", &heap][..], &words, &["--end-toplevel-options", &size]].concat();
-    match trial.same(&program, &arguments, || Ok(String::new())) {
-        // Its heap is reserved without access, and opened by mprotect(2).
-        Err(why) if why == NEVER_AWAY => Ok(Verdict::Works("its heap stays with the kernel".to_owned())),
-        ended => ended,
-    }
+    trial.same(&program, &arguments, || Ok(String::new()))
 }
 
 /// Erlang's schedulers, and processes that collect their own memory.

@@ -27,9 +27,6 @@ const LARGE_LIMIT: Duration = Duration::from_secs(3600);
 const SMALL_TIER_MIB: u64 = 768;
 const LARGE_TIER_MIB: u64 = 8192;
 
-/// The error of a trial whose program never outgrew its budget.
-pub const NEVER_AWAY: &str = "none of its memory was ever away, so nothing was tried";
-
 /// How a trial ended, unless something went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -131,7 +128,7 @@ impl Trial {
         let stats = stats(&directory.join("stats.json"));
         let number = |name: &str| stats[name].as_u64().unwrap_or(0);
         if number("written_back_bytes") == 0 || number("fetched_bytes") == 0 {
-            return Err(NEVER_AWAY.to_owned());
+            return Err("none of its memory was ever away, so nothing was tried".to_owned());
         }
         Ok(Verdict::Works(format!(
             "{} MiB of DRAM instead of {}, {} MiB fetched",
