@@ -21,7 +21,7 @@ use aquifer_sys::memory::{OwnWord, RESIDENT_PAGES_MOST, advise, resident_pages};
 use aquifer_sys::own_descriptors::keep_spares;
 use aquifer_sys::pagemap;
 use aquifer_sys::raw::Errno;
-use aquifer_sys::thread_slot::{self, Trapping};
+use aquifer_sys::thread_slot::{self, Forks, Trapping};
 use aquifer_sys::uffd::{Partial, Uffd, mode};
 use aquifer_sys::{descriptors, own_stack, rings};
 use aquifer_tiers::Tier;
@@ -213,19 +213,28 @@ impl Adopter {
         }
     }
 
-    /// Before the C library's fork(3), whose handlers take the locks of the program's heap.
-    pub fn fork_begins(&'static self) {
-        own_stack::call(move || {
-            self.state().forks += 1;
-        })
+    /// Before a call that copies the process. `by_library`: it is the C library's fork(3), whose handlers take the locks
+    /// of the program's heap. Returns what [`fork_ended`](Self::fork_ended) needs.
+    pub fn fork_begins(&'static self, by_library: bool) -> Forks {
+        let before = thread_slot::forks();
+        let count = u32::from(by_library);
+        if by_library {
+            own_stack::call(move || self.state().forks += 1);
+        }
+        let forks = Forks { by_library: before.by_library + count, last_is_by_library: count };
+        thread_slot::set_forks(forks);
+        before
     }
 
-    /// Behind it, in either process.
-    pub fn fork_ended(&'static self, in_child: bool) {
+    /// Behind it, in either process; `before` is what this thread was in already, where a signal handler has made the
+    /// call.
+    pub fn fork_ended(&'static self, in_child: bool, before: Forks) {
+        let ended = thread_slot::forks().by_library - before.by_library;
+        thread_slot::set_forks(before);
         own_stack::call(move || {
             let mut state = self.state();
-            // No other thread is in fork(3) there.
-            state.forks = if in_child { 0 } else { state.forks - 1 };
+            // No other thread is in fork(3) in a child.
+            state.forks = if in_child { before.by_library } else { state.forks - ended };
             self.start_if_due(&mut state);
         })
     }

@@ -90,7 +90,7 @@ impl Adopter {
     /// Makes a child by calling `clone`, whose result is that of clone(2). Returns it, in both processes; ENOMEM or
     /// EAGAIN, negative, when the child could not be made.
     pub fn fork(&self, clone: impl FnOnce() -> isize) -> isize {
-        let _inside = Inside::enter();
+        // The pager's code is left before the first signal can come: a handler is the program's, and may fork, too.
         let _blocked = Blocked::all();
         let mut state = self.state();
         let Some(pager) = self.pager() else {
@@ -98,6 +98,9 @@ impl Adopter {
             if result == 0 {
                 // What made this thread's calls trap is not inherited.
                 thread_slot::set_trapping(Trapping::Ready);
+            } else if result > 0 {
+                // Before another thread, which may wait for the lock, starts the pager and stores something.
+                state.tier().into_iter().for_each(|tier| tier.after_fork(false));
             }
             return result;
         };
@@ -134,8 +137,9 @@ impl Adopter {
                 state.managed_bytes -= cut(&mut postponed.ranges, range.start, range.end);
             }
             state.managed_bytes -= removed_bytes;
-            // Made past the C library: another thread of the parent's may have had those locks, and nobody opens them.
-            let by_library = state.forks > 0;
+            // Made past the C library's fork(3): another thread of the parent's, or the code that a signal has interrupted,
+            // may have had the locks of the program's heap, and nobody opens them.
+            let by_library = thread_slot::forks().last_is_by_library != 0;
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.said.become_child();
             self.is_seen.word().store(1, Ordering::Relaxed);

@@ -21,6 +21,7 @@ use aquifer_pager::abort::{abort, say};
 use aquifer_pager::signal;
 use aquifer_sys::dispatch::{self, Trapped};
 use aquifer_sys::raw::Errno;
+use aquifer_sys::thread_slot::{self, Forks, Trapping};
 use aquifer_sys::{raw, signals};
 
 use crate::calls::HAS_THREADS;
@@ -42,13 +43,16 @@ const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 
 /// Lets a call of the C library's trap that copies this process; `call` makes it. Where there is always something to
-/// hold, calls trap anyway; else only now, since trapping costs each call.
-fn with_trap<T>(call: impl FnOnce() -> T) -> T {
+/// hold, calls trap anyway; else only now, since trapping costs each call. `by_library`: it is fork(3), which sees to
+/// the locks of the program's heap.
+fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
     let instance = instance();
     let is_active = || instance.is_some_and(|instance| instance.adopter.is_active());
     // Below the budget, too: a lock of ours that another thread has would stay locked in the child for ever.
     let forking = instance.filter(|_| is_active() || HAS_THREADS.load(Ordering::Relaxed));
-    forking.inspect(|instance| instance.adopter.fork_begins());
+    let before = forking.map(|instance| instance.adopter.fork_begins(by_library)).unwrap_or_default();
+    // By the call that a signal has interrupted, whose own call is still to come.
+    let was_armed = thread_slot::trapping() == Trapping::Armed;
     let (active, trapped) = (is_active(), forking.is_some() && signal::trap_fork());
     if active && !trapped {
         abort(&[
@@ -59,19 +63,19 @@ fn with_trap<T>(call: impl FnOnce() -> T) -> T {
     let parent = std::process::id();
     let result = call();
     let errno = signals::errno();
-    if trapped {
+    if trapped && !was_armed {
         dispatch::disarm_after_fork();
     }
     let in_child = std::process::id() != parent;
     instance.inspect(|instance| if in_child { instance.adopter.was_forked() } else { instance.adopter.has_forked() });
-    forking.inspect(|instance| instance.adopter.fork_ended(in_child));
+    forking.inspect(|instance| instance.adopter.fork_ended(in_child, before));
     signals::set_errno(errno);
     result
 }
 
 /// Defines functions of the C library that copy the process, with the names that we wrap.
 macro_rules! forking {
-    ($($(#[$doc:meta])* $name:ident = $next:ident($($argument:ident: $kind:ty),*) -> $result:ty = $fails:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $next:ident($($argument:ident: $kind:ty),*) -> $result:ty = $fails:expr, $by_library:expr;)*) => {
         $(
             $(#[$doc])*
             ///
@@ -80,7 +84,7 @@ macro_rules! forking {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
                 // SAFETY: the caller's promise. The C library's own call traps.
-                with_trap(|| unsafe { next::$next().map_or($fails, |function| function($($argument),*)) })
+                with_trap($by_library, || unsafe { next::$next().map_or($fails, |function| function($($argument),*)) })
             }
         )*
     };
@@ -88,13 +92,13 @@ macro_rules! forking {
 
 forking! {
     /// fork(2).
-    fork = fork() -> libc::pid_t = -1;
+    fork = fork() -> libc::pid_t = -1, true;
     /// _Fork(3).
-    _Fork = fork_alone() -> libc::pid_t = -1;
+    _Fork = fork_alone() -> libc::pid_t = -1, false;
     /// daemon(3).
-    daemon = daemon(stay: c_int, keep: c_int) -> c_int = -1;
+    daemon = daemon(stay: c_int, keep: c_int) -> c_int = -1, true;
     /// forkpty(3).
-    forkpty = forkpty(master: *mut c_int, name: *mut c_char, term: *const c_void, size: *const c_void) -> c_int = -1;
+    forkpty = forkpty(master: *mut c_int, name: *mut c_char, term: *const c_void, size: *const c_void) -> c_int = -1, true;
 }
 
 /// clone(2), the C library's function. It takes any number of arguments up to these.
@@ -121,7 +125,9 @@ pub unsafe extern "C" fn clone(
     let flags = without_shared_table(flags as usize) as c_int;
     // The child's copy of this frame stays as it is: it has another stack.
     let begins = Begins { run, argument };
-    with_trap(|| with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
+    // A signal handler may have interrupted fork(3), which has the locks of the program's heap.
+    let by_library = thread_slot::forks() == Forks::default();
+    with_trap(by_library, || with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
 }
 
 /// Makes a task that shares this memory, by `call`, and holds its stack for as long as it lives: it has no alternate
@@ -161,7 +167,7 @@ unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
         // As a thread's stack; first, since what follows blocks all signals.
         let _ = threads::hold_stack(instance);
         instance.adopter.was_forked();
-        instance.adopter.fork_ended(true);
+        instance.adopter.fork_ended(true, Forks::default());
     }
     // SAFETY: the caller of `clone` wants this.
     let status = unsafe { run(argument) };

@@ -19,8 +19,8 @@ global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 88",
-    "aquifer_thread_words: .zero 88",
+    ".size aquifer_thread_words, 96",
+    "aquifer_thread_words: .zero 96",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -52,11 +52,23 @@ struct Words {
     own_stack: usize,
     /// The stacks of the thread's signal handlers; none at first.
     signal_stacks: Stacks,
-    /// Waits on futexes that have found their word away, one after the other; the code of `dispatch.rs` counts them.
+    /// Consecutive waits on futexes whose word was evicted; the code of `dispatch.rs` counts them.
     waits_failed: u32,
+    /// The calls in progress that copy the process; none at first.
+    forks: Forks,
 }
 
-const _: () = assert!(size_of::<Words>() == 88);
+/// The calls in progress on a thread that copy the process: more than one where a signal handler makes another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Forks {
+    /// How many of them are the C library's fork(3), between whose handlers the locks of the program's heap are held.
+    pub by_library: u32,
+    /// Whether the latest one is fork(3). 0 or 1.
+    pub last_is_by_library: u32,
+}
+
+const _: () = assert!(size_of::<Words>() == 96);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -177,22 +189,34 @@ pub(crate) fn set_signal_stacks(stacks: Stacks) {
     unsafe { (*words()).signal_stacks = stacks }
 }
 
-/// Where `dispatch.rs` counts this thread's waits that have failed one after the other.
+/// The address of the count of this thread's consecutive failed waits, which `dispatch.rs` updates.
 pub(crate) fn waits_failed_address() -> usize {
     // SAFETY: as in `index`; only the address is taken.
     unsafe { &raw mut (*words()).waits_failed as usize }
 }
 
-/// Forgets those waits; returns how many there were.
+/// Resets that count; returns what it was.
 pub fn forget_failed_waits() -> u32 {
     // SAFETY: as in `index`.
     unsafe { std::mem::replace(&mut (*words()).waits_failed, 0) }
 }
 
-/// How many of this thread's waits have failed one after the other.
+/// The number of this thread's consecutive failed waits.
 pub fn waits_failed() -> u32 {
     // SAFETY: as in `index`.
     unsafe { (*words()).waits_failed }
+}
+
+/// The calls in progress on this thread that copy the process.
+pub fn forks() -> Forks {
+    // SAFETY: as in `index`; zeros are no forks.
+    unsafe { (*words()).forks }
+}
+
+/// Stores the calls in progress on this thread that copy the process.
+pub fn set_forks(forks: Forks) {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).forks = forks }
 }
 
 /// Where the kernel reads this thread's selector.
