@@ -16,13 +16,14 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_void};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use aquifer_pager::abort::say;
 use aquifer_pager::ledger::Ledger;
 use aquifer_sys::program_file::unmanageable;
 use aquifer_sys::raw::syscall;
-use aquifer_sys::thread_slot::{self, Inside};
+use aquifer_sys::signals::Blocked;
+use aquifer_sys::thread_slot;
 
 use crate::program_memory::{load, string_len};
 
@@ -89,6 +90,15 @@ struct Found {
     has_library: bool,
 }
 
+impl Found {
+    /// How many the environment takes that has what is needed.
+    fn words(&self, needs: &Needs) -> usize {
+        let theirs = self.preload.map_or(0, |(_, len)| len + 1);
+        let text = PRELOAD.len() + needs.library.len() + theirs + 1;
+        self.entries + 3 + text.div_ceil(size_of::<usize>())
+    }
+}
+
 /// `None` where the kernel could not read it either.
 fn look(needs: &Needs, environment: usize) -> Option<Found> {
     let mut found = Found::default();
@@ -136,9 +146,7 @@ pub fn with_environment<T>(environment: usize, call: impl FnOnce(usize) -> T) ->
     if found.has_configuration && found.has_library {
         return call(environment);
     }
-    let theirs = found.preload.map_or(0, |(_, len)| len + 1);
-    let text = PRELOAD.len() + needs.library.len() + theirs + 1;
-    let words = found.entries + 3 + text.div_ceil(size_of::<usize>());
+    let words = found.words(needs);
     if words <= SMALL_WORDS {
         on_stack::<SMALL_WORDS, T>(needs, environment, &found, call)
     } else if words <= LARGE_WORDS {
@@ -162,19 +170,28 @@ fn on_stack<const WORDS: usize, T>(
 
 /// In memory that is not the program's. A child of vfork(2) that executes leaves it to its parent.
 fn mapped<T>(count: usize, needs: &Needs, environment: usize, found: &Found, call: impl FnOnce(usize) -> T) -> T {
-    let bytes = count * size_of::<usize>();
-    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: new memory, wherever there is room.
-    let start = unsafe { syscall(libc::SYS_mmap, [0, bytes, rights as usize, flags as usize, usize::MAX, 0]) };
     // The kernel says ENOMEM to the call itself, most likely.
-    let Ok(start) = start else { return call(environment) };
+    let Some(start) = map(count, needs, environment, found) else { return call(environment) };
+    let result = call(start);
+    unmap(start, count);
+    result
+}
+
+fn map(count: usize, needs: &Needs, environment: usize, found: &Found) -> Option<usize> {
+    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let args = [0, count * size_of::<usize>(), rights as usize, flags as usize, usize::MAX, 0];
+    // SAFETY: new memory, wherever there is room.
+    let start = unsafe { syscall(libc::SYS_mmap, args) }.ok()?;
     // SAFETY: just mapped, zeros, and nobody else's.
     let words = unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), count) };
     fill(words, needs, environment, found);
-    let result = call(start);
-    // SAFETY: mapped above; the call did not keep it.
-    let _ = unsafe { syscall(libc::SYS_munmap, [start, bytes, 0, 0, 0, 0]) };
-    result
+    Some(start)
+}
+
+/// What [`map`] has mapped, and nobody uses any more.
+fn unmap(start: usize, count: usize) {
+    // SAFETY: the caller has it from `map`.
+    let _ = unsafe { syscall(libc::SYS_munmap, [start, count * size_of::<usize>(), 0, 0, 0, 0]) };
 }
 
 /// Pointers, a null one, and the text of the first. `words` are zeros, and enough.
@@ -217,18 +234,36 @@ fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
 }
 
 /// For system(3) and popen(3), which take the C library's environment: it is exchanged for as long as they need it.
+///
+/// Other threads may use it meanwhile: setenv(3) copies its entries, and another system(3) passes it on. What one of
+/// them may still have stays.
 pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
+    /// The threads that are in here.
+    static USERS: AtomicU32 = AtomicU32::new(0);
+    let Some(needs) = needs() else { return call() };
     // SAFETY: the C library's variable, a pointer, which exists for as long as the process.
     let variable = unsafe { &environ };
-    let before = variable.load(Ordering::Acquire);
-    with_environment(before.expose_provenance(), |environment| {
-        let ours = std::ptr::with_exposed_provenance_mut(environment);
-        variable.store(ours, Ordering::Release);
-        let result = call();
-        // setenv(3) of another thread may have made another one in the meantime.
-        let _ = variable.compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
-        result
-    })
+    // SeqCst, so that whoever is not counted below finds what was put back.
+    USERS.fetch_add(1, Ordering::SeqCst);
+    let before = variable.load(Ordering::SeqCst);
+    let environment = before.expose_provenance();
+    let lacking = look(needs, environment).filter(|found| !found.has_configuration || !found.has_library);
+    let ours = lacking.and_then(|found| {
+        let count = found.words(needs);
+        map(count, needs, environment, &found).map(|start| (start, count))
+    });
+    ours.inspect(|(start, _)| variable.store(std::ptr::with_exposed_provenance_mut(*start), Ordering::SeqCst));
+    let result = call();
+    let is_back = |(start, _): &(usize, usize)| {
+        let ours = std::ptr::with_exposed_provenance_mut(*start);
+        variable.compare_exchange(ours, before, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    };
+    let unused = ours.filter(is_back);
+    let was_alone = USERS.fetch_sub(1, Ordering::SeqCst) == 1;
+    if let Some((start, count)) = unused.filter(|_| was_alone) {
+        unmap(start, count);
+    }
+    result
 }
 
 /// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. Reports the
@@ -236,7 +271,7 @@ pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
 pub fn may_execute(path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path).filter(|path| !path.is_empty()) else { return true };
-    let _inside = Inside::enter();
+    let _blocked = Blocked::all();
     judge(needs, Path::new(OsStr::from_bytes(path)))
 }
 
@@ -244,7 +279,7 @@ pub fn may_execute(path: usize) -> bool {
 pub fn may_execute_at(directory: usize, path: usize) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(path) = text_at(path) else { return true };
-    let _inside = Inside::enter();
+    let _blocked = Blocked::all();
     let path = Path::new(OsStr::from_bytes(path));
     let directory = directory as i32;
     if path.is_absolute() || directory == libc::AT_FDCWD {
@@ -258,7 +293,7 @@ pub fn may_execute_at(directory: usize, path: usize) -> bool {
 pub fn may_execute_found(name: *const c_char) -> bool {
     let Some(needs) = needs() else { return true };
     let Some(name) = text_at(name.expose_provenance()).filter(|name| !name.is_empty()) else { return true };
-    let _inside = Inside::enter();
+    let _blocked = Blocked::all();
     let name = Path::new(OsStr::from_bytes(name));
     if name.as_os_str().as_bytes().contains(&b'/') {
         return judge(needs, name);
