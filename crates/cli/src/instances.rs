@@ -10,11 +10,13 @@ use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
-use aquifer_config::LEDGER_NAME;
+use aquifer_config::{LEDGER_NAME, LEDGER_WORDS};
 use aquifer_stats::{Gauge, SEGMENT_NAME, Snapshot};
 use aquifer_sys::shared_segment::SharedSegment;
+use nix::libc;
 
 use crate::exit::{ExitCode, Failure};
 
@@ -52,9 +54,11 @@ impl Instance {
             .map(|entry| entry.path())
             .find(|path| fs::read_link(path).is_ok_and(|target| target.as_os_str() == link.as_str()));
         let Some(path) = found else { return Ok(None) };
-        let open =
-            || SharedSegment::attach_inherited(OpenOptions::new().read(true).write(true).open(&path)?.as_raw_fd());
-        open().map(Some).map_err(|error| {
+        let open = || {
+            let file = open_memory(&path, true)?.ok_or(io::ErrorKind::InvalidInput)?;
+            SharedSegment::attach_of_other(file.as_raw_fd(), LEDGER_WORDS)
+        };
+        open().map(Some).map_err(|error: io::Error| {
             let cause = format!("the account of the budget ({}) cannot be opened: {error}", path.display());
             Failure::new(ExitCode::Failure, cause, "run as the program's user, or as root")
         })
@@ -108,7 +112,18 @@ pub fn asked_for(pid: Option<u32>) -> Result<Vec<Instance>, Failure> {
     }
 }
 
-/// Adds the segments that `pid` has open.
+/// Opens what another process has open, if it is a file. By its name alone it may be anything: a FIFO, for instance,
+/// that nobody writes to, and whose opening would never end. It is looked at before it is opened.
+fn open_memory(path: &Path, is_written: bool) -> io::Result<Option<File>> {
+    let looked_at = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+    if !looked_at.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let itself = format!("/proc/self/fd/{}", looked_at.as_raw_fd());
+    OpenOptions::new().read(true).write(is_written).open(itself).map(Some)
+}
+
+/// Adds the segments that `pid` holds.
 fn collect(pid: u32, instances: &mut Vec<Instance>) -> io::Result<()> {
     let link = shown(SEGMENT_NAME);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
@@ -117,7 +132,7 @@ fn collect(pid: u32, instances: &mut Vec<Instance>) -> io::Result<()> {
         if target.as_os_str() != link.as_str() {
             continue;
         }
-        let segment = File::open(&path)?;
+        let Some(segment) = open_memory(&path, false)? else { continue };
         let metadata = segment.metadata()?;
         let inode = (metadata.dev(), metadata.ino());
         match instances.iter_mut().find(|instance| instance.inode == inode) {

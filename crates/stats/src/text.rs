@@ -39,7 +39,9 @@ pub fn write(words: &[AtomicU64], text: &str) -> bool {
     true
 }
 
-/// Reads a text; `load` returns the word at an index, with Acquire. `None` when a write never ends.
+/// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write never ends.
+///
+/// Control characters become question marks: whoever writes it may be another user, and it is shown on terminals.
 pub fn read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
     for _ in 0..READ_ATTEMPTS {
         let before = load(0);
@@ -56,7 +58,7 @@ pub fn read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
         // Pairs with the Release fence in `write`.
         fence(Ordering::Acquire);
         if load(0) == before {
-            return Some(String::from_utf8_lossy(&bytes).into_owned());
+            return Some(String::from_utf8_lossy(&bytes).replace(char::is_control, "?"));
         }
     }
     None
@@ -94,6 +96,13 @@ mod tests {
             assert!(write(&words, text));
             assert_eq!(read_all(&words).as_deref(), Some(kept));
         }
+    }
+
+    #[test]
+    fn what_would_command_a_terminal_is_not_read() {
+        let words = room(32);
+        assert!(write(&words, "a\u{1b}[31mb\n\u{9b}1mc"));
+        assert_eq!(read_all(&words).as_deref(), Some("a?[31mb??1mc"));
     }
 
     #[test]

@@ -82,6 +82,16 @@ impl SharedSegment {
         Ok(SharedSegment { mapping, descriptor: None })
     }
 
+    /// Maps the segment of a process that the caller has authority over, which may be of another user's: its words
+    /// say nothing about this process. One that is shorter than `words` is an error.
+    pub fn attach_of_other(number: i32, words: usize) -> io::Result<SharedSegment> {
+        let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE)?;
+        if mapping.words < words {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment is too short"));
+        }
+        Ok(SharedSegment { mapping, descriptor: None })
+    }
+
     /// The words. Other processes change them at any time.
     pub fn words(&self) -> &[AtomicU64] {
         self.mapping.words()

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright the Aquifer authors
+#
+# attack: needs=root run=alone delivery=signal limit=60
+#
+# Promise: whoever looks at running programs needs to trust none of them; root may change the budget of any.
+# Attempt: another user holds what has the name of a statistics segment: a FIFO that nobody writes to, a segment whose text
+# holds commands for the terminal, one that is too short. Root asks `aquifer stat` for everything, and `aquifer set` for a
+# program of that user's.
+# Broken: `stat` hangs or shows a control character (1), `set` is refused (2).
+import ctypes, fcntl, os, signal, subprocess, sys, time
+
+NOBODY = 65534
+AQUIFER = os.environ["ATTACK_AQUIFER"]
+SCRATCH = os.environ["ATTACK_SCRATCH"]
+NAME = b"aquifer-stats"
+SEAL = getattr(fcntl, "F_ADD_SEALS", 1033)
+SHORT, FORGED = 8, b"\x1b[31m"
+CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+MS_REC, MS_PRIVATE, MNT_DETACH, PR_SET_DUMPABLE = 0x4000, 1 << 18, 2, 4
+
+
+def fifo():
+    """In a namespace of its own, at the root of a file system that is not mounted any more. False where there is none."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, 1)
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
+        return False
+    for name, text in (("uid_map", f"0 {NOBODY} 1"), ("setgroups", "deny"), ("gid_map", f"0 {NOBODY} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    if libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) or libc.mount(b"none", b"/mnt", b"tmpfs", 0, None):
+        return False
+    path = b"/mnt/memfd:" + NAME + b" (deleted)"
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    libc.umount2(b"/mnt", MNT_DETACH)
+    return os.readlink(f"/proc/self/fd/{held}") == "/memfd:aquifer-stats (deleted)"
+
+
+def segment(content):
+    held = os.memfd_create(NAME.decode(), os.MFD_ALLOW_SEALING)
+    os.write(held, content)
+    fcntl.fcntl(held, SEAL, 1 | 2 | 4)
+
+
+def forger(act):
+    """A process of another user's that does this, and stays. Its id; none where it could not."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writer, b"n" if act() is False else b"y")
+            time.sleep(60)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    started.append(pid)
+    return pid if os.read(reader, 1) == b"y" else None
+
+
+def forged(real):
+    segment(b"\0" * SHORT)
+    at = real.find(b"sleep")
+    segment(real[:at] + FORGED + real[at + len(FORGED) :])
+
+
+def segment_of(pid):
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        if os.readlink(entry.path).startswith("/memfd:aquifer-stats"):
+            return open(entry.path, "rb").read()
+    return b""
+
+
+def main():
+    os.chown(SCRATCH, NOBODY, NOBODY)
+    run = [AQUIFER, "run", "--dram", "32MiB", "--state-dir", SCRATCH, "--", "sleep", "60"]
+    program = subprocess.Popen(run, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
+    started.append(program.pid)
+    content = b""
+    while not content and program.poll() is None:
+        time.sleep(0.02)
+        content = segment_of(program.pid)
+    if program.poll() is not None or not forger(lambda: forged(content)) or not forger(fifo):
+        print("another user cannot run it here, or there are no user namespaces", file=sys.stderr)
+        return 77
+    for words in (["stat"], ["stat", "--json"]):
+        shown = subprocess.run([AQUIFER, *words], capture_output=True, timeout=10)
+        if any(byte < 32 and byte != 10 for byte in shown.stdout):
+            print(shown.stdout, file=sys.stderr)
+            return 1
+    changed = subprocess.run([AQUIFER, "set", str(program.pid), "--dram", "16MiB"], capture_output=True, timeout=20)
+    if changed.returncode:
+        print(changed.stderr, file=sys.stderr)
+        return 2
+    return 0
+
+
+started = []
+try:
+    status = main()
+except subprocess.TimeoutExpired as hanging:
+    print(hanging, file=sys.stderr)
+    status = 1
+for pid in started:
+    os.kill(pid, signal.SIGKILL)
+sys.exit(status)
