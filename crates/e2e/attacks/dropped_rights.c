@@ -5,14 +5,14 @@
 //
 // Promise: nothing of a process's memory is reachable from a child that has given up its privileges (SECURITY.md).
 // Attempt: a child, however it was made, calls setuid(2). With every descriptor that it has, it then tries to fill its
-// parent's missing pages (UFFDIO_COPY and UFFDIO_ZEROPAGE, after an UFFDIO_REGISTER of its own), and searches for what its
-// parent evicts after the fork.
-// Broken (exit status 1): the parent read something else than it wrote; 2: the parent lost memory; 3: the child found bytes
-// that its parent wrote after the fork. 77: the child cannot give up its privileges.
+// parent's missing pages (UFFDIO_COPY and UFFDIO_ZEROPAGE, after its own UFFDIO_REGISTER), and searches for pages that
+// its parent evicts after the fork.
+// Broken (exit status 1): the parent read something other than what it wrote; 2: the parent lost memory; 3: the child
+// found bytes that its parent wrote after the fork. 77: the child cannot give up its privileges.
 //
-// With arguments it is one case: `dropped_rights WAY ATTACK WHEN`. WAY is how the child is made; ATTACK is `reach` for the
-// above, or `write`, which overwrites whatever descriptor can be written; WHEN is `early` for a child that is made below
-// the budget, or `late`.
+// With arguments it runs a single case: `dropped_rights WAY ATTACK WHEN`. WAY is how the child is made; ATTACK is
+// `reach` for the above, or `write`, which overwrites every writable descriptor; WHEN is `early` for a child that is
+// made while the parent is below its budget, or `late`.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <grp.h>
@@ -62,7 +62,7 @@ static void fill(int turn) {
     }
 }
 
-/* Every byte; lost pages are counted, changed ones end it. */
+/* Checks every byte. Counts lost pages, and ends the program at a changed one. */
 static long look(int turn) {
     static volatile long lost;
     static volatile size_t page;
@@ -123,7 +123,7 @@ static void overwrite(int fd, char *forged) {
     if (!ftruncate(fd, 0)) shared->written++;
 }
 
-/* Uses nothing of the parent's but what is its own by right: this memory, and its descriptors. */
+/* Uses only what a child legitimately has from its parent: this memory, and the descriptors. */
 static int child(void *unused) {
     (void)unused;
     static char own[CHUNK + PAGE];
@@ -182,7 +182,7 @@ static int one(char **argv) {
         fill(0);
         pid = child_of(argv[1]);
     } else {
-        // The child must know the address.
+        // A fixed address, because the child must know it.
         area = (unsigned char *)0x3000000000;
         pid = child_of(argv[1]);
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
@@ -190,13 +190,15 @@ static int one(char **argv) {
     }
     if (pid < 0) return 7;
     while (!shared->dropped) {
-        // A child that nobody sees does not have the memory; one that ends of that reaches nothing.
+        // A child that the library does not notice does not have the memory; if it crashes for that reason, it has
+        // reached nothing.
         int status;
         if (waitpid(pid, &status, WNOHANG) == pid && WIFSIGNALED(status)) return 0;
         usleep(1000);
     }
     if (shared->refused) return SKIP;
-    // What the child was never told; where it writes, what it inherited is to be read as well.
+    // Overwrites the area with values that the child never had. For `write`, keeps the inherited values, which must be
+    // read as well.
     int turn = strcmp(attack, "write") || is_early;
     if (turn) fill(1);
     look(turn);

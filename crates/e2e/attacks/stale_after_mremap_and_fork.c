@@ -3,10 +3,10 @@
 //
 // attack: tiers=dram,flash,donor,chain delivery=signal,listener dram=16MiB
 //
-// Promise: a read returns the last write, in whichever process and at whichever address the memory is by then.
+// Promise: a read returns the last write, in every process and at every address that the memory has been moved to.
 // Attempt: memory that is mostly evicted is moved by mremap(2), dropped in part by madvise(2), and shared with a child
 // by fork(2); parent and child then write different values and both read every word.
-// Broken (exit status 1): a word that is neither the last write nor, where it was dropped, zero.
+// Broken (exit status 1): a word is neither the last write nor, where it was dropped, zero.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// A guest without an operating system, for machines that have no kernel to boot: it is the 64 KiB of the machine's
-// firmware, 32-bit code without paging. It tests the memory from 1 MiB on, says on the serial port what it found, and
-// ends QEMU with status 33 when nothing was wrong, 35 otherwise (isa-debug-exit: twice the value, and one).
+// A guest without an operating system, for machines that have no kernel to boot: it replaces the 64 KiB of the
+// machine's firmware with 32-bit code without paging. It tests the memory from 1 MiB on, prints the result to the
+// serial port, and ends QEMU with status 33 if nothing was wrong, 35 otherwise (isa-debug-exit: twice the value, plus
+// one).
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -31,7 +32,8 @@ static void say_number(u32 number) {
     say(at);
 }
 
-// Some words of a page, spread over it; the whole page would take long where a hypervisor emulates each store.
+// Tests only some words of a page, spread over it; the whole page would take long where a hypervisor emulates each
+// store.
 enum { STEP = WORDS / 2 };
 
 static u32 word(u32 page, u32 at, u32 round) {
@@ -52,14 +54,15 @@ static u32 wrong(u32 page, u32 round) {
 }
 
 __attribute__((used)) void test(void) {
-    // Registers 0x34 and 0x35: memory above 16 MiB, in units of 64 KiB. QEMU's firmware tables lie elsewhere.
+    // Registers 0x34 and 0x35: memory above 16 MiB, in units of 64 KiB. QEMU's firmware tables are elsewhere.
     u32 first = 256, last = 4096 + (cmos(0x34) | cmos(0x35) << 8) * 16, pages = last - first, count = 0;
     for (u32 page = first; page < last; page++) fill(page, 0);
     for (u32 page = first; page < last; page++) {
         count += wrong(page, 0);
         fill(page, 1);
     }
-    // 7919 is a prime, so that every page has its turn once, in no order; where it divides, the last page has none.
+    // 7919 is a prime, so every page is visited once, in scattered order; if it divides the number of pages, the last
+    // page is left out.
     if (pages % 7919 == 0) pages--;
     for (u32 i = 0, page = 0; i < pages; i++, page = (page + 7919) % pages) {
         count += wrong(first + page, 1);
@@ -75,8 +78,8 @@ __attribute__((used)) void test(void) {
     for (;;) __asm__ volatile("cli; hlt");
 }
 
-// From the reset vector to 32-bit code. The segments are marked as accessed: the processor would mark them otherwise,
-// and the table is in read-only memory.
+// From the reset vector to 32-bit code. The segments are already marked as accessed, because the processor would
+// otherwise write the mark, and the table is in read-only memory.
 __asm__(".section .reset, \"ax\"\n.code16\n"
         "start: cli\n lgdtl %cs:(table - start)\n mov %cr0, %eax\n or $1, %al\n mov %eax, %cr0\n ljmpl $8, $flat\n"
         ".code32\nflat: mov $16, %ax\n mov %ax, %ds\n mov %ax, %es\n mov %ax, %ss\n mov $0x80000, %esp\n call test\n"

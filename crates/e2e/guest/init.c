@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-// The only program of a guest: its init. Loads the modules that lie beside it, tests most of the guest's memory, and its
-// disk if it has one, says on the console what it found, and turns the guest off. With `stay` on the kernel's command line it gives the memory
-// back and stays instead, so that the host can watch what becomes of it. Statically linked, since nothing else is there.
+// The only program of a guest: its init. Loads the modules next to it, tests most of the guest's memory and its disk if
+// it has one, prints the results to the console, and turns the guest off. With `stay` on the kernel's command line it
+// frees the memory and keeps running instead, so that the host can observe what happens to the memory. Statically
+// linked, because the guest has no libraries.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,7 +23,7 @@
 
 enum { PAGE = 4096, WORDS = PAGE / sizeof(uint64_t), MODULES = 16, REQUEST = 1 << 20 };
 
-// Turns the guest off. `-no-reboot` makes a reset the end, where there is no ACPI to power off with.
+// Turns the guest off. If there is no ACPI to power off with, QEMU's `-no-reboot` turns a reset into an exit.
 static void __attribute__((noreturn)) end(void) {
     sync();
     reboot(RB_POWER_OFF);
@@ -30,7 +31,7 @@ static void __attribute__((noreturn)) end(void) {
     for (;;) pause();
 }
 
-// Modules are /0.ko, /1.ko and so on, in the order in which they need each other.
+// Modules are /0.ko, /1.ko and so on, in load order.
 static void load_modules(void) {
     for (int i = 0; i < MODULES; i++) {
         char path[16];
@@ -42,7 +43,7 @@ static void load_modules(void) {
     }
 }
 
-// What word `at` of page `page` holds in round `round`: every bit differs somewhere between the rounds.
+// The value of word `at` of page `page` in round `round`: consecutive rounds differ in every bit.
 static uint64_t word(uint64_t page, uint64_t at, uint64_t round) {
     uint64_t mixed = (page * WORDS + at + 1) * 0x9e3779b97f4a7c15u;
     return round % 2 ? ~mixed : mixed;
@@ -52,7 +53,7 @@ static void fill(uint64_t *memory, uint64_t page, uint64_t round) {
     for (uint64_t at = 0; at < WORDS; at++) memory[page * WORDS + at] = word(page, at, round);
 }
 
-// How many words of the page are not what they should be; the first is told.
+// How many words of the page are wrong; prints the first one.
 static uint64_t wrong(const uint64_t *memory, uint64_t page, uint64_t round) {
     uint64_t count = 0;
     for (uint64_t at = 0; at < WORDS; at++) {
@@ -64,7 +65,7 @@ static uint64_t wrong(const uint64_t *memory, uint64_t page, uint64_t round) {
     return count;
 }
 
-// Fills the memory; turns every page over, in order; turns them back, in an order without any; looks at all of it.
+// Fills the memory; inverts every page, in order; inverts them back, in scattered order; checks all of it.
 static uint64_t test(uint64_t *memory, uint64_t pages) {
     uint64_t count = 0;
     for (uint64_t page = 0; page < pages; page++) fill(memory, page, 0);
@@ -72,7 +73,7 @@ static uint64_t test(uint64_t *memory, uint64_t pages) {
         count += wrong(memory, page, 0);
         fill(memory, page, 1);
     }
-    // A prime, and no divisor of the number of pages, so that every page has its turn once.
+    // A prime that does not divide the number of pages, so that every page is visited once.
     uint64_t stride = 7919;
     if (pages % stride == 0) pages--;
     for (uint64_t i = 0; i < pages; i++) {
@@ -84,8 +85,8 @@ static uint64_t test(uint64_t *memory, uint64_t pages) {
     return count;
 }
 
-// Writes to the disk what the first pages hold since the last round, in requests that go past the guest's page cache,
-// overwrites them, and reads them back: the machine's own accesses to the guest's memory.
+// Writes the first pages, as they are since the last round, to the disk in requests that bypass the guest's page cache,
+// overwrites the pages, and reads them back: this tests the machine's own accesses to the guest's memory.
 static uint64_t test_disk(int disk, uint64_t *memory, uint64_t len) {
     off_t size = lseek(disk, 0, SEEK_END);
     if (size > 0 && (uint64_t)size < len) len = (uint64_t)size;

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the Aquifer authors
 #
-# The first process of a guest with an older kernel: runs the torture program under every delivery and exchange. Each part
-# says `PART name PASSED` or `PART name FAILED`. Read by crates/e2e/tests/older_kernels.rs.
+# The first process of a guest with an older kernel: runs the torture program under every delivery and exchange. Each
+# part prints `PART name PASSED` or `PART name FAILED`, which crates/e2e/tests/older_kernels.rs parses.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root
 /bin/busybox --install -s /bin
@@ -28,7 +28,7 @@ for delivery in signal listener; do
         fi
     done
 done
-# This kernel cannot move pages: who asks for it is refused, with the kernel's version.
+# This kernel cannot move pages: a request for it is refused, with the kernel's version.
 if aquifer run --dram 16MiB --tier dram: --exchange move -- /bin/torture 7 1 20 2 l /tmp >/tmp/out 2>&1; then
     echo "PART move-refused FAILED"
 elif grep -q 6.8 /tmp/out; then

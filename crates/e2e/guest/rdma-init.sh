@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the Aquifer authors
 #
-# The first process of the guest with Soft-RoCE: mounts, loads the modules, makes the device, and runs the rest.
+# The first process of the guest with Soft-RoCE: mounts file systems, loads the modules, creates the device, and runs
+# the rest.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /dev/shm
 /bin/busybox --install -s /bin

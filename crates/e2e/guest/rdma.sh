@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright the Aquifer authors
 #
-# What the guest with Soft-RoCE does, after its init has made the device rxe0 at 10.0.0.1: each part says at its end
-# `PART name PASSED` or `PART name FAILED`. Read by crates/e2e/tests/rdma.rs. For busybox's sh.
+# The steps of the guest with Soft-RoCE, after its init has created the device rxe0 at 10.0.0.1. At its end each part
+# prints `PART name PASSED` or `PART name FAILED`, which crates/e2e/tests/rdma.rs parses. For busybox's sh.
 #
-# Each wait has a bound, in seconds of the guest's clock: a list of tests, a donor's beginning, a program's end.
+# Each wait has a bound, in seconds of the guest's clock: a list of tests, a donor's start, a program's end.
 
 TESTS_MOST=900
 DONOR_MOST=120
@@ -17,7 +17,7 @@ part() { # name status
     if [ "$2" = 0 ]; then echo "PART $1 PASSED"; else echo "PART $1 FAILED"; fi
 }
 
-# The donor's figure of a name.
+# One figure of the donor's status.
 figure() { # name port
     timeout -s KILL $COMMAND_MOST aquifer donor status 10.0.0.1:$2 --security plain --json |
         sed "s/.*\"$1\":\([0-9]*\).*/\1/"
@@ -47,7 +47,7 @@ verify() { # name tier
     wait_for "test -e /tmp/$1.ready"
 }
 
-# Lets it verify all of it once more, and end. Its words: wrong W lost L longest MS steps S.
+# Makes it verify all of its memory once more, and end. Its output: wrong W lost L longest MS steps S.
 finish() { # name
     : >/tmp/$1
     wait $PROGRAM
@@ -63,7 +63,7 @@ doctor() {
     part doctor $?
 }
 
-# Where there is no device, it is said so.
+# Without a device, the error says so.
 refused() {
     timeout -s KILL $COMMAND_MOST aquifer donor --size 16MiB --listen 10.0.0.1:7499 --security plain --rdma mlx5_0 >/tmp/refused 2>&1
     cat /tmp/refused
@@ -80,7 +80,7 @@ refused() {
     kill -9 $TCP
 }
 
-# The donor serves no byte of what is read and written; what is not its to lend any more is an error.
+# The donor's processor serves no byte of what is read and written; access to a revoked slab is an error.
 lending() {
     lend 7411
     timeout -s KILL $COMMAND_MOST aquifer doctor --tier $TIER,size=16MiB
@@ -114,7 +114,7 @@ killed() {
     part killed $?
 }
 
-# One of two that have the same bytes is killed: the program does not notice.
+# One of two donors with the same bytes is killed: the program does not notice.
 mirrored() {
     lend 7413
     FIRST=$DONOR
@@ -128,7 +128,7 @@ mirrored() {
     kill -9 $DONOR
 }
 
-# A list of tests, which a device is there for.
+# Runs a list of tests that require the device.
 tests() { # part program words
     name=$1
     shift

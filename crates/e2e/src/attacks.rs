@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads the attacks: small programs in `attacks/`, each of which tries to break one promise.
+//! Parses the attacks: small programs in `attacks/`, each of which tries to break one promise.
 //!
-//! Each has one line that says how it is run: `// attack: tiers=flash,donor delivery=signal dram=32MiB needs=root`.
+//! Each has one line that says how to run it: `// attack: tiers=flash,donor delivery=signal dram=32MiB needs=root`.
 //!
 //! | key | values | without it |
 //! |---|---|---|
 //! | `tiers` | kinds of tier (`tier_kinds.rs`), one run for each | `dram` |
 //! | `delivery` | `auto`, `signal`, `listener`, one run for each | `signal,listener` |
 //! | `dram` | the budget | `16MiB` |
-//! | `flags` | more words for `aquifer run`, with commas between | none |
-//! | `needs` | `root`, or commands that must be there; without them it is skipped | nothing |
-//! | `run` | `aquifer`: under `aquifer run`; `alone`: it starts what it attacks itself | `aquifer` |
+//! | `flags` | more arguments for `aquifer run`, separated by commas | none |
+//! | `needs` | `root`, or commands that must be installed; the attack is skipped without them | nothing |
+//! | `run` | `aquifer`: under `aquifer run`; `alone`: the attack itself starts what it attacks | `aquifer` |
 //! | `link` | libraries, such as `dl,m` | none |
-//! | `limit` | seconds after which it hangs, which is broken, too | `120` |
+//! | `limit` | seconds after which the attack counts as a hang, which breaks the promise, too | `120` |
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,32 +25,32 @@ use crate::tier_kinds::TierKind;
 const MARK: &str = "attack: ";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// One program.
+/// One attack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attack {
-    /// The name of its file, without what follows the point.
+    /// The name of its file, without the extension.
     pub name: String,
-    /// Its file.
+    /// Its source file.
     pub source: PathBuf,
-    /// One run for each.
+    /// Kinds of tier, one run for each.
     pub tiers: Vec<TierKind>,
-    /// One run for each.
+    /// Deliveries, one run for each.
     pub deliveries: Vec<String>,
     /// `--dram`.
     pub dram: String,
-    /// More words for `aquifer run`.
+    /// More arguments for `aquifer run`.
     pub flags: Vec<String>,
-    /// `root`, or commands.
+    /// `root`, or commands that must be installed.
     pub needs: Vec<String>,
-    /// Whether it is run without `aquifer run`.
+    /// Whether it runs without `aquifer run`.
     pub is_alone: bool,
-    /// Libraries that it is linked with.
+    /// Libraries to link with.
     pub libraries: Vec<String>,
-    /// How long one run may take.
+    /// The time limit of one run.
     pub limit: Duration,
 }
 
-/// All of them, by name. Panics where one does not say how it is run.
+/// All attacks, sorted by name. Panics if one has no valid line that says how to run it.
 #[must_use]
 pub fn all() -> Vec<Attack> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("attacks");

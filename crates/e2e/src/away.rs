@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs whose memory leaves just before each thing that they do with it, under every delivery.
+//! Programs whose memory is evicted just before each operation on it, run under every delivery.
 
 use crate::build::compile_text;
 use crate::run::{LIMIT, managed, run};
 
-/// `away(LEN)` is memory that has just left; `direct` is a system call that no library has a hand in.
+/// `away(LEN)` returns memory that has just been evicted; `direct` makes a system call that no library intercepts.
 pub const PROLOGUE: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -69,16 +69,17 @@ static void all(const unsigned char *start, size_t len, int byte, const char *wh
 }
 "#;
 
-/// Every delivery; and listeners where calls hold their memory all the same, since pages are copied away.
+/// Every delivery; and listener delivery with exchange by copying, where calls pin their memory although a listener
+/// resolves their faults, because pages are copied when they are evicted.
 pub const SETTINGS: [(&str, &str); 4] =
     [("signal", "auto"), ("auto", "auto"), ("listener", "auto"), ("listener", "copy")];
 
-/// Runs C under every setting. `functions` stand before `main`.
+/// Runs a C program under every setting. `functions` go before `main`, `body` into it.
 pub fn works(name: &str, functions: &str, body: &str) {
     works_with(&SETTINGS, name, functions, body);
 }
 
-/// Runs C under these settings.
+/// Runs a C program under these settings.
 pub fn works_with(settings: &[(&str, &str)], name: &str, functions: &str, body: &str) {
     let source = format!("{PROLOGUE}\n{functions}\nint main(void) {{\nalarm(250);\n{body}\nreturn 0;\n}}\n");
     let Some(program) = compile_text(name, &source) else { return };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The binaries under test, and programs to run under them.
+//! Builds the binaries under test, and programs to run under them.
 //!
-//! `AQUIFER_E2E_BIN=DIR` names a directory that holds `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, to test
-//! what was built elsewhere. Otherwise they are built here, in release: what ships is what is tested.
+//! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, to test binaries
+//! that were built elsewhere. Otherwise they are built here in release mode, because that is what ships.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,9 +13,9 @@ use std::sync::OnceLock;
 /// Names the directory with the binaries.
 pub const BIN_VARIABLE: &str = "AQUIFER_E2E_BIN";
 
-/// Names the directory for what tests write; without it, it is beside the binaries.
+/// Names the directory for the tests' files; by default it is next to the binaries.
 pub const SCRATCH_VARIABLE: &str = "AQUIFER_E2E_SCRATCH";
-/// Names the torture program where it is installed; without it, it is compiled.
+/// Names the installed torture program; by default it is compiled.
 pub const TORTURE_VARIABLE: &str = "AQUIFER_E2E_TORTURE";
 
 fn workspace() -> PathBuf {
@@ -26,7 +26,7 @@ fn target_directory() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace().join("target"), PathBuf::from)
 }
 
-/// The directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, built once for each process.
+/// The directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, built once per process.
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -56,7 +56,7 @@ pub fn binaries() -> &'static Path {
     })
 }
 
-/// A test program of another crate's, in release.
+/// Builds a test binary of another crate in release mode.
 pub fn test_program(package: &str, test: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let words = ["test", "--release", "--no-run", "--message-format", "json", "-p", package, "--test", test];
@@ -71,7 +71,7 @@ pub fn test_program(package: &str, test: &str) -> PathBuf {
     object["executable"].as_str().expect("it was just looked at").into()
 }
 
-/// The preload library with a planted bug (a fetch that is left out now and then), beside what is built otherwise.
+/// Builds the preload library with a planted bug (it skips a fetch now and then), separately from the other binaries.
 pub fn planted_library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
@@ -85,7 +85,7 @@ pub fn planted_library() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
-/// A directory of one test's own, on the disk of the target directory. Empty.
+/// A new, empty directory for one test, on the disk of the target directory.
 pub fn scratch(test: &str) -> PathBuf {
     let name = format!("aquifer-e2e-{test}-{}", std::process::id());
     let directory = std::env::var_os(SCRATCH_VARIABLE).map_or_else(|| binaries().join("e2e"), PathBuf::from);
@@ -95,7 +95,7 @@ pub fn scratch(test: &str) -> PathBuf {
     path
 }
 
-/// Compiles C. `None`, and says why, where there is no C compiler.
+/// Compiles C. Returns `None`, and reports a skip, if there is no C compiler.
 pub fn compile(name: &str, sources: &[PathBuf]) -> Option<PathBuf> {
     compile_linked(name, sources, &[])
 }
@@ -116,26 +116,26 @@ pub fn compile_linked(name: &str, sources: &[PathBuf], libraries: &[String]) -> 
     }
 }
 
-/// Compiles C from text.
+/// Compiles C source text.
 pub fn compile_text(name: &str, source: &str) -> Option<PathBuf> {
     let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
     std::fs::write(&path, source).expect("the scratch directory can be written");
     compile(name, &[path])
 }
 
-/// Compiles the body of a C `main`. `touch(MIB)` there is new memory with bytes that are known: `at >> 12 | 1`.
+/// Compiles the body of a C `main`, which can call `touch(MIB)`: new memory whose bytes are `at >> 12 | 1`.
 pub fn compile_small(name: &str, body: &str) -> Option<PathBuf> {
     let headers =
         ["errno", "fcntl", "signal", "stdio", "stdlib", "string", "sys/mman", "sys/stat", "sys/wait", "time", "unistd"];
     let headers: String = headers.iter().map(|name| format!("#include <{name}.h>\n")).collect();
-    // Volatile: a compiler leaves out stores to memory that nobody looks at, and the test would be about nothing.
+    // Volatile: a compiler removes stores to memory that is never read, and the test would test nothing.
     let prologue = "static char *touch(size_t mib) { volatile char *start = malloc(mib << 20); \
                     for (size_t at = 0; at < mib << 20; at += 64) start[at] = (char)(at >> 12 | 1); \
                     return (char *)start; }\n";
     compile_text(name, &format!("#define _GNU_SOURCE\n{headers}{prologue}int main(void) {{\n{body}\n}}\n"))
 }
 
-/// The torture program, compiled once for each process.
+/// The torture program, compiled once per process.
 pub fn torture() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     BUILT

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor in a process of its own, until it is dropped, and what a test does to it.
+//! A donor in a separate process, killed on drop, and the operations that tests apply to it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,28 +15,28 @@ use serde_json::Value;
 use crate::build::scratch;
 use crate::run::{LIMIT, aquifer, run};
 
-/// What some bytes of a donor's are changed by, and how far it is from them to the next ones.
+/// The XOR mask of a corrupted byte, and the distance between corrupted places.
 const DAMAGE: u8 = 0x55;
 const DAMAGE_EVERY: usize = 4096;
-/// What is said to a donor about security, and by those who ask it, where there is none.
+/// The security flags for plain text, for a donor and for clients that query it.
 pub const PLAIN: [&str; 2] = ["--security", "plain"];
 
-/// See the module.
+/// A running donor.
 #[derive(Debug)]
 pub struct Donor {
     /// Its process.
     pub child: Child,
-    /// Where it listens, as a tier names it.
+    /// Where it listens, as in a tier specification.
     pub address: String,
-    /// The object that it wrote when it was ready.
+    /// The JSON object that it printed when it was ready.
     pub said: Value,
-    /// What its borrowers say about security: as options of a tier, and as flags.
+    /// Its borrowers' security settings: as options of a tier, and as flags.
     options: String,
     flags: Vec<String>,
 }
 
 impl Donor {
-    /// One on this machine alone, in plain text, with these words behind.
+    /// Starts a donor on loopback, in plain text, with these additional arguments.
     #[must_use]
     pub fn start(words: &[&str]) -> Donor {
         let mut command = command("127.0.0.1:0");
@@ -44,8 +44,8 @@ impl Donor {
         Donor::run(command).in_plain_text()
     }
 
-    /// One on this machine alone that lends over TLS, with the certificates that `docs/donor.md` makes. `Err` says why
-    /// there can be none.
+    /// Starts a donor on loopback that lends over TLS, with the certificates that `docs/donor.md` creates. `Err` says
+    /// why that is not possible.
     pub fn start_secure(name: &str, words: &[&str]) -> Result<Donor, String> {
         let directory = certificates(name)?;
         let file = |name: &str| directory.join(name).to_str().expect("a path of ours").to_owned();
@@ -59,17 +59,17 @@ impl Donor {
         Ok(Donor::run(command).with_security(&options, &flags("borrower.pem", "borrower.key")))
     }
 
-    /// One that shares its memory with programs on this machine.
+    /// Starts a donor that shares its memory with programs on this machine.
     #[must_use]
     pub fn start_sharing(name: &str, words: &[&str]) -> Donor {
-        // A socket's path may have 107 bytes.
+        // A socket path is limited to 107 bytes.
         let path = std::env::temp_dir().join(format!("aquifer-{name}-{}.sock", std::process::id()));
         let mut command = command(format!("unix:{}", path.display()));
         command.args(words);
         Donor::run(command)
     }
 
-    /// Starts what [`command`] made, on whatever host. Panics unless it says where it listens.
+    /// Starts the donor of a [`command`], on any host. Panics unless it prints where it listens.
     #[must_use]
     pub fn run(mut command: Command) -> Donor {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("aquifer can be started");
@@ -81,13 +81,13 @@ impl Donor {
         Donor { child, address, said, options: String::new(), flags: Vec::new() }
     }
 
-    /// Borrowers ask for plain text by its name.
+    /// Makes borrowers ask for plain text explicitly.
     #[must_use]
     pub fn in_plain_text(self) -> Donor {
         self.with_security(",security=plain", &PLAIN)
     }
 
-    /// What borrowers say about security: options of a tier, with a comma before, and flags.
+    /// Sets the borrowers' security settings: options of a tier, with a leading comma, and flags.
     #[must_use]
     pub fn with_security(mut self, options: &str, flags: &[impl AsRef<str>]) -> Donor {
         self.options = options.to_owned();
@@ -95,13 +95,13 @@ impl Donor {
         self
     }
 
-    /// It alone as a tier, with more options.
+    /// The tier specification of this donor alone, with more options.
     #[must_use]
     pub fn tier(&self, options: &str) -> String {
         format!("donor:{}{}{options}", self.address, self.options)
     }
 
-    /// What `aquifer donor status` says.
+    /// The output of `aquifer donor status`.
     #[must_use]
     pub fn status(&self) -> Value {
         let mut command = aquifer();
@@ -109,20 +109,20 @@ impl Donor {
         serde_json::from_str(&run(command, LIMIT).expect(0).stdout).expect("one object")
     }
 
-    /// One number of it.
+    /// One figure of the status.
     #[must_use]
     pub fn number(&self, figure: &str) -> u64 {
         self.status()[figure].as_u64().unwrap_or_else(|| panic!("'{figure}' is a number"))
     }
 
-    /// As kill(1) does: `-TERM`.
+    /// Sends a signal, named as for kill(1): `-TERM`.
     pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill").arg(signal).arg(self.child.id().to_string()).status();
         assert!(sent.is_ok_and(|status| status.success()));
     }
 
-    /// Its memory, and the ranges of it that can be written. `None`, and says so, where others' memory cannot be
-    /// reached.
+    /// Its memory, and the writable ranges of it. Returns `None`, and reports a skip, if another process's memory
+    /// cannot be accessed.
     #[must_use]
     pub fn memory(&self) -> Option<(File, Vec<(u64, u64)>)> {
         let process = self.child.id();
@@ -142,7 +142,7 @@ impl Donor {
         }
     }
 
-    /// Changes some bytes of each page that it lends. False where that is not allowed.
+    /// Changes some bytes of each page that it lends. Returns false if that is not permitted.
     #[must_use]
     pub fn corrupt(&self) -> bool {
         let Some((memory, ranges)) = self.memory() else { return false };
@@ -159,12 +159,12 @@ impl Drop for Donor {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // One that is killed leaves its socket.
+        // A killed donor does not remove its socket.
         let _ = self.address.strip_prefix("unix:").map(std::fs::remove_file);
     }
 }
 
-/// Makes the certificates that `docs/donor.md` makes, with its commands. `Err` says why there can be none.
+/// Creates the certificates with the commands in `docs/donor.md`. `Err` says why that is not possible.
 fn certificates(name: &str) -> Result<PathBuf, String> {
     if !Command::new("openssl").arg("version").output().is_ok_and(|output| output.status.success()) {
         return Err("there is no openssl".to_owned());
@@ -179,7 +179,7 @@ fn certificates(name: &str) -> Result<PathBuf, String> {
     Ok(directory)
 }
 
-/// `aquifer donor` that listens there, to which words are added.
+/// The command `aquifer donor` with this listen address; the caller adds arguments.
 #[must_use]
 pub fn command(listen: impl AsRef<OsStr>) -> Command {
     let mut command = aquifer();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Guests of virtual machines, built from the sources in `guest/`: one that is the machine's firmware and needs
-//! nothing else, and an initramfs for a kernel of Linux.
+//! Guests of virtual machines, built from the sources in `guest/`: one that replaces the machine's firmware and needs
+//! nothing else, and an initramfs for a Linux kernel.
 //!
-//! `AQUIFER_E2E_KERNEL=DIR` names a directory with a kernel package unpacked in it (`boot/vmlinuz-VERSION`,
-//! `lib/modules/VERSION`); `.ci/guest-kernel DIR` makes one. Otherwise the machine's own kernel is taken.
+//! `AQUIFER_E2E_KERNEL=DIR` names a directory with an unpacked kernel package (`boot/vmlinuz-VERSION`,
+//! `lib/modules/VERSION`); `.ci/guest-kernel DIR` creates one. Otherwise this machine's own kernel is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::build::scratch;
 
 /// Names the directory with the kernel.
 pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_KERNEL";
-/// What a virtual machine without anything else needs. `-nodefaults` leaves out what would only take time.
+/// QEMU's arguments for a minimal virtual machine. `-nodefaults` omits devices that would only take time.
 pub const QEMU_WORDS: [&str; 9] =
     ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio", "-monitor", "none"];
-/// QEMU's exit status when the firmware has found nothing wrong.
+/// QEMU's exit status if the firmware found no errors.
 pub const BARE_RIGHT: i32 = 33;
 
-/// Modules for a balloon and a disk on the PCI bus, in the order in which they need each other.
+/// Modules for a balloon and a disk on the PCI bus, in load order.
 const MODULES: [&str; 7] = [
     "virtio/virtio_ring",
     "virtio/virtio",
@@ -32,7 +32,7 @@ const MODULES: [&str; 7] = [
     "block/virtio_blk",
 ];
 
-/// Whether QEMU can be started. Says why not.
+/// Whether QEMU can be started. Reports a skip if not.
 pub fn has_qemu() -> bool {
     let started = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
     match started {
@@ -42,7 +42,7 @@ pub fn has_qemu() -> bool {
     }
 }
 
-/// Says why a check cannot run; false.
+/// Reports a skip with the reason; returns false.
 pub fn skipped(why: &str) -> bool {
     aquifer_test_support::skip(why);
     false
@@ -65,22 +65,22 @@ fn compile(mut compiler: Command, source: &Path, built: PathBuf) -> Option<PathB
     }
 }
 
-/// The firmware that tests its machine's memory, for `-bios`.
+/// Builds the firmware that tests its machine's memory, for `-bios`.
 pub fn bare() -> Option<PathBuf> {
     let mut compiler = Command::new("cc");
     compiler.args(["-m32", "-O1", "-ffreestanding", "-fno-pic", "-no-pie", "-nostdlib", "-fno-stack-protector"]);
     compiler.args(["-mgeneral-regs-only", "-fcf-protection=none", "-Wl,--build-id=none", "-Wl,--oformat=binary"]);
     let directory = scratch("guest-bare");
     let (source, script) = (directory.join("bare.c"), directory.join("bare.ld"));
-    // From here, not from the sources' directory: `aquifer stress` is installed without it.
+    // The sources are compiled into this crate, because `aquifer stress` is installed without the source tree.
     fs::write(&source, include_str!("../guest/bare.c")).expect("the scratch directory can be written");
     fs::write(&script, include_str!("../guest/bare.ld")).expect("the scratch directory can be written");
     compiler.arg("-Wl,-T").arg(script);
     compile(compiler, &source, directory.join("bare"))
 }
 
-/// A kernel, and an initramfs with the tester and the drivers that it needs. `None`, and says why, where there is
-/// none.
+/// A kernel, and an initramfs with the tester and the drivers that it needs. Returns `None`, and reports a skip, if
+/// there is no kernel.
 pub fn linux() -> Option<(PathBuf, PathBuf)> {
     let root = PathBuf::from(std::env::var_os(KERNEL_VARIABLE).unwrap_or_else(|| "/".into()));
     let Some((kernel, modules)) = kernel(&root) else {
@@ -123,7 +123,7 @@ pub(crate) fn kernel(root: &Path) -> Option<(PathBuf, PathBuf)> {
     })
 }
 
-/// An archive of regular files as the kernel unpacks it: the `newc` format of cpio(5).
+/// An archive of files and directories in the format that the kernel unpacks: the `newc` format of cpio(5).
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -131,12 +131,12 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Adds a file that can be executed.
+    /// Adds an executable file.
     pub(crate) fn add(&mut self, name: &str, contents: &[u8]) {
         self.entry(name, 0o100_755, contents);
     }
 
-    /// Adds a directory, before what is in it.
+    /// Adds a directory, which must precede its contents.
     pub(crate) fn directory(&mut self, name: &str) {
         self.entry(name, 0o040_755, &[]);
     }

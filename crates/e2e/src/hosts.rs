@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Hosts of their own for donors and their borrower: network namespaces with an address each, and cables between them
-//! that can be pulled. Needs root.
+//! Separate hosts for donors and their borrower: network namespaces with an address each, and virtual cables between
+//! them that a test can unplug. Needs root.
 
 use std::process::{Command, Stdio};
 
@@ -13,7 +13,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// `None`, and says so, where they cannot be made.
+    /// Returns `None`, and reports a skip, if they cannot be created.
     #[must_use]
     pub fn new(donors: usize) -> Option<Hosts> {
         let hosts = Hosts { donors };
@@ -36,7 +36,7 @@ impl Hosts {
         Some(hosts)
     }
 
-    /// Pulls a cable, or plugs it in, at the donor's end or at the borrower's.
+    /// Unplugs a cable, or plugs it in, at the donor's end or at the borrower's.
     pub fn set_cable(&self, donor: usize, is_at_donor: bool, state: &str) {
         let (host, cable) = if is_at_donor { (donor, "cable".into()) } else { (0, format!("to{donor}")) };
         ip(&format!("-n {} link set {cable} {state}", name(host))).expect("it could be set before");
@@ -51,12 +51,12 @@ impl Drop for Hosts {
     }
 }
 
-/// The namespace of a host. The borrower is host 0.
+/// The name of a host's namespace. The borrower is host 0.
 fn name(host: usize) -> String {
     format!("aq-{}-{host}", std::process::id())
 }
 
-/// Of a donor's host, which the first donor's is 1.
+/// The address of a donor's host; the first donor is 1.
 #[must_use]
 pub fn address(donor: usize) -> String {
     format!("10.77.{donor}.2")
@@ -70,7 +70,7 @@ fn ip(words: &str) -> Result<(), String> {
     }
 }
 
-/// The same command on that host.
+/// The same command, run on that host.
 #[must_use]
 pub fn on_host(host: usize, command: Command) -> Command {
     let mut there = Command::new("ip");

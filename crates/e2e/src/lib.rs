@@ -3,17 +3,16 @@
 
 //! Whole-product tests: real programs under the real `aquifer`, with the real preload library.
 //!
-//! [`build`] makes the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
-//! [`away`] is C whose memory leaves all the time; [`guest`] is what virtual machines run, [`rdma_guest`] one with an
-//! RDMA device; [`matrix`] lists settings;
-//! `torture/` is the C program that knows what every byte must be, [`stress`] runs one for hours, with
-//! [`stress_rows`] beside it; [`donor`] starts
-//! donors, on this machine or on [`hosts`], [`verifying`] is a program for when they are lost, and [`programs`] are
-//! those that people use; [`attacks`] are programs that try to break a promise, [`tier_kinds`] what they run over;
-//! [`pages`] are the pages on operating, and [`machines`] such as they are followed on.
+//! [`build`] builds the binaries and compiles C; [`run`] starts them with a time limit, since a hang is a failure;
+//! [`away`] has C programs whose memory is constantly evicted; [`guest`] builds what virtual machines run,
+//! [`rdma_guest`] a guest with an RDMA device; [`matrix`] lists settings; `torture/` is the C program that knows what
+//! every byte must be, [`stress`] runs it for hours, in parallel with [`stress_rows`]; [`donor`] starts donors, on this
+//! machine or on [`hosts`]; [`verifying`] is a program for tests in which donors are lost, and [`programs`] are common
+//! programs; [`attacks`] are programs that try to break a promise, [`tier_kinds`] the tiers that they run over;
+//! [`pages`] are the pages on operating, and [`machines`] the machines on which tests follow them.
 //!
-//! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep`
-//! goes on for as long as it is told.
+//! `cargo test -p aquifer-e2e` takes some minutes; `cargo run --release -p aquifer-e2e --bin torture-sweep` runs for as
+//! long as requested.
 
 #![forbid(unsafe_code)]
 

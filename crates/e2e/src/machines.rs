@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Machines with a systemd of their own, for what needs root, units, addresses and several hosts: containers of
-//! systemd-nspawn(1) over this machine's files, at one switch. Needs root.
+//! Machines with their own systemd, for tests that need root, units, addresses and several hosts: containers of
+//! systemd-nspawn(1) over this machine's files, connected to one switch. Needs root.
 //!
-//! `AQUIFER_E2E_MACHINES=1` allows it; `AQUIFER_E2E_MACHINES=DIR` does, too, and names a directory with more files for
-//! all of them, such as `.ci/machines DIR` makes, with an SSH server.
+//! `AQUIFER_E2E_MACHINES=1` enables them; `AQUIFER_E2E_MACHINES=DIR` also names a directory with additional files for
+//! all of them, such as one that `.ci/machines DIR` fills, with an SSH server.
 //!
-//! A machine is held by a process (`machines/boot.sh`) in namespaces of its own that reads from this one: when this one
-//! ends, in whatever way, that one ends the machine and removes what it made. Nothing of this machine's is changed.
+//! A process (`machines/boot.sh`) holds each machine in separate namespaces and reads from this process: when this
+//! process ends, in whatever way, the holder ends the machine and removes its files. Nothing on the host is changed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -19,18 +19,18 @@ use crate::build::scratch;
 use crate::guest::skipped;
 use crate::run::{Ended, eventually, run};
 
-/// Allows it, and may name a directory.
+/// Enables the machines, and may name a directory.
 pub const VARIABLE: &str = "AQUIFER_E2E_MACHINES";
-/// How long one block of commands may take.
+/// Time limit for one block of commands.
 const TEXT_LIMIT: Duration = Duration::from_secs(240);
-/// How long a question that is answered at once may take.
+/// Time limit for a query that should return immediately.
 const QUESTION_LIMIT: Duration = Duration::from_secs(20);
-/// How long a machine may take to end.
+/// Time limit for a machine to end.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// How often is looked at what is waited for.
+/// Interval between checks of a condition.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What all machines are plugged into.
+/// The switch that connects all machines.
 #[derive(Debug)]
 pub struct Switch {
     process: Child,
@@ -38,7 +38,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// `None`, and says why, where machines cannot be had.
+    /// Returns `None`, and reports a skip, if machines are not available.
     #[must_use]
     pub fn new() -> Option<Switch> {
         let why = match std::env::var_os(VARIABLE) {
@@ -70,7 +70,7 @@ impl Switch {
         layers.into_iter().flatten().any(|layer| layer.join("usr/sbin/sshd").exists())
     }
 
-    /// Begins to start a machine. These are more words for systemd-nspawn.
+    /// Begins to start a machine. `words` are additional arguments for systemd-nspawn.
     #[must_use]
     pub fn plug(&self, name: &str, address: &str, words: &[String]) -> Machine {
         let directory = scratch(&format!("machine-{name}")).canonicalize().expect("just made");
@@ -91,7 +91,7 @@ impl Drop for Switch {
     }
 }
 
-/// One of them. It ends when it is dropped.
+/// A machine. It ends on drop.
 #[derive(Debug)]
 pub struct Machine {
     name: String,
@@ -100,7 +100,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Waits until it has started, and everything on it.
+    /// Waits until the machine and its units have started.
     pub fn wait_until_started(&mut self) {
         let started = Instant::now();
         eventually(&format!("the start of {}", self.name), || {
@@ -111,29 +111,29 @@ impl Machine {
         println!("{} has started after {:?}", self.name, started.elapsed());
     }
 
-    /// Types what makes it start anew, and waits until it has.
+    /// Runs commands that make the machine restart, and waits until it has.
     pub fn restart(&mut self, text: &str) {
         let before = self.process();
-        // The shell may not live to say how it ended.
+        // The shell may be killed before it can report a status.
         let _ = self.attempt(text, QUESTION_LIMIT);
-        // Nobody asks it meanwhile: a process that is in it from outside keeps it from going down.
+        // Makes no queries until then: a process that has entered the machine from outside would delay its shutdown.
         eventually(&format!("{} goes down", self.name), || self.process().is_some_and(|now| Some(now) != before));
         self.wait_until_started();
     }
 
-    /// What systemd says of it; nothing while it does not run.
+    /// The system state according to systemd; empty while the machine does not run.
     #[must_use]
     pub fn state(&self) -> String {
         self.attempt("systemctl is-system-running", QUESTION_LIMIT).stdout.trim().to_owned()
     }
 
-    /// What it wrote to its console.
+    /// Its console output.
     #[must_use]
     pub fn console(&self) -> String {
         std::fs::read_to_string(self.directory.join("console")).unwrap_or_default()
     }
 
-    /// Commands for a shell there, as root, in its home directory. Says how they ended.
+    /// Runs shell commands on the machine, as root, in root's home directory. Returns how they ended.
     #[must_use]
     pub fn attempt(&self, text: &str, limit: Duration) -> Ended {
         let Some(first) = self.first_process() else {
@@ -142,14 +142,14 @@ impl Machine {
         let mut command = Command::new("nsenter");
         command.args(["--target", &first.to_string(), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--"]);
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        // What is built is there already: see tests/deployment.rs.
+        // The binaries are already built: see tests/deployment.rs.
         let built = ["CARGO=true", "CARGO_TARGET_DIR=/root/target"];
         command.args(["env", "-i", path, "HOME=/root", "LANG=C.UTF-8"]).args(built);
         command.args(["sh", "-e", "-c", &format!("cd /root\n{text}")]);
         run(command, limit)
     }
 
-    /// The same. Panics, with what was said, unless all of them did well; gives what they wrote.
+    /// Like [`Machine::attempt`], but panics with the output unless the commands succeeded. Returns their output.
     #[track_caller]
     pub fn run(&self, text: &str) -> String {
         let ended = self.attempt(text, TEXT_LIMIT);
@@ -164,14 +164,14 @@ impl Machine {
         ended.stdout
     }
 
-    /// Where a file of its is for this process, while it runs.
+    /// The path of one of its files as seen by this process, while the machine runs.
     #[must_use]
     pub fn path(&self, inside: &str) -> PathBuf {
         let first = self.first_process().expect("it runs");
         PathBuf::from(format!("/proc/{first}/root")).join(inside.trim_start_matches('/'))
     }
 
-    /// The process of systemd-nspawn: another one after each start.
+    /// The process of systemd-nspawn, which differs after each start.
     fn process(&self) -> Option<u32> {
         std::fs::read_to_string(self.directory.join("process")).ok()?.trim().parse().ok()
     }
@@ -194,7 +194,7 @@ impl Drop for Machine {
     }
 }
 
-/// A process in namespaces of its own, and in no group that is killed with this one.
+/// A command that runs in separate namespaces, and in a session that is not killed with this process's.
 fn held(namespace: &str) -> Command {
     let mut command = Command::new("setsid");
     command.args(["unshare", namespace]);
@@ -202,14 +202,14 @@ fn held(namespace: &str) -> Command {
     command
 }
 
-/// The first line that it says; nothing where it ends before.
+/// The first line that it prints; empty if it ends before.
 fn said(process: &mut Child) -> String {
     let mut line = String::new();
     let _ = BufReader::new(process.stdout.as_mut().expect("piped")).read_line(&mut line);
     line.trim().to_owned()
 }
 
-/// Lets it read the end of its input, and waits for it.
+/// Closes its input, and waits for it to end.
 fn end(process: &mut Child) {
     drop(process.stdin.take());
     let begun = Instant::now();

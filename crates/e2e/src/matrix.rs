@@ -9,9 +9,9 @@ use std::time::Duration;
 use crate::build::{scratch, torture};
 use crate::run::{Ended, LIMIT, managed, run};
 
-/// All parts of the torture program.
+/// The parts of the torture program that a sweep runs.
 pub const PARTS_ALL: &str = "llltkvmapfs";
-/// One way to run.
+/// One combination of settings.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// `--delivery`.
@@ -22,18 +22,18 @@ pub struct Setting {
     pub policy: &'static str,
     /// `--block`.
     pub block: &'static str,
-    /// `--tier`: `dram:` or `flash:`, to which a directory is added.
+    /// `--tier`: `dram:`, or `flash:` without its directory, which is added.
     pub tier: &'static str,
     /// `--prefetch`.
     pub prefetch: &'static str,
     /// `--dram`, in MiB.
     pub dram_mib: u64,
-    /// Memory of the program's long-lived areas, in MiB.
+    /// Size of the program's long-lived areas, in MiB.
     pub footprint_mib: u64,
 }
 
 impl Setting {
-    /// What is the default, at 32 of 110 MiB, in memory.
+    /// The defaults, with 32 of 110 MiB and a tier in memory.
     pub const PLAIN: Setting = Setting {
         delivery: "auto",
         exchange: "auto",
@@ -45,7 +45,7 @@ impl Setting {
         footprint_mib: 110,
     };
 
-    /// The setting that number `number` of a sweep is about.
+    /// The setting with number `number` of a sweep.
     pub fn random(number: u64) -> Setting {
         let mut state = number;
         let mut pick = |choices: &[&'static str]| {
@@ -66,7 +66,7 @@ impl Setting {
         setting
     }
 
-    /// The words for `aquifer run`.
+    /// The arguments for `aquifer run`.
     pub fn words(&self, directory: &Path) -> Vec<String> {
         let tier = if self.tier == "flash:" { format!("flash:{}", directory.display()) } else { self.tier.to_owned() };
         let dram = format!("{}MiB", self.dram_mib);
@@ -84,12 +84,13 @@ impl Setting {
         .collect()
     }
 
-    /// Runs the torture program. `None` where it cannot be compiled.
+    /// Runs the torture program. Returns `None` if it cannot be compiled.
     pub fn torture(&self, seed: u64, seconds: u64, parts: &str) -> Option<Ended> {
         self.torture_with(&[], seed, seconds, parts)
     }
 
-    /// Runs the torture program with more words for `aquifer run`, which win over the setting's own.
+    /// Runs the torture program with more arguments for `aquifer run`. If the first is a flag of the setting, it
+    /// replaces the setting's value.
     pub fn torture_with(&self, more: &[&str], seed: u64, seconds: u64, parts: &str) -> Option<Ended> {
         let program = torture()?;
         let directory = scratch(&format!("torture-{seed}-{}-{}-{}", self.delivery, self.exchange, self.block));
@@ -103,7 +104,7 @@ impl Setting {
         let (seed, footprint) = (seed.to_string(), self.footprint_mib.to_string());
         let path = directory.to_str().expect("the target directory is UTF-8");
         let arguments = [&seed, &seconds.to_string(), &footprint, "3", parts, path];
-        // The check at the end reads everything once more, and an emulated disk on a busy machine is slow.
+        // The final check reads everything once more, and an emulated disk on a busy machine is slow.
         let limit = Duration::from_secs(seconds * 4) + LIMIT;
         let ended = run(managed(&words, program, &arguments), limit);
         let _ = std::fs::remove_dir_all(&directory);

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pages on operating, as what is to be typed: blocks, and the machines that they are for.
+//! Parses the pages on operating into blocks to type, and the machines that they are for.
 //!
 //! A fence says how its block is tested:
 //!
-//! | behind the fence | the block is |
+//! | after the fence | the block is |
 //! |---|---|
 //! | `sh on donor, donor2` | typed by root on each of these machines, in this order |
-//! | `sh on donor or here` | the same; anybody can type it where one machine is all of them |
-//! | `sh skip: WHY` | typed by nobody of ours |
+//! | `sh on donor or here` | the same; also valid where one machine plays all roles |
+//! | `sh skip: WHY` | not run by any test |
 //! | `ini PATH on donor`, `nft PATH on donor` | a file on these machines |
-//! | `text` | looked at |
+//! | `text` | output, or something else that is not typed |
 //!
-//! Some renderers hide what stands behind a fence, so the last line above it names machines and file, too ([`label`]).
+//! Some renderers hide the text after a fence, so the last line above the block also names machines and file
+//! ([`label`]).
 
-/// In the order in which somebody follows them.
+/// The pages, in the order in which a reader follows them.
 const PAGES: [(&str, &str); 3] = [
     ("README.md", include_str!("../../../docs/operating/README.md")),
     ("setup.md", include_str!("../../../docs/operating/setup.md")),
@@ -31,41 +32,41 @@ pub const MACHINES: [(&str, &str); 5] = [
     ("authority", "10.0.0.9"),
 ];
 
-/// Sizes of the pages, and those of the tests in their place.
+/// Sizes in the pages, each with the size that the tests use instead.
 const SIZES: [(&str, &str); 4] = [("64GiB", "256MiB"), ("32GiB", "128MiB"), ("16GiB", "64MiB"), ("4GiB", "16MiB")];
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A file, with its path.
     File(String),
-    /// Commands. Whether one machine of anybody's can run them.
+    /// Commands.
     Script {
-        /// See above.
+        /// Whether they are also valid on one machine that plays all roles.
         or_here: bool,
     },
-    /// Commands that nobody runs, and why.
+    /// Commands that no test runs, and why.
     Skipped(String),
-    /// Nothing that is typed.
+    /// Text that is not typed.
     Text,
 }
 
-/// One of them.
+/// One block.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// Where it stands, for messages.
+    /// Its page and line, for messages.
     pub place: String,
     /// The heading above it.
     pub section: String,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// The machines that it is for.
     pub machines: Vec<String>,
-    /// What is in it.
+    /// Its contents.
     pub text: String,
 }
 
-/// All of them, in order. Panics where a fence does not say how its block is tested.
+/// All blocks, in order. Panics if a fence does not say how its block is tested.
 #[must_use]
 pub fn blocks() -> Vec<Block> {
     let mut blocks = Vec::new();
@@ -98,7 +99,7 @@ pub fn blocks() -> Vec<Block> {
     blocks
 }
 
-/// The sizes of a test in place of those of the pages.
+/// Replaces the sizes of the pages by those of the tests.
 #[must_use]
 pub fn smaller(text: &str) -> String {
     SIZES.iter().fold(text.to_owned(), |text, (theirs, ours)| text.replace(theirs, ours))
@@ -117,7 +118,7 @@ fn label(kind: &Kind, machines: &[String]) -> Option<String> {
     }
 }
 
-/// What stands behind a fence. No kind when it is none of those above.
+/// Parses the text after a fence. No kind if it is none of those above.
 fn fence(words: &str) -> (Option<Kind>, Vec<String>) {
     if words == "text" {
         return (Some(Kind::Text), Vec::new());

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs that people use, on 40 % of the memory that they take, judged by their own checks or by a native run.
+//! Common programs on 40 % of the memory that they take, verified by their own checks or by a native run.
 //!
-//! [`trial`] runs one natively, to see what it takes, and then under `aquifer run`. Each program has a module with what
-//! it is given to do and who judges it. `tests/programs.rs` runs all of them at a size for CI, and
-//! `cargo run --release -p aquifer-e2e --bin programs -- --large` at a larger one. What works and what does not:
-//! docs/programs.md.
+//! [`trial`] runs a program natively, to measure its memory, and then under `aquifer run`. Each program has a module
+//! with its workload and its verification. `tests/programs.rs` runs all of them at a size for CI, and `cargo run
+//! --release -p aquifer-e2e --bin programs -- --large` at a larger one. What works and what does not: docs/programs.md.
 
 mod compiler;
 mod interpreters;
@@ -28,19 +27,19 @@ use crate::tier_kinds::TierKind;
 /// One program.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Its name, as it is typed.
+    /// Its name on the command line.
     pub name: &'static str,
     judge: fn(&Trial) -> Result<Verdict, String>,
 }
 
-/// What the programs' memory goes to, one kind after the other.
+/// The kinds of tier, used in turn.
 const KINDS: [TierKind; 4] = [TierKind::Flash, TierKind::Tls, TierKind::Chain, TierKind::Mirror];
-/// The same for a program that runs as nobody: files and keys of the user who runs the tests are not for it.
+/// The kinds for a program that runs as nobody, which cannot access the files and keys of the user who runs the tests.
 const KINDS_AS_NOBODY: [TierKind; 3] = [TierKind::Donor, TierKind::Mirror, TierKind::Parity];
-/// Names a number: which program meets which kind of tier moves on by one with it.
+/// Names a number that shifts which program runs over which kind of tier.
 const TURN_VARIABLE: &str = "AQUIFER_PROGRAMS_TURN";
 
-/// The turn that is asked for, or that of today: over some days every program meets every kind.
+/// The requested turn, or the day's: over several days every program runs over every kind.
 #[must_use]
 pub fn turn() -> usize {
     let asked = std::env::var(TURN_VARIABLE).ok().and_then(|text| text.parse().ok());
@@ -49,13 +48,13 @@ pub fn turn() -> usize {
 }
 
 impl Program {
-    /// All kinds of tier that it is tried over.
+    /// All kinds of tier that it is tested over.
     #[must_use]
     pub fn kinds(&self) -> &'static [TierKind] {
         if self.name == "postgres" { &KINDS_AS_NOBODY } else { &KINDS }
     }
 
-    /// The kind that it meets at this turn.
+    /// The kind for this turn.
     #[must_use]
     pub fn kind_at(&self, turn: usize) -> TierKind {
         let place = ALL.iter().position(|program| program.name == self.name).unwrap_or(0);
@@ -63,12 +62,12 @@ impl Program {
         kinds[(place + turn) % kinds.len()]
     }
 
-    /// Runs it over a kind of tier. An error is what went wrong; what the program wrote is kept then.
+    /// Runs it over a kind of tier. On an error, which says what went wrong, the program's files are kept.
     pub fn judge(&self, large: bool, kind: TierKind) -> Result<Verdict, String> {
         self.judge_with(large, kind, "auto")
     }
 
-    /// The same with a delivery.
+    /// The same with a given delivery.
     pub fn judge_with(&self, large: bool, kind: TierKind, delivery: &'static str) -> Result<Verdict, String> {
         let trial = match Trial::new(self.name, large, kind) {
             Ok(trial) => Trial { delivery, ..trial },
@@ -80,7 +79,7 @@ impl Program {
     }
 }
 
-/// All of them.
+/// All programs.
 pub const ALL: [Program; 21] = [
     Program { name: "redis", judge: redis::judge },
     Program { name: "sqlite", judge: shell::sqlite },

@@ -2,11 +2,11 @@
 // Copyright the Aquifer authors
 
 //! A guest with an RDMA device: Soft-RoCE over a pair of virtual interfaces, with the binaries under test and the tests
-//! of the transports, which run there against a real device.
+//! of the transports, which run in the guest against a real device.
 //!
-//! `AQUIFER_E2E_RDMA_KERNEL=DIR` names a directory with a kernel package unpacked in it that has `rdma_rxe`;
-//! `.ci/guest-kernel DIR rdma` makes one. The rest is taken from this machine: busybox (statically linked), `ip` and
-//! `rdma` of iproute2, and libibverbs with its driver for Soft-RoCE.
+//! `AQUIFER_E2E_RDMA_KERNEL=DIR` names a directory with an unpacked kernel package that has `rdma_rxe`;
+//! `.ci/guest-kernel DIR rdma` creates one. Everything else is taken from this machine: busybox (statically linked),
+//! `ip` and `rdma` of iproute2, and libibverbs with its driver for Soft-RoCE.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::verifying;
 /// Names the directory with the kernel.
 pub const KERNEL_VARIABLE: &str = "AQUIFER_E2E_RDMA_KERNEL";
 
-/// In the order in which they need each other.
+/// In load order.
 const MODULES: [&str; 7] = [
     "crypto/crc32_generic",
     "net/ipv4/udp_tunnel",
@@ -30,14 +30,14 @@ const MODULES: [&str; 7] = [
     "drivers/infiniband/sw/rxe/rdma_rxe",
     "drivers/net/veth",
 ];
-/// Loaded by name, and by nobody whose needs could be listed.
+/// Libraries that are loaded by name at run time, so that ldd(1) lists them for no program.
 const LOADED: [&str; 3] =
     ["/usr/lib/x86_64-linux-gnu/libibverbs.so.1", "/lib/x86_64-linux-gnu/libgcc_s.so.1", "/lib64/ld-linux-x86-64.so.2"];
-/// Where drivers of libibverbs are, and the word that tells it to look for one.
+/// The directory of libibverbs' drivers, and the file that makes it load the one for Soft-RoCE.
 const DRIVERS: &str = "/usr/lib/x86_64-linux-gnu/libibverbs";
 const DRIVER_WORD: &str = "/etc/libibverbs.d/rxe.driver";
 
-/// A kernel, and an initramfs. `None`, and says why, where something is missing.
+/// A kernel, and an initramfs. Returns `None`, and reports a skip, if something is missing.
 pub fn rdma() -> Option<(PathBuf, PathBuf)> {
     let Some(root) = std::env::var_os(KERNEL_VARIABLE).map(PathBuf::from) else {
         skipped(&format!("{KERNEL_VARIABLE} is not set; run .ci/guest-kernel DIR rdma and set {KERNEL_VARIABLE}=DIR"));
@@ -71,7 +71,7 @@ pub fn rdma() -> Option<(PathBuf, PathBuf)> {
     for path in LOADED {
         archive.program(&path[1..], Path::new(path))?;
     }
-    // A library of a namespace of its own is looked for by its name alone, the dynamic linker among them.
+    // A library in a separate linker namespace is searched for by its name alone, and so is the dynamic linker.
     archive.program("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", Path::new(LOADED[2]))?;
     let driver = fs::read_dir(DRIVERS).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_soft = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("librxe"));
@@ -95,8 +95,8 @@ pub fn rdma() -> Option<(PathBuf, PathBuf)> {
     Some((kernel, initramfs))
 }
 
-/// A kernel of `guest::KERNEL_VARIABLE`, which is older than most, and an initramfs that runs the torture program on
-/// it. `None`, and says why, where something is missing.
+/// The kernel of `guest::KERNEL_VARIABLE`, which is older than most, and an initramfs that runs the torture program on
+/// it. Returns `None`, and reports a skip, if something is missing.
 pub fn older() -> Option<(PathBuf, PathBuf)> {
     let Some(root) = std::env::var_os(crate::guest::KERNEL_VARIABLE).map(PathBuf::from) else {
         let variable = crate::guest::KERNEL_VARIABLE;
@@ -114,7 +114,7 @@ pub fn older() -> Option<(PathBuf, PathBuf)> {
     };
     let mut archive = Files::default();
     archive.add("bin/busybox", &read(&busybox)?);
-    // Of what is listed, libgcc_s is loaded by its name, to end threads.
+    // Of these libraries only libgcc_s is needed: glibc loads it by name to end threads.
     archive.program(&LOADED[1][1..], Path::new(LOADED[1]))?;
     for name in ["aquifer", "libaquifer_preload.so"] {
         archive.program(&format!("bin/{name}"), &binaries().join(name))?;
@@ -134,7 +134,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     bytes.ok()
 }
 
-/// An archive, with the directories of what is in it and the libraries of its programs.
+/// An archive that also gets the parent directories of its files and the libraries of its programs.
 #[derive(Default)]
 struct Files {
     archive: Archive,
@@ -142,7 +142,7 @@ struct Files {
 }
 
 impl Files {
-    /// Adds a file, unless there is one of this name.
+    /// Adds a file, unless the archive already has one of this name.
     fn add(&mut self, name: &str, contents: &[u8]) {
         let mut at = 0;
         while let Some(slash) = name[at..].find('/') {
@@ -156,7 +156,7 @@ impl Files {
         }
     }
 
-    /// Adds a program or a library without what is only for debuggers, and the libraries that it is linked to.
+    /// Adds a program or a library without its debugging symbols, and the libraries that it is linked to.
     fn program(&mut self, name: &str, path: &Path) -> Option<()> {
         let smaller = scratch("guest-stripped").join("stripped");
         let stripped = Command::new("strip").arg("-o").arg(&smaller).arg(path).status();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Starts a program under `aquifer run`, with a limit of time, and says how it ended.
+//! Starts a program under `aquifer run` with a time limit, and returns how it ended.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use crate::build::binaries;
 
-/// How long a program under test may take. It only ends what hangs: nothing here takes more than some seconds, or a
-/// minute on a machine that is slow and busy with other tests.
+/// Time limit of a program under test. It only ends hangs: nothing here takes more than some seconds, or a minute on a
+/// slow machine that is busy with other tests.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
 /// How a program ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// Its exit status, 128 + n after signal n; `None` when it was killed because it did not end.
+    /// Its exit status, or 128 + n after signal n; `None` if it was killed at the time limit.
     pub status: Option<i32>,
     /// What it wrote to standard output.
     pub stdout: String,
@@ -32,7 +32,7 @@ impl Ended {
         self.stderr.lines().filter(|line| line.starts_with("aquifer: ")).collect()
     }
 
-    /// Panics unless the status is `status`, with everything that was said.
+    /// Panics unless the status is `status`, with everything that was written to standard error.
     #[track_caller]
     pub fn expect(&self, status: i32) -> &Self {
         match self.status {
@@ -42,7 +42,7 @@ impl Ended {
         self
     }
 
-    /// Panics unless one line of the pager's is this one.
+    /// Panics unless the pager or the command wrote this line.
     #[track_caller]
     pub fn expect_line(&self, line: &str) -> &Self {
         assert!(self.said().contains(&line), "'{line}' was not said, but:\n{}", self.stderr);
@@ -50,13 +50,13 @@ impl Ended {
     }
 }
 
-/// `aquifer` with nothing of the caller's settings.
+/// `aquifer` without the caller's settings.
 pub fn aquifer() -> Command {
     let mut command = Command::new(binaries().join("aquifer"));
     for variable in ["AQUIFER_CONFIG", "LD_PRELOAD", "COLUMNS"] {
         command.env_remove(variable);
     }
-    // Where it is installed, the command finds it by itself.
+    // An installed command finds the library by itself.
     let library = binaries().join("libaquifer_preload.so");
     if library.exists() {
         command.env("AQUIFER_PRELOAD", library);
@@ -64,14 +64,14 @@ pub fn aquifer() -> Command {
     command
 }
 
-/// `aquifer run` with these words before `--` and the program and its arguments behind it.
+/// `aquifer run` with these settings, followed by `--`, the program and its arguments.
 pub fn managed(settings: &[&str], program: &Path, arguments: &[&str]) -> Command {
     let mut command = aquifer();
     command.arg("run").args(settings).arg("--").arg(program).args(arguments);
     command
 }
 
-/// `aquifer-sim replay` of a recording, with these words behind it.
+/// `aquifer-sim replay` of a recording, with these additional arguments.
 pub fn replay(file: &Path, words: &[&str]) -> Ended {
     let mut command = Command::new(binaries().join("aquifer-sim"));
     command.arg("replay").arg(file).args(words);
@@ -83,11 +83,11 @@ pub fn replay(file: &Path, words: &[&str]) -> Ended {
 pub struct Running {
     /// The process.
     pub child: Child,
-    /// Who reads its standard output, and its standard error.
+    /// The threads that read its standard output and its standard error.
     readers: Option<[JoinHandle<String>; 2]>,
 }
 
-/// A test that fails leaves no program behind.
+/// Kills the program, so that a failing test leaves none behind.
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -103,7 +103,7 @@ fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// Starts `command` and reads what it writes.
+/// Starts `command` and reads its output.
 pub fn start(mut command: Command) -> Running {
     let mut child = command
         .stdin(Stdio::null())
@@ -117,7 +117,7 @@ pub fn start(mut command: Command) -> Running {
 }
 
 impl Running {
-    /// The number of the program that was started under the launcher, once there is one.
+    /// The process id of the program that the launcher started; waits until there is one.
     pub fn program(&self) -> u32 {
         let launcher = self.child.id();
         let path = format!("/proc/{launcher}/task/{launcher}/children");
@@ -130,14 +130,14 @@ impl Running {
         program.expect("it has started")
     }
 
-    /// The number of the program that was started under the launcher; `None` when it has not started or has ended.
+    /// The process id of the program that the launcher started; `None` if it has not started or has ended.
     pub fn program_if_there(&self) -> Option<u32> {
         let launcher = self.child.id();
         let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
         children.split_whitespace().next()?.parse().ok()
     }
 
-    /// Waits for the end, `limit` at most; then kills it, which kills the program under it, too.
+    /// Waits up to `limit` for the end; then kills the launcher, which kills its program, too.
     pub fn wait(mut self, limit: Duration) -> Ended {
         let started = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -161,7 +161,7 @@ impl Running {
     }
 }
 
-/// Waits until `done`, for [`LIMIT`] at most.
+/// Waits until `done` returns true, for up to [`LIMIT`].
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -176,7 +176,7 @@ pub fn has_ended(process: u32) -> bool {
     status.is_empty() || status.contains("State:\tZ")
 }
 
-/// Starts and waits.
+/// Starts the command and waits for its end.
 pub fn run(command: Command, limit: Duration) -> Ended {
     start(command).wait(limit)
 }

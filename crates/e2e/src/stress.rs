@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The stress suite: the torture program with everything at once, in rounds, under settings that change with each.
+//! The stress suite: the torture program with all of its parts, in rounds with changing settings.
 //!
-//! A round has a number, which is its seed: it decides the settings, what fails, and what the program does. What ends a
-//! stress run is a byte that is not the last write, a call that fails without a failing tier, or a hang. An error that
-//! is told is right where the tier fails. A round whose program is killed must leave nothing behind.
+//! The number of a round is its seed: it determines the settings, the injected failures, and what the program does. A
+//! round is wrong if a byte is not the last write, if a call fails without a failing tier, or if the program hangs. A
+//! reported error is right if the tier fails. A round whose program is killed must leave no process behind.
 
 use std::fmt;
 use std::path::Path;
@@ -17,43 +17,43 @@ use crate::matrix::Setting;
 use crate::run::{Ended, LIMIT, eventually, has_ended, managed, start};
 use crate::tier_kinds::{TierKind, Tiers};
 
-/// The parts of the torture program that a round has. Children by clone(2) past the C library are left out: without
-/// memory with signal delivery no call traps, and nobody sees them being made.
+/// The parts of the torture program that a round runs. They exclude children by clone(2) that bypass the C library: if
+/// no memory has signal delivery, calls do not trap, so the library cannot notice such a child.
 pub const PARTS: &str = "lllltkvmapfscxnd";
-/// How a tier may fail. Empty: as in most rounds, it does not.
+/// The failures of a tier. Most are empty, because the tier does not fail in most rounds.
 const FAILURES: [&str; 10] =
     ["", "", "", "", "", "", "every=50,on=write", "after=2000,on=read,times=5", "corrupt=700", "after=3000,on=write"];
-/// Where a round's memory goes: a kind of tier by its name, or a device that takes 30 us to read, which is how far the
-/// documents' own stress tests went.
+/// Where a round's memory goes: a kind of tier by its name, or a device with a read latency of 30 us, the highest in
+/// the stress tests of the vendors' reports that the rows follow.
 const PLACES: [&str; 10] = ["dram", "flash", "flash", "chain", "donor", "tls", "mirror", "parity", SLOW_PLACE, "dram"];
 const SLOW_PLACE: &str = "30us";
-/// That device: a profile as in `crates/tiers/profiles`.
+/// The profile of that device, as in `crates/tiers/profiles`.
 const SLOW_PROFILE: &str = "description = \"a device that takes 30 us\"\n[media]\npage_bytes = 4096\nplanes = 64\n\
     read_ns = 30_000\n[read]\nlatency_ns = [[0.0, 0], [1.0, 0]]\nrequest_ns = 700\nbytes_per_second = 6_000_000_000\n\
     [write]\nlatency_ns = [[0.0, 0], [1.0, 0]]\nrequest_ns = 2_500\nbytes_per_second = 6_000_000_000\n";
-/// Tiers of one part: a plan of failures is for one.
+/// Tiers with a single part, because a plan of failures applies to one part.
 const CAN_FAIL: [&str; 4] = ["dram", "flash", "donor", SLOW_PLACE];
-/// Room of each donor, in MiB: all of a round's processes together.
+/// Capacity of each donor, in MiB: enough for all of a round's processes together.
 const DONOR_MIB: u64 = 1024;
-/// One in so many rounds has its program killed.
+/// The program is killed in one of this many rounds.
 const KILLED_EVERY: u64 = 9;
 
-/// What one round is.
+/// The parameters of one round.
 #[derive(Clone, Debug)]
 pub struct Round {
     /// Its number, and the program's seed.
     pub number: u64,
-    /// How it is run.
+    /// The settings of `aquifer run`.
     pub setting: Setting,
-    /// Where its memory goes.
+    /// Where the program's memory goes.
     pub place: &'static str,
-    /// Whether what is stored there is encrypted.
+    /// Whether the stored memory is encrypted.
     pub is_encrypted: bool,
-    /// How its tier fails.
+    /// The tier's failures.
     pub failures: &'static str,
     /// When the program is killed, if it is.
     pub killed_after: Option<Duration>,
-    /// How long the program goes on.
+    /// How long the program runs.
     pub seconds: u64,
 }
 
@@ -62,13 +62,13 @@ pub struct Round {
 pub enum Verdict {
     /// Every byte was right.
     Right,
-    /// Something failed that was made to fail, and was told.
+    /// An injected failure was reported.
     Loud,
-    /// It was killed, and nothing is left.
+    /// The program was killed, and no process remains.
     Killed,
-    /// Its tier cannot be had here, with the reason.
+    /// Its tier is not available here, with the reason.
     Skipped(String),
-    /// What must not be, with what was said.
+    /// A violation, with what was printed.
     Wrong(String),
 }
 
@@ -88,10 +88,11 @@ impl fmt::Display for Round {
 }
 
 impl Round {
-    /// The round with this number. `delivery` is one for all, or `any`.
+    /// The round with this number. `delivery` is the same for all rounds, or `any`.
     pub fn new(number: u64, delivery: &str, seconds: u64) -> Self {
         let mut setting = Setting::random(number);
-        // Rounds are short, and the final check reads everything: not more than a disk can give meanwhile.
+        // Rounds are short, and the final check reads everything, so the footprint must not exceed what a disk can read
+        // in that time.
         setting.footprint_mib = setting.footprint_mib.min(140);
         let deliveries = ["auto", "signal", "listener"];
         let in_turn = deliveries[(number % 3) as usize];
@@ -106,7 +107,7 @@ impl Round {
         Self { number, setting, place, is_encrypted, failures, killed_after, seconds }
     }
 
-    /// The command, with the round's own directory for what it writes.
+    /// The command; the program writes its files to the round's own directory.
     fn command(&self, program: &Path, directory: &Path, tiers: &[String]) -> Command {
         let mut words = self.setting.words(directory);
         let tier = words.iter().position(|word| word == "--tier").expect("a setting names its tier");
@@ -128,7 +129,7 @@ impl Round {
         managed(&words, program, &[seed, seconds, footprint, "3", PARTS, &state])
     }
 
-    /// The tier, as words for `aquifer run`, and what it needs. `Err` says why it cannot be had.
+    /// The tier as arguments for `aquifer run`, and what it needs. `Err` says why it is not available.
     fn tiers(&self, directory: &Path) -> Result<(Vec<String>, Option<Tiers>), String> {
         if self.place == SLOW_PLACE {
             let profile = directory.join("30us.toml");
@@ -139,7 +140,8 @@ impl Round {
         Ok((tiers.words.clone(), Some(tiers)))
     }
 
-    /// Runs it with this preload library, or with the one that ships. `None` where the program cannot be compiled.
+    /// Runs the round with this preload library, or with the one that ships. Returns `None` if the program cannot be
+    /// compiled.
     pub fn run(&self, library: Option<&Path>) -> Option<Verdict> {
         let program = torture()?;
         let directory = scratch(&format!("stress-{}", self.number));
@@ -162,17 +164,17 @@ impl Round {
             }
             Verdict::Killed
         } else {
-            // The check at the end reads everything once more, and an emulated disk on a busy machine is slow.
+            // The final check reads everything once more, and an emulated disk on a busy machine is slow.
             self.judge(&running.wait(Duration::from_secs(self.seconds * 4) + LIMIT))
         };
         let _ = std::fs::remove_dir_all(&directory);
         Some(verdict)
     }
 
-    /// What the end of a round that was not killed says.
+    /// The verdict on a round that was not killed.
     fn judge(&self, ended: &Ended) -> Verdict {
         let wrong = |why: &str| Verdict::Wrong(format!("{why}\n{}", ended.stderr.trim_end()));
-        // These are the torture program's words for a byte that is not the last write.
+        // Parts of the torture program's messages about a byte that is not the last write.
         let mismatches = ["holds 0x", "differs from", "must be zero", "counted"];
         if mismatches.iter().any(|words| ended.stderr.contains(words)) {
             return wrong("a byte is wrong");
@@ -181,7 +183,8 @@ impl Round {
         match ended.status {
             None => wrong("it hangs"),
             Some(0) => Verdict::Right,
-            // 1: a call fails, or a child ends with a signal; 3: a call that must not fail does; 135: SIGBUS.
+            // 1: a call failed, or a signal ended a child; 3: a call failed that must not; 113: the pager could not
+            // continue; 135: SIGBUS.
             Some(1 | 3 | 113 | 135) if told && !self.failures.is_empty() => Verdict::Loud,
             Some(status) => wrong(&format!("it ends with status {status}")),
         }

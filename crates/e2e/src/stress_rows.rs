@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The rows of the stress suite: what runs beside the torture program, by the names that vendors' test reports use.
+//! The rows of the stress suite: what runs in parallel with the torture program, named as in vendors' test reports.
 //!
-//! A row that lacks its program says so. One that has a native run to compare with (LTP, xfstests, blktests) fails only
-//! where the native run does not.
+//! A row whose program is not installed is skipped. A row that is compared with a native run (LTP, xfstests, blktests)
+//! fails only if the native run passes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,22 +18,22 @@ use crate::programs::trial::{Server, Verdict, installed, succeeded};
 use crate::run::{LIMIT, managed, run};
 use crate::tier_kinds::TierKind;
 
-/// The budget of a row that brings none of its own.
+/// The budget of a row that sets none of its own.
 const DRAM: &str = "24MiB";
-/// Room of each donor, in MiB.
+/// Capacity of each donor, in MiB.
 const DONOR_MIB: u64 = 768;
-/// LTP's tests of memory and of forks: the files that start so.
+/// LTP's tests of memory and of forks: the prefixes of their file names.
 const LTP_NAMES: [&str; 12] =
     ["brk", "clone0", "fork0", "madvise", "mlock", "mmap", "mprotect", "mremap", "msync", "munmap", "vfork", "vma0"];
-/// Where LTP is installed, unless `LTPROOT` says so.
+/// Where LTP is installed, unless `LTPROOT` names another directory.
 const LTP_ROOT: &str = "/opt/ltp";
 
 /// One row.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// As it is typed.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What it is, as vendors' test reports name it.
+    /// Its title, as in vendors' test reports.
     pub title: &'static str,
     run: fn(&Turn) -> Result<Verdict, String>,
 }
@@ -45,15 +45,15 @@ pub struct Turn {
     pub name: &'static str,
     /// `--delivery`.
     pub delivery: &'static str,
-    /// Where its memory goes.
+    /// The kind of tier.
     pub kind: TierKind,
-    /// The round, for ports.
+    /// The round's number, from which ports are derived.
     pub number: u64,
-    /// How long what has no end of its own goes on.
+    /// How long a workload without an end of its own runs.
     pub seconds: u64,
 }
 
-/// All of them, without the torture program, which every round has.
+/// All rows, except the torture program, which is part of every round.
 pub const ALL: [Row; 22] = [
     Row { name: "stress-ng", title: "stress-ng, memory stressors with --verify", run: application },
     Row { name: "memtester", title: "memory testers: memtester", run: memtester },
@@ -80,12 +80,12 @@ pub const ALL: [Row; 22] = [
 ];
 
 impl Row {
-    /// Runs it. An error is what went wrong.
+    /// Runs the row. An error says what went wrong.
     pub fn run(&self, turn: &Turn) -> Result<Verdict, String> {
         (self.run)(turn)
     }
 
-    /// The turn of a round: the kinds of tier follow each other.
+    /// The turn for a round: the kinds of tier take turns.
     #[must_use]
     pub fn turn(&self, number: u64, delivery: &'static str, seconds: u64) -> Turn {
         let kinds = programs::find(self.name).map_or(&TierKind::ALL[..], |program| program.kinds());
@@ -96,7 +96,7 @@ impl Row {
 }
 
 impl Turn {
-    /// Runs a program, and takes this exit status as right.
+    /// Runs a program, and expects this exit status.
     fn expect(&self, program: &Path, arguments: &[&str], right: i32) -> Result<Verdict, String> {
         let name = format!("stress-{}-{}", self.name, self.number);
         let tiers = match self.kind.make(&name, DONOR_MIB) {
@@ -112,7 +112,7 @@ impl Turn {
         succeeded(&ended).and_then(|()| Err(format!("exit status 0 instead of {right}")))
     }
 
-    /// One test of a suite, which is no failure of ours where it fails without us.
+    /// Runs one test of a suite natively, and then managed if it passes natively. Returns whether it could be compared.
     fn like_native(&self, program: &Path, arguments: &[&str], directory: &Path) -> Result<bool, String> {
         let mut native = Command::new(program);
         native.args(arguments).current_dir(directory);
@@ -123,7 +123,7 @@ impl Turn {
     }
 }
 
-/// A row whose program is there, or what to say where it is not.
+/// The path of a program, or a return with a skip if it is not installed.
 macro_rules! program {
     ($names:expr) => {
         match installed($names) {
@@ -167,7 +167,8 @@ fn blktests(turn: &Turn) -> Result<Verdict, String> {
     checks(turn, "BLKTESTS_DIR", &["block/002", "block/006", "loop/001", "loop/002"])
 }
 
-/// A suite with a script `check`, in the directory that a variable names; its devices are its own configuration's.
+/// A suite with a script `check` in the directory that a variable names. The suite's own configuration names its
+/// devices.
 fn checks(turn: &Turn, variable: &str, tests: &[&'static str]) -> Result<Verdict, String> {
     let directory = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.join("check").is_file());
     let Some(directory) = directory else {
@@ -213,7 +214,7 @@ fn fio(turn: &Turn) -> Result<Verdict, String> {
     ended
 }
 
-/// A port that this round's servers have to themselves.
+/// A port that only this round's servers use.
 fn port(turn: &Turn) -> String {
     (20_000 + turn.number % 10_000).to_string()
 }
@@ -234,7 +235,8 @@ fn netperf(turn: &Turn) -> Result<Verdict, String> {
     with_server(server, || turn.expect(&program, &["-H", "127.0.0.1", "-p", &port, "-l", "2"], 0))
 }
 
-/// Runs a client once a server has had time to listen: what comes too early fails, and is started again.
+/// Starts a server, and runs a client after a pause for the server to listen. A client that fails is retried, because
+/// it may have been too early.
 fn with_server(server: Command, client: impl Fn() -> Result<Verdict, String>) -> Result<Verdict, String> {
     let _server = Server::start(server);
     let mut ended = Err("it was never started".to_owned());

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use crate::build::scratch;
 use crate::donor::Donor;
 
-/// One kind.
+/// A kind of tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierKind {
-    /// A little in memory, the rest on disk.
+    /// A small tier in memory, and a tier on disk for the rest.
     Chain,
     /// A donor over TCP, in plain text.
     Donor,
@@ -19,18 +19,18 @@ pub enum TierKind {
     Dram,
     /// On disk.
     Flash,
-    /// Two donors with a copy each.
+    /// Two donors with one copy each.
     Mirror,
-    /// Three donors, any two of which have everything.
+    /// Three donors, any two of which suffice to restore all data.
     Parity,
     /// A donor over TCP with TLS.
     Tls,
 }
 
-/// A tier that is there until this is dropped.
+/// A tier that exists until this is dropped.
 #[derive(Debug)]
 pub struct Tiers {
-    /// Words for `aquifer run`.
+    /// The arguments for `aquifer run`.
     pub words: Vec<String>,
     _donors: Vec<Donor>,
     directory: Option<PathBuf>,
@@ -43,7 +43,7 @@ impl Drop for Tiers {
 }
 
 impl TierKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [TierKind; 7] = [
         TierKind::Chain,
         TierKind::Donor,
@@ -54,7 +54,7 @@ impl TierKind {
         TierKind::Tls,
     ];
 
-    /// As it is written.
+    /// The name on command lines.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,13 +68,13 @@ impl TierKind {
         }
     }
 
-    /// Reads a name.
+    /// Parses a name.
     pub fn parse(name: &str) -> Result<TierKind, String> {
         let known = TierKind::ALL.into_iter().find(|kind| kind.name() == name);
         known.ok_or_else(|| format!("'{name}' is not a kind of tier"))
     }
 
-    /// Makes one with room for `mib` MiB of a program's memory. `Err` says why it cannot be had here.
+    /// Creates a tier with capacity for `mib` MiB of a program's memory. `Err` says why it is not available here.
     pub fn make(self, test: &str, mib: u64) -> Result<Tiers, String> {
         let flash = || {
             let directory = scratch(&format!("tier-{test}"));

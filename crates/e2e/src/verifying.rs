@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A program that verifies its memory while something happens to where the memory is, and what it has to say of it.
+//! A program that verifies its memory while its tier is disturbed, and the results that it reports.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use crate::build::{compile_text, scratch};
 use crate::run::{Ended, LIMIT, Running, aquifer, eventually, has_ended, managed, run, start};
 
-/// The local memory that the program has: a third of what it uses.
+/// The program's budget: a third of the memory that it uses.
 const DRAM: &str = "16MiB";
-/// How long the program may take, unless it is told otherwise: whatever becomes of the test, it ends by itself.
+/// The default time limit of the program, so that it ends by itself whatever happens to the test.
 pub const ALARM: Duration = Duration::from_secs(600);
-/// What is counted is published now and then.
+/// Longer than the interval at which the pager publishes its counters.
 const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
-/// How often what is waited for is said, where it takes long.
+/// How often a long wait prints its progress.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
-/// Writes and verifies whole pages at random until a file of the name that it is given appears, then verifies all of
-/// them. Ends after ten minutes by itself, or after as many seconds as it is told. Says how many were wrong, how many
-/// accesses were errors, and how long the longest step took, in milliseconds.
+/// Writes and verifies whole pages at random until the file named by its first argument appears, then verifies all of
+/// them. Ends by itself after ten minutes, or after the number of seconds in its second argument. Prints how many pages
+/// were wrong, how many accesses were errors, and how long the longest step took, in milliseconds.
 pub const PROGRAM: &str = r#"
 #include <setjmp.h>
 #include <signal.h>
@@ -91,18 +91,18 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// What the program said at its end.
+/// The results that the program printed at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Pages that held other bytes than what was written last.
+    /// Pages that held bytes other than the last written ones.
     pub wrong: u64,
     /// Accesses that were errors.
     pub lost: u64,
-    /// The longest time that one access took.
+    /// Duration of the longest access.
     pub longest_ms: u64,
 }
 
-/// Reads what the program said. Panics unless it came to its end.
+/// Parses the results. Panics unless the program ended normally.
 #[track_caller]
 pub fn verified(ended: &Ended) -> Verified {
     ended.expect(0);
@@ -111,7 +111,7 @@ pub fn verified(ended: &Ended) -> Verified {
     Verified { wrong: number(1), lost: number(3), longest_ms: number(5) }
 }
 
-/// The program under way.
+/// The running program.
 #[derive(Debug)]
 pub struct Game {
     running: Running,
@@ -119,8 +119,8 @@ pub struct Game {
 }
 
 impl Game {
-    /// Starts it over these tiers, for `alarm` at most, and waits until it has filled its memory. `on_host` puts the
-    /// command where it belongs. `None` without a C compiler.
+    /// Starts it over these tiers, for up to `alarm`, and waits until it has filled its memory. `on_host` moves the
+    /// command to its host. Returns `None` without a C compiler.
     pub fn start(name: &str, tiers: &[String], alarm: Duration, on_host: impl Fn(Command) -> Command) -> Option<Game> {
         let program = compile_text(name, PROGRAM)?;
         let stop = scratch(name).join("stop");
@@ -146,7 +146,7 @@ impl Game {
         stats[name].as_u64().unwrap_or_default()
     }
 
-    /// Waits until every slab has its copies, or its shards, again.
+    /// Waits until every slab has all of its copies or shards again.
     pub fn settle(&self) {
         std::thread::sleep(PUBLISHED_AFTER);
         let begun = Instant::now();
@@ -163,13 +163,13 @@ impl Game {
         println!("  all slabs have their copies after {:?} more; {}", begun.elapsed(), self.told());
     }
 
-    /// What has happened to the program's memory until now.
+    /// The failure counters of the program's memory so far.
     fn told(&self) -> String {
         let names = ["members_lost", "slabs_degraded", "slabs_lost", "mended_blocks", "poisoned_blocks"];
         names.map(|name| format!("{name} {}", self.figure(name))).join(", ")
     }
 
-    /// Lets it verify all of its memory and end.
+    /// Makes the program verify all of its memory and end.
     #[must_use]
     pub fn end(self) -> Ended {
         std::fs::write(&self.stop, "").expect("the scratch directory can be written");

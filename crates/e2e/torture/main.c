@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* A program that does everything a program may do to its memory, and knows what every byte must be.
+/* A program that uses memory in every way that a program may, and knows what every byte must be.
  *
  *   torture SEED SECONDS MIB THREADS PARTS DIRECTORY
  *
  * PARTS is a set of letters: l loads and stores, t transfers, k kernel structures, v vectored transfers,
  * m messages, a allocations, p mappings, f futexes (locks), s signal handlers, c forked children, r children by
- * clone(2) past the C library, x programs that are started, n threads that come and go, d discards, locks and
- * protections of long-lived memory. It knows nothing of Aquifer, and
- * passes without it.
+ * clone(2) that bypass the C library, x programs that are started, n threads that come and go, d discards, locks
+ * and protections of long-lived memory. It knows nothing of Aquifer, and passes without it.
  *
  * Exit status: 0 all was right; 1 a byte was wrong or a call failed, with the line that reproduces it;
  * 2 bad arguments; 3 the machine refused something. */
@@ -39,7 +38,7 @@ static double elapsed(void) {
 
 __thread char done_last[80];
 
-/* One write(2), so that lines of two threads do not mix, from a stack that is not managed. */
+/* A single write(2), so that lines of two threads do not mix, from the stack, which is not managed. */
 void wrong(const char *what, ...) {
     char line[1024];
     va_list rest;
@@ -114,7 +113,7 @@ int main(int count, char **values) {
         struct worker *worker = &workers[index];
         worker->luck.state = seed * 1000 + (uint64_t)index;
         size_t part = len / (size_t)threads / 4096 * 4096;
-        /* malloc's memory and the program's own mappings may be delivered differently. */
+        /* Memory from malloc and the program's own mappings may have different deliveries. */
         void *start = index % 2 == 0 ? aligned_alloc(4096, part)
                                      : mmap(NULL, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (!start || start == MAP_FAILED)

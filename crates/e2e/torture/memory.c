@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* What malloc and mmap promise: contents that survive growing, zeros where zeros are promised, holes. */
+/* The guarantees of malloc and mmap: contents survive growing, memory is zero where the interface says so, and holes
+ * behave. */
 
 #include "torture.h"
 
@@ -19,7 +20,8 @@ static void zeros(const unsigned char *start, size_t len, const char *what) {
 
 static __thread struct area allocated, mapped;
 
-/* A child's models are shared with its parent, which goes on when the child has been killed and a grandchild lives. */
+/* Forgets a child's models, which are in memory shared with its parent: the parent goes on when the child has been
+ * killed and a grandchild lives. */
 void leave_models(void) { memset(&allocated, 0, sizeof allocated), memset(&mapped, 0, sizeof mapped); }
 
 void allocations(struct luck *luck, size_t largest) {
@@ -53,7 +55,7 @@ void allocations(struct luck *luck, size_t largest) {
         start = realloc(start, len);
         if (!start)
             broken("realloc");
-        /* The model's lines do not move with the memory: only the start does. */
+        /* The model's stamps do not move with the memory: only the start changes. */
         if (len / LINE > allocated.stamps_most) {
             uint32_t *stamps = unmanaged(len / LINE * sizeof *stamps);
             memcpy(stamps, allocated.stamps, before / LINE * sizeof *stamps);
@@ -109,7 +111,7 @@ void mappings(struct luck *luck) {
         if (mprotect(start + from, to - from, rights) != 0)
             broken("mprotect");
         snprintf(done_last, sizeof done_last, ", of which bytes %zu to %zu had rights %d", from, to, rights);
-        /* At once, or when it has had time to leave: a transfer of it may be under way. */
+        /* Immediately, or after it has had time to be evicted: a transfer of it may be in progress. */
         for (int turn = (int)below(luck, 2) * 3; turn > 0; turn--)
             allocations(luck, (size_t)8 << 20);
         if (mprotect(start + from, to - from, PROT_READ | PROT_WRITE) != 0)

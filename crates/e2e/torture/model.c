@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* The model: what each line of memory must hold, and loads and stores of all sizes against it. */
+/* The model: what each line of memory must hold, and loads and stores of all sizes that are checked against it. */
 
 #include "torture.h"
 
@@ -56,7 +56,7 @@ void line_bytes(const struct area *area, size_t line, unsigned char out[LINE]) {
     }
 }
 
-/* Stores `LINE` bytes with accesses of one size, at an alignment that is sometimes none. */
+/* Stores `LINE` bytes with accesses of one size, sometimes unaligned. */
 static void store_line(volatile unsigned char *to, const unsigned char *from, uint64_t how) {
     switch (how % 5) {
     case 0:
@@ -89,14 +89,14 @@ static void store_line(volatile unsigned char *to, const unsigned char *from, ui
 void write_lines(struct area *area, size_t from, size_t count, struct luck *luck) {
     unsigned char bytes[LINE];
     for (size_t line = from; line < from + count; line++) {
-        /* One in eight is zeroed: pages of zeros go another way than others. */
+        /* Zeroes one line in eight, because the pager treats pages of zeros differently. */
         area->stamps[line] = below(luck, 8) ? (uint32_t)next(luck) | 1 : 0;
         line_bytes(area, line, bytes);
         store_line(area->start + line * LINE, bytes, next(luck));
     }
 }
 
-/* How many of `count` lines are not what they must be. */
+/* How many of `count` lines differ from the model. */
 static size_t wrong_lines(const struct area *area, size_t from, size_t count) {
     unsigned char bytes[LINE];
     size_t found = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* Processes and threads that come and go, and memory that is discarded, locked and protected under them. A child has
- * a model of its own, made before the fork: the parent's goes on changing. */
+/* Processes and threads that come and go, and memory that is discarded, locked and protected while they run. A child
+ * has its own model, made before the fork, because the parent's keeps changing. */
 
 #include "torture.h"
 
@@ -21,13 +21,13 @@
 
 extern char **environ;
 
-/* Children at once: each has a budget of its own. */
+/* Simultaneous children: each has its own budget. */
 enum { CHILDREN_MOST = 3, DEPTH_MOST = 2 };
 static int children;
-/* How many forks this process is away from the first. */
+/* The number of forks between the first process and this one. */
 static int depth;
 
-/* fork(2). It may say that there is no memory for one more: then the part is left out, which -1 says. */
+/* fork(2). Returns -1, and the caller skips the part, if there is not enough memory for another process. */
 static pid_t make_child(void) {
     pid_t child = fork();
     if (child < 0 && errno != ENOMEM && errno != EAGAIN)
@@ -47,7 +47,8 @@ static void wait_for(pid_t child, int killed) {
               WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 }
 
-/* What a child does with its copy of the area. Other threads' memory is not looked at: they may be in the middle. */
+/* What a child does with its copy of the area. It does not check other threads' memory, which may be in the middle
+ * of a write. */
 _Noreturn static void live(struct area *area, struct luck *luck) {
     depth++;
     leave_models();
@@ -73,7 +74,7 @@ _Noreturn static void live(struct area *area, struct luck *luck) {
     _exit(0);
 }
 
-/* The model as it is now, for the child alone. */
+/* A copy of the current model, for the child alone. */
 static struct area own_model(const struct area *area) {
     struct area own = *area;
     own.stamps = unmanaged(area->stamps_most * sizeof *own.stamps);
@@ -81,7 +82,7 @@ static struct area own_model(const struct area *area) {
     return own;
 }
 
-/* A child by fork(2) or clone(2). A daemon is a child of a child that has ended: it tells by a pipe how it went. */
+/* A daemon: a child whose parent, a child itself, has ended. It reports its success through a pipe. */
 static void daemons(struct area *own, struct luck *luck) {
     int ends[2];
     char told = 0;
@@ -132,7 +133,7 @@ static void fork_once(struct area *area, struct luck *luck, uint64_t how) {
         }
         if (child == 0)
             live(&own, &its);
-        /* The parent goes on meanwhile, and neither sees what the other writes. */
+        /* The parent continues at the same time, and neither process sees the other's writes. */
         for (uint64_t turns = below(luck, 10); turns > 0; turns--)
             loads_and_stores(area, luck);
         if (kill_it && child > 0)
@@ -146,10 +147,10 @@ static void fork_once(struct area *area, struct luck *luck, uint64_t how) {
 
 void forks(struct area *area, struct luck *luck) { fork_once(area, luck, below(luck, 6) ? 2 : 0); }
 
-/* clone(2) past the C library. */
+/* clone(2) that bypasses the C library. */
 void clones(struct area *area, struct luck *luck) { fork_once(area, luck, 1); }
 
-/* Programs are started, with words that lie in managed memory. */
+/* Starts programs, whose arguments are in managed memory. */
 void programs(struct area *area, struct luck *luck) {
     size_t line = below(luck, area->len / LINE - 8);
     char *word = (char *)area->start + line * LINE;
@@ -221,7 +222,8 @@ void visitors(struct luck *luck) {
         pthread_join(threads[index], NULL);
 }
 
-/* Parts of long-lived memory are given back, locked for a while, or made read-only. The area starts at a page. */
+/* Discards parts of long-lived memory, locks them for a while, or makes them read-only. The area starts at a page
+ * boundary. */
 void discards(struct area *area, struct luck *luck) {
     const size_t page = 4096;
     size_t pages = area->len / page, from = below(luck, pages), count = 1 + below(luck, below(luck, 4) ? 20 : 600);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* Locks and condition variables in managed memory, which the kernel touches as futexes, and signal handlers
- * that touch memory of their own. */
+/* Locks and condition variables in managed memory, which the kernel accesses as futexes, and signal handlers that
+ * access their own memory. */
 
 #include "torture.h"
 
@@ -25,7 +25,7 @@ static volatile sig_atomic_t handled_once;
 
 static void on_signal(int number) {
     (void)number;
-    /* The handler has luck and lines of its own: it may interrupt any of the others' work. */
+    /* The handler has its own random state and lines, because it may interrupt any other work. */
     static struct luck luck = {7};
     static volatile int busy;
     if (__atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE))

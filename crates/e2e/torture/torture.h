@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* What the parts of the torture program share: luck, the model of one block of memory, and the way out.
+/* Shared by the parts of the torture program: random numbers, the model of one block of memory, and the exits.
  *
  * Every byte of a checked block follows from its address within the block and the 32-bit stamp of its
- * 64-byte line. The stamps are the model: they live in memory that the pager does not manage (shared
- * anonymous memory), so that what is checked and what it is checked against never go the same way. */
+ * 64-byte line. The stamps are the model: they are in memory that the pager does not manage (shared
+ * anonymous memory), so that no error can affect both the checked memory and the model. */
 
 #ifndef TORTURE_H
 #define TORTURE_H
@@ -28,12 +28,12 @@ struct area {
 uint64_t next(struct luck *luck);
 uint64_t below(struct luck *luck, uint64_t most);
 
-/* What this thread did to its memory last, for the message of `wrong`. */
+/* The thread's last operation on its memory, for the message of `wrong`. */
 extern __thread char done_last[80];
 
-/* Ends the program with status 1 and the one line that reproduces it. */
+/* Ends the program with status 1 and a line with the command that reproduces the error. */
 _Noreturn void wrong(const char *what, ...) __attribute__((format(printf, 1, 2)));
-/* Ends the program with status 3: a call failed that must not. */
+/* Ends the program with status 3, because a call failed that must not. */
 _Noreturn void broken(const char *call);
 
 void *unmanaged(size_t len);
@@ -45,7 +45,7 @@ void write_lines(struct area *area, size_t from, size_t count, struct luck *luck
 void check_lines(const struct area *area, size_t from, size_t count, const char *what);
 void check_area(const struct area *area, const char *what);
 
-/* The parts. Each does a few random things with the thread's own areas. */
+/* The parts. Each does a few random operations on the thread's own areas. */
 void loads_and_stores(struct area *area, struct luck *luck);
 void transfers(struct area *area, struct luck *luck);
 void kernel_structures(struct area *area, struct luck *luck);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-/* System calls and stdio whose buffers lie in managed memory: whatever the sizes, what was sent must be what
- * arrives, and no call may fail because its buffer is away. */
+/* System calls and stdio whose buffers are in managed memory: for all sizes, the received bytes must be the sent
+ * ones, and no call may fail because its buffer is evicted. */
 
 #include "torture.h"
 
@@ -30,7 +30,7 @@ static int open_scratch(void) {
     return file;
 }
 
-/* A run of lines with room for a second one of the same length, somewhere else in the area. */
+/* Chooses a run of lines, and room for a second run of the same length elsewhere in the area. */
 static size_t two_runs(struct area *area, struct luck *luck, size_t *from, size_t *to) {
     size_t lines = area->len / LINE;
     size_t most = below(luck, 4) ? 200 : 20000;
@@ -44,7 +44,8 @@ static size_t two_runs(struct area *area, struct luck *luck, size_t *from, size_
 
 static void copied(struct area *area, size_t from, size_t to, size_t count, const char *what) {
     unsigned char line[LINE];
-    /* The copy has the bytes of other line numbers, so it is compared and then written anew. */
+    /* Line contents depend on the line number, so the copy is compared with its source and then overwritten with new
+     * lines. */
     for (size_t at = 0; at < count; at++) {
         line_bytes(area, from + at, line);
         if (memcmp(area->start + (to + at) * LINE, line, LINE) != 0)
@@ -105,7 +106,7 @@ void transfers(struct area *area, struct luck *luck) {
     write_lines(area, to, count, luck);
 }
 
-/* What the kernel fills in or reads while we ask for something else. */
+/* Structures that the kernel writes or reads in other system calls. */
 void kernel_structures(struct area *area, struct luck *luck) {
     size_t line = below(luck, area->len / LINE - 200) & ~(size_t)63;
     unsigned char *at = area->start + line * LINE;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs programs that people use on 40 % of the memory that they take, and says which did what they should.
+//! Runs common programs on 40 % of the memory that they take, and reports which of them worked.
 //!
-//! Usage: `programs [--large] [--tier KIND] [NAME...]`; without names, all of them; without a kind, all that
-//! the program
-//! is tried over, one after the other. Exit status: 0 none went wrong, 1 some did, 2 bad arguments.
+//! Usage: `programs [--large] [--tier KIND] [NAME...]`; without names, all programs; without a kind, all kinds of the
+//! program, one after the other. Exit status: 0 no failure, 1 failures, 2 bad arguments.
 
 #![forbid(unsafe_code)]
 

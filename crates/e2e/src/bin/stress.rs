@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The stress suite, which `aquifer stress` starts: rounds of the torture program (`crates/e2e/src/stress.rs`), each
-//! with one of the rows (`stress_rows.rs`) beside it, for as long as is asked for.
+//! The stress suite, which `aquifer stress` starts: for the requested time, rounds of the torture program
+//! (`crates/e2e/src/stress.rs`), each in parallel with one of the rows (`stress_rows.rs`).
 //!
-//! Each round prints its seed; `--seed N --rounds 1` runs it again. With `--planted` the library has a bug, and what is
-//! asked is whether it is found.
+//! Each round prints its seed; `--seed N --rounds 1` repeats it. With `--planted` the library has a bug, and the suite
+//! checks that the bug is found.
 //!
 //! Exit status: 0 every byte was right (or the planted bug was found), 1 otherwise, 2 bad arguments or no C compiler.
 
@@ -23,12 +23,12 @@ use serde_json::json;
 
 const USAGE: &str = "usage: stress [--minutes N] [--seed N] [--rounds N] [--seconds N] \
                      [--delivery any|auto|signal|listener] [--rows NAME,...] [--list] [--json] [--planted]";
-/// The row that every round has.
+/// The row that is part of every round.
 const TORTURE: &str = "torture";
 const TORTURE_TITLE: &str = "reads return the last write: threads, forks, mappings, transfers";
 const DELIVERIES: [&str; 4] = ["any", "auto", "signal", "listener"];
 
-/// What the command line says.
+/// The parsed command line.
 struct Wanted {
     minutes: u64,
     seed: u64,
@@ -92,7 +92,7 @@ fn rows(names: &str) -> Result<Vec<Row>, String> {
     names.split(',').filter(|name| *name != TORTURE).map(find).collect()
 }
 
-/// What happened in one row.
+/// The results of one row.
 #[derive(Clone, Default)]
 struct Tally {
     right: u64,
@@ -125,10 +125,10 @@ fn wrong(tallies: &[Tally]) -> u64 {
     tallies.iter().map(|tally| tally.wrong).sum()
 }
 
-/// Runs rounds until the time is over. `None` where the torture program cannot be compiled.
+/// Runs rounds until the time is over. Returns `None` if the torture program cannot be compiled.
 fn suite(wanted: &Wanted) -> Option<Vec<Tally>> {
     let library = wanted.planted.then(planted_library);
-    // What the rows say is about the library that ships.
+    // The rows test the library that ships.
     let rows = if wanted.planted { &[][..] } else { &wanted.rows };
     let mut tallies = vec![Tally::default(); rows.len() + 1];
     let (began, limit) = (Instant::now(), Duration::from_secs(wanted.minutes * 60));
@@ -143,7 +143,7 @@ fn suite(wanted: &Wanted) -> Option<Vec<Tally>> {
                 scope.spawn(move || rows[at].run(&turn).map(|verdict| (verdict, turn)))
             });
             let verdict = round.run(library.as_deref());
-            // A panic of a row's is a failure of the row's.
+            // A panic in a row is a failure of that row.
             (verdict, beside.map(|row| row.join().unwrap_or_else(|_| Err("it panicked".to_owned()))))
         });
         let seconds = began.elapsed().as_secs_f64();
@@ -165,7 +165,7 @@ fn suite(wanted: &Wanted) -> Option<Vec<Tally>> {
     Some(tallies)
 }
 
-/// Whether the round was wrong.
+/// Counts and prints a verdict. Returns whether the round was wrong.
 fn add(tally: &mut Tally, verdict: Verdict, line: &str) -> bool {
     let (count, word) = match &verdict {
         Verdict::Right => (&mut tally.right, "right"),
@@ -208,7 +208,7 @@ fn add_row(
     }
 }
 
-/// The table, or the object, on standard output.
+/// Prints the results to standard output, as a table or as a JSON object.
 fn report(wanted: &Wanted, rows: &[Row], tallies: &[Tally], rounds: u64, took: Duration) {
     let names = std::iter::once((TORTURE, TORTURE_TITLE)).chain(rows.iter().map(|row| (row.name, row.title)));
     let lines: Vec<_> = names.zip(tallies).collect();

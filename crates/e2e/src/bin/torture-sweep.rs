@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs the torture program under random settings until the first failure.
+//! Runs the torture program under random settings, and reports every failure.
 //!
-//! Usage: `torture-sweep [FIRST [COUNT [SECONDS]]]`. Number N always means the same settings and seed.
-//! Exit status: 0 nothing failed, 1 something did, 2 bad arguments.
+//! Usage: `torture-sweep [FIRST [COUNT [SECONDS]]]`. Number N always means the same settings and seed. Exit status: 0
+//! no failures, 1 failures, 2 bad arguments.
 
 #![forbid(unsafe_code)]
 

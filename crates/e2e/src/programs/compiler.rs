@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! gcc, and a program of its OpenMP. The compiler starts programs of its own; each has the budget to itself.
+//! gcc, and a program that uses its OpenMP. The compiler starts child processes; each has the budget to itself.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -10,7 +10,7 @@ use super::trial::{Trial, Verdict, installed};
 
 const OPENMP: &str = include_str!("../../programs/openmp.c");
 
-/// C with many functions, none like another.
+/// C source with many different functions.
 fn source(functions: u64) -> String {
     let mut text = "#include <stdio.h>\n".to_owned();
     for number in 0..functions {
@@ -28,7 +28,7 @@ fn source(functions: u64) -> String {
     text
 }
 
-/// Compiles the same file twice: the same program must come out, byte for byte.
+/// Compiles the same file natively and managed: the output must be identical.
 pub fn gcc(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["gcc"]) {
         Ok(program) => program,

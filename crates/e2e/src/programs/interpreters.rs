@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What brings a heap of its own: CPython, with NumPy and DuckDB; a JVM with three collectors; Node.js.
+//! Interpreters with their own heaps: CPython, with NumPy and DuckDB; a JVM with three collectors; Node.js.
 //!
-//! Their programs, in `crates/e2e/programs/`, check what they stored and end with a status when it is wrong. What they
-//! print must be what a native run prints.
+//! Their programs, in `crates/e2e/programs/`, check what they stored and report errors in their exit status. Their
+//! output must match a native run's.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,10 +17,10 @@ const DUCKDB_PY: &str = include_str!("../../programs/queries.py");
 const HEAP_JS: &str = include_str!("../../programs/heap.js");
 const HEAP_JAVA: &str = include_str!("../../programs/Heap.java");
 
-/// Names a Python that has the packages, where they are not in the one on the path.
+/// Names a Python that has the packages, if the one on the path does not.
 const PYTHON_VARIABLE: &str = "AQUIFER_E2E_PYTHON";
 
-/// The interpreter itself: what is on the path may be a script that starts it.
+/// The interpreter binary: the command on the path may be a script that starts it.
 fn interpreter(package: &str) -> Result<PathBuf, Verdict> {
     let named = std::env::var_os(PYTHON_VARIABLE).map(PathBuf::from);
     let program = named.map_or_else(|| installed(&["python3"]), Ok)?;
@@ -31,7 +31,7 @@ fn interpreter(package: &str) -> Result<PathBuf, Verdict> {
     }
 }
 
-/// Runs a script of Python's, which needs this package.
+/// Runs a Python script that needs this package.
 pub fn script(trial: &Trial, package: &str, text: &str, size: u64) -> Result<Verdict, String> {
     let program = match interpreter(package) {
         Ok(program) => program,
@@ -41,7 +41,7 @@ pub fn script(trial: &Trial, package: &str, text: &str, size: u64) -> Result<Ver
     trial.same(&program, &[&file, &size.to_string()], || Ok(String::new()))
 }
 
-/// Objects, a fork that sees them as they were, and a program that it starts.
+/// Objects, a forked child that sees them unchanged, and a program that the script starts.
 pub fn python(trial: &Trial) -> Result<Verdict, String> {
     script(trial, "os", HEAP_PY, trial.size(60_000, 3_000_000))
 }
@@ -68,7 +68,7 @@ pub fn node(trial: &Trial) -> Result<Verdict, String> {
     })
 }
 
-/// A map whose values are replaced all the time, under the collectors whose heap is private memory.
+/// A map whose values are constantly replaced, under the collectors whose heap is private memory.
 pub fn jvm(trial: &Trial) -> Result<Verdict, String> {
     let (java, javac) = match (installed(&["java"]), installed(&["javac"])) {
         (Ok(java), Ok(javac)) => (java, javac),

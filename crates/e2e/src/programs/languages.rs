@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runtimes of languages, each with an allocator, signals and stacks of its own: PHP, Ruby, Perl, SBCL, Erlang, LuaJIT,
-//! R, and polars in CPython.
+//! Language runtimes with their own allocators, signals and stacks: PHP, Ruby, Perl, SBCL, Erlang, LuaJIT, R, and
+//! polars in CPython.
 //!
-//! Their programs, in `crates/e2e/programs/`, check what they stored and end with a status when it is wrong. What they
-//! print must be what a native run prints.
+//! Their programs, in `crates/e2e/programs/`, check what they stored and report errors in their exit status. Their
+//! output must match a native run's.
 
 use std::process::Command;
 
 use super::interpreters;
 use super::trial::{Trial, Verdict, installed};
 
-/// Runs `interpreter` with `words`, a script with this text, and the size.
+/// Runs `interpreter` with `words`, a script file with this name and text, and the size.
 fn script(trial: &Trial, interpreter: &str, words: &[&str], file: (&str, &str), size: u64) -> Result<Verdict, String> {
     let program = match installed(&[interpreter]) {
         Ok(program) => program,
@@ -36,7 +36,7 @@ pub fn ruby(trial: &Trial) -> Result<Verdict, String> {
     script(trial, "ruby", &[], ("heap.rb", text), trial.size(60_000, 3_000_000))
 }
 
-/// See the module.
+/// Perl, with its own allocator.
 pub fn perl(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.pl");
     script(trial, "perl", &[], ("heap.pl", text), trial.size(60_000, 3_000_000))
@@ -51,13 +51,13 @@ pub fn sbcl(trial: &Trial) -> Result<Verdict, String> {
     };
     let path = trial.write("heap.lisp", include_str!("../../programs/heap.lisp"))?;
     let (heap, size) = (trial.size(512, 12_000).to_string(), trial.size(40_000, 3_000_000).to_string());
-    // Not as a script: then a stack that overflows is the end.
+    // Not with `--script`, under which a stack overflow ends the program.
     let words = ["--noinform", "--no-sysinit", "--no-userinit", "--disable-debugger", "--load", &path];
     let arguments = [&["--dynamic-space-size", &heap][..], &words, &["--end-toplevel-options", &size]].concat();
     trial.same(&program, &arguments, || Ok(String::new()))
 }
 
-/// Erlang's schedulers, and processes that collect their own memory.
+/// Erlang's schedulers, and processes that each collect their own memory.
 pub fn erlang(trial: &Trial) -> Result<Verdict, String> {
     let (erl, compiler) = match (installed(&["erl"]), installed(&["erlc"])) {
         (Ok(erl), Ok(compiler)) => (erl, compiler),
@@ -74,19 +74,19 @@ pub fn erlang(trial: &Trial) -> Result<Verdict, String> {
     trial.same(&erl, &arguments, || Ok(String::new()))
 }
 
-/// LuaJIT maps its memory itself, below 2 GiB where it was built so.
+/// LuaJIT maps its memory itself, below 2 GiB in some builds.
 pub fn luajit(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.lua");
     script(trial, "luajit", &[], ("heap.lua", text), trial.size(100_000, 3_000_000))
 }
 
-/// What `Rscript` starts is a shell script, which starts R.
+/// `Rscript` starts a shell script, which starts R.
 pub fn r(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/heap.R");
     script(trial, "Rscript", &["--vanilla"], ("heap.R", text), trial.size(400_000, 20_000_000))
 }
 
-/// See the module.
+/// polars in CPython.
 pub fn polars(trial: &Trial) -> Result<Verdict, String> {
     let text = include_str!("../../programs/frames.py");
     interpreters::script(trial, "polars", text, trial.size(1_000_000, 60_000_000))

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! memcached: every value is what was last stored, after several rounds of storing and reading by its text protocol.
+//! memcached: every value must be the last stored one, after several rounds of storing and reading by its text
+//! protocol.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +16,7 @@ use super::trial::{Server, Trial, Verdict, Watch, installed};
 use crate::run::eventually;
 
 const BATCH: u64 = 100;
-/// How long one reply may take: what passes it hangs.
+/// Timeout of one reply; a later reply counts as a hang.
 const REPLY_MOST: Duration = Duration::from_secs(120);
 
 fn value(key: u64, round: u64) -> String {
@@ -62,7 +63,7 @@ fn store(stream: &mut BufReader<UnixStream>, keys: u64, round: u64) -> Result<()
 
 fn compare(stream: &mut BufReader<UnixStream>, keys: u64, round: u64) -> Result<(), String> {
     for number in 0..keys {
-        // In an order that no read-ahead guesses.
+        // In an order that read-ahead cannot predict.
         let key = mix(number) % keys;
         let wanted = value(key, round);
         stream.get_mut().write_all(format!("get key{key}\r\n").as_bytes()).map_err(|error| error.to_string())?;
@@ -79,7 +80,7 @@ fn compare(stream: &mut BufReader<UnixStream>, keys: u64, round: u64) -> Result<
     Ok(())
 }
 
-/// See the module.
+/// Runs memcached natively for its peak, then managed with verification.
 pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["memcached"]) {
         Ok(program) => program,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! PostgreSQL: queries with large sorts and hashes in work_mem, their results compared with those of a native server.
+//! PostgreSQL: queries with large sorts and hashes in work_mem, whose results are compared with those of a native
+//! server.
 //!
-//! Each connection is a process that the server forks. The server does not run as root; where this does, it is started
-//! as nobody, if that user can reach the binaries under test.
+//! The server forks a process for each connection. It refuses to run as root; if the test runs as root, it starts the
+//! server as nobody, provided that this user can access the binaries under test.
 
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
@@ -16,12 +17,12 @@ use crate::build::binaries;
 use crate::run::{eventually, run};
 
 const QUERIES: &str = include_str!("../../programs/postgres.sql");
-/// The user nobody, and its group, as everywhere.
+/// The user nobody and its group, the same number on all systems.
 const NOBODY: u32 = 65534;
-/// How long the server may take to end.
+/// Time limit for the server to end.
 const STOP_MOST: Duration = Duration::from_secs(120);
 
-/// The newest PostgreSQL that is installed: the directory with its programs.
+/// The directory with the programs of the newest installed PostgreSQL.
 fn programs() -> Option<PathBuf> {
     let mut found: Vec<PathBuf> =
         std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|entry| entry.path().join("bin")).collect();
@@ -35,7 +36,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
 }
 
-/// The same command as a user who may run the server.
+/// The same command, run as a user who may run the server.
 fn as_user(command: &Command) -> Command {
     let mut user = if is_root() {
         let mut user = Command::new("setpriv");
@@ -55,8 +56,8 @@ fn as_user(command: &Command) -> Command {
     user
 }
 
-/// A directory for one server. Not in the target directory: a socket's path is 107 bytes at most, and others than root
-/// may not reach it.
+/// A directory for one server. Not in the target directory: a socket path is limited to 107 bytes, and users other than
+/// root may not have access there.
 struct Place(PathBuf);
 
 impl Place {
@@ -86,7 +87,7 @@ fn done(trial: &Trial, command: &Command) -> Result<String, String> {
     if ended.status == Some(0) { Ok(ended.stdout) } else { Err(format!("{:?}: {}", ended.status, ended.stderr)) }
 }
 
-/// Starts a server in `place`, asks it everything, and ends it. What it answered, and the peak of its processes.
+/// Starts a server in `place`, runs all queries, and ends it. Returns the answers, and the peak of its processes.
 fn ask_all(
     trial: &Trial,
     programs: &Path,
@@ -135,7 +136,7 @@ fn ask_all(
     Ok((answers, peak))
 }
 
-/// See the module.
+/// Compares a managed server's answers with a native server's.
 pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     let Some(programs) = programs() else { return Ok(Verdict::Skipped("PostgreSQL is not installed".to_owned())) };
     let mut reach = Command::new("test");

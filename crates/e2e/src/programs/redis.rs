@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Redis: BGSAVE and AOF rewrite while keys are written, and redis-benchmark beside it.
+//! Redis: BGSAVE and AOF rewrite while keys are written, with redis-benchmark in parallel.
 //!
-//! One connection writes, and knows what every key must be. So the dump must hold each key as it was when BGSAVE was
-//! called, and not a write more: it is loaded by a Redis that runs natively, and compared key by key.
+//! One connection does the writing, and knows what every key must be. So the dump must hold each key as it was when
+//! BGSAVE was called, without any later write: a native Redis loads it, and it is compared key by key.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,16 +15,16 @@ use super::shell::mix;
 use super::trial::{Server, Trial, Verdict, Watch, installed, succeeded};
 use crate::run::{eventually, run};
 
-/// Commands that are sent at once.
+/// Commands sent in one batch.
 const BATCH: usize = 100;
-/// What every key must be: the number of its latest write.
+/// The expected state: for every key, the number of its latest write.
 type Written = Vec<u32>;
 
 fn key(index: usize) -> Vec<u8> {
     format!("written:{index}").into_bytes()
 }
 
-/// What the write of this number has put there: 300 to 1100 bytes.
+/// The value that this write stored: 300 to 1100 bytes.
 fn value(index: usize, write: u32) -> Vec<u8> {
     let seed = mix((index as u64) << 32 | u64::from(write));
     let piece = format!("{index}/{write}/{seed:016x} ");
@@ -45,7 +45,7 @@ fn write_all(client: &mut Client, indices: impl Iterator<Item = usize>, written:
     Ok(())
 }
 
-/// Every key is what it must be.
+/// Checks that every key has its expected value.
 fn compare(client: &mut Client, written: &Written, what: &str) -> Result<(), String> {
     for first in (0..written.len()).step_by(BATCH) {
         let batch = first..(first + BATCH).min(written.len());
@@ -59,7 +59,7 @@ fn compare(client: &mut Client, written: &Written, what: &str) -> Result<(), Str
     Ok(())
 }
 
-/// Redis in a directory of its own, with a socket of its own.
+/// A Redis in its own directory, with its own socket.
 struct Place {
     program: PathBuf,
     directory: String,
@@ -70,7 +70,7 @@ impl Place {
     fn new(trial: &Trial, program: &Path, name: &str) -> Result<Self, String> {
         let directory = trial.path(name);
         std::fs::create_dir_all(&directory).map_err(|error| error.to_string())?;
-        // Not in the directory: a socket's path is 107 bytes at most.
+        // Not in the directory: a socket path is limited to 107 bytes.
         let socket = std::env::temp_dir().join(format!("aquifer-{}-{name}.socket", std::process::id()));
         Ok(Self { program: program.to_owned(), directory, socket })
     }
@@ -105,7 +105,7 @@ impl Drop for Place {
     }
 }
 
-/// Writes until what is under way in the background is over, and some more.
+/// Writes until the background operation is finished, and at least three times.
 fn write_while(client: &mut Client, written: &mut Written, seed: u64, what: &str) -> Result<(), String> {
     let keys = written.len() as u64;
     let started = Instant::now();
@@ -128,7 +128,7 @@ fn stop(client: &mut Client, server: Server, trial: &Trial) -> Result<(), String
     server.end(trial.limit()).map(|_| ())
 }
 
-/// The peak of a Redis that only holds the keys.
+/// The peak of a native Redis that only holds the keys.
 fn native_peak(trial: &Trial, program: &Path, keys: usize) -> Result<u64, String> {
     let place = Place::new(trial, program, "native")?;
     let server = Server::start(place.native("no"));
@@ -140,7 +140,7 @@ fn native_peak(trial: &Trial, program: &Path, keys: usize) -> Result<u64, String
     Ok(peak)
 }
 
-/// What is in `from` is what was written, by a Redis that loads it natively.
+/// Checks that a native Redis which loads the data in `place` has what was written.
 fn loads(trial: &Trial, place: &Place, append_only: &'static str, written: &Written) -> Result<(), String> {
     let mut other = Place::new(trial, &place.program, "loads")?;
     other.directory.clone_from(&place.directory);
@@ -150,7 +150,7 @@ fn loads(trial: &Trial, place: &Place, append_only: &'static str, written: &Writ
     stop(&mut client, server, trial)
 }
 
-/// See the module.
+/// Runs all steps and checks on a managed Redis.
 pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     let (program, benchmark) = match (installed(&["redis-server"]), installed(&["redis-benchmark"])) {
         (Ok(program), Ok(benchmark)) => (program, benchmark),
@@ -180,7 +180,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     trial.works(peak)
 }
 
-/// One BGSAVE under load.
+/// Checks one BGSAVE under load.
 fn snapshot_holds(
     trial: &Trial,
     place: &Place,

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! As much of Redis' protocol (RESP2) as the trial needs: commands of words, sent many at a time, and their replies.
+//! The part of Redis' protocol (RESP2) that the trial needs: commands as arrays of words, sent in batches, and their
+//! replies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long one reply may take: what passes it hangs.
+/// Timeout of one reply; a later reply counts as a hang.
 const REPLY_MOST: Duration = Duration::from_secs(120);
 
 /// A connection.
@@ -19,14 +20,14 @@ pub struct Client {
     sent: usize,
 }
 
-/// What a server answers.
+/// A server's reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A line, or a number as text.
     Line(String),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// Nothing is there.
+    /// No value.
     Nil,
 }
 
@@ -38,7 +39,7 @@ impl Client {
         Ok(Self { stream: BufReader::new(stream), batch: Vec::new(), sent: 0 })
     }
 
-    /// Adds a command to what will be sent.
+    /// Adds a command to the batch.
     pub fn add(&mut self, words: &[&[u8]]) {
         let _ = write!(self.batch, "*{}\r\n", words.len());
         for word in words {
@@ -49,7 +50,7 @@ impl Client {
         self.sent += 1;
     }
 
-    /// Sends what was added, and reads the replies.
+    /// Sends the batch, and reads the replies.
     pub fn exchange(&mut self) -> Result<Vec<Reply>, String> {
         let failed = |error: std::io::Error| format!("the server does not answer: {error}");
         self.stream.get_mut().write_all(&self.batch).map_err(failed)?;
@@ -57,14 +58,14 @@ impl Client {
         (0..std::mem::take(&mut self.sent)).map(|_| self.reply()).collect()
     }
 
-    /// One command of words, and its reply.
+    /// Sends one command, and returns its reply.
     pub fn ask(&mut self, command: &str) -> Result<Reply, String> {
         let words: Vec<&[u8]> = command.split_whitespace().map(str::as_bytes).collect();
         self.add(&words);
         Ok(self.exchange()?.remove(0))
     }
 
-    /// A value of INFO's.
+    /// One value from INFO.
     pub fn info(&mut self, name: &str) -> Result<String, String> {
         let Reply::Bytes(bytes) = self.ask("INFO")? else { return Err("INFO has no text".to_owned()) };
         let text = String::from_utf8_lossy(&bytes).into_owned();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! sqlite3 and sort: what they print or write is what a native run does.
+//! sqlite3 and sort: their output must match a native run's.
 
 use super::trial::{Trial, Verdict, installed};
 
 const QUERIES: &str = include_str!("../../programs/queries.sql");
 
-/// A numbers' generator that needs nothing: SplitMix64.
+/// A random number generator without state: SplitMix64.
 pub fn mix(number: u64) -> u64 {
     let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,7 +25,7 @@ pub fn sqlite(trial: &Trial) -> Result<Verdict, String> {
     trial.same(&program, &[":memory:", &format!(".read {file}")], || Ok(String::new()))
 }
 
-/// Lines in an order that nobody would guess, sorted by two threads.
+/// Lines in random order, sorted by two threads.
 pub fn sort(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["sort"]) {
         Ok(program) => program,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! stress-ng: its memory stressors check what they wrote. Each is a process of its own, forked before it allocates.
+//! stress-ng: its memory stressors verify what they wrote. Each runs in its own process, forked before it allocates.
 
 use std::path::Path;
 
 use super::trial::{Trial, Verdict, installed, succeeded};
 use crate::run::start;
 
-/// The stressors. Left out: userfaultfd, which wants to register memory that is registered already, and vm-rw, which
-/// now and then ends with SIGSEGV (both: docs/programs.md); and bigheap, which grows until nothing is left.
+/// The stressors. Left out: userfaultfd, which registers memory that is already registered, and vm-rw, which sometimes
+/// ends with SIGSEGV (both: docs/programs.md); and bigheap, which grows until no memory is left.
 const STRESSORS: [&[&str]; 10] = [
     &["--vm", "2", "--vm-bytes", "BYTES", "--vm-method", "all"],
     &["--mmap", "1", "--mmap-bytes", "BYTES"],
@@ -23,7 +23,7 @@ const STRESSORS: [&[&str]; 10] = [
     &["--brk", "1"],
 ];
 
-/// Each stressor by itself, with a budget of 40 % of what it is given.
+/// Runs each stressor by itself, with a budget of 40 % of the size that it is given.
 pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["stress-ng"]) {
         Ok(program) => program,
@@ -31,7 +31,7 @@ pub fn judge(trial: &Trial) -> Result<Verdict, String> {
     };
     let bytes = trial.size(80 << 20, 4 << 30);
     let mut verdict = Verdict::Skipped("there are no stressors".to_owned());
-    // The first is what is reported on: it is the one whose memory surely does not fit.
+    // The first one runs last and is reported: its memory is certain not to fit.
     for stressor in STRESSORS.iter().rev() {
         verdict = one(trial, &program, stressor, bytes)?;
     }

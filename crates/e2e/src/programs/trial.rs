@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One program, first as it is, to see how much memory it takes, and then on less.
+//! Runs a program natively, to measure how much memory it takes, and then managed on less.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,65 +13,65 @@ use crate::build::scratch;
 use crate::run::{Ended, Running, managed, start, stats};
 use crate::tier_kinds::{TierKind, Tiers};
 
-/// The budget, as a part of what a native run takes at its peak.
+/// The budget, as a percentage of a native run's peak.
 const BUDGET_PERCENT: u64 = 40;
-/// The smallest budget that `aquifer run` takes.
+/// The smallest budget that `aquifer run` accepts.
 const BUDGET_BYTES_LEAST: u64 = 16 << 20;
-/// How often a native run is looked at. Linux keeps each process's own peak, so a look too few costs little.
+/// Interval between looks at a native run. Linux keeps each process's own peak, so a missed look costs little.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
-/// How long one run may take: what passes it hangs. Larger runs take minutes.
+/// Time limit of one run; a longer run counts as a hang. Larger runs take minutes.
 const SMALL_LIMIT: Duration = Duration::from_secs(300);
 const LARGE_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Room of each donor.
+/// Capacity of each donor.
 const SMALL_TIER_MIB: u64 = 768;
 const LARGE_TIER_MIB: u64 = 8192;
 
 /// How a trial ended, unless something went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The program did what it should; says on how much memory.
+    /// The program worked; says on how much memory.
     Works(String),
-    /// It could not be tried here; says why.
+    /// The trial could not run here; says why.
     Skipped(String),
 }
 
-/// See the module.
+/// One program over one kind of tier.
 #[derive(Debug)]
 pub struct Trial {
-    /// Whether it is the larger run.
+    /// Whether this is the larger run.
     pub large: bool,
-    /// A directory of its own. Empty at first.
+    /// The trial's own directory. Empty at first.
     pub directory: PathBuf,
-    /// Where its memory goes.
+    /// The tiers for its memory.
     pub tiers: Tiers,
     /// `--delivery`.
     pub delivery: &'static str,
 }
 
-/// What a native run said and took.
+/// The result of a native run.
 #[derive(Debug)]
 pub struct Native {
-    /// How it ended.
+    /// How the run ended.
     pub ended: Ended,
-    /// The most that one of its processes had in DRAM.
+    /// The largest resident set of one of its processes.
     pub peak_bytes: u64,
 }
 
 impl Trial {
-    /// A trial of the program of this name over this kind of tier. `Err` says why there can be none here.
+    /// A trial of the program with this name over this kind of tier. `Err` says why it cannot run here.
     pub fn new(name: &str, large: bool, kind: TierKind) -> Result<Self, String> {
         let name = format!("program-{name}-{}", kind.name());
         let tiers = kind.make(&name, if large { LARGE_TIER_MIB } else { SMALL_TIER_MIB })?;
         Ok(Self { large, directory: scratch(&name), tiers, delivery: "auto" })
     }
 
-    /// A number for the run in CI, or for the larger one.
+    /// The size for the run in CI, or for the larger one.
     pub fn size(&self, small: u64, large: u64) -> u64 {
         if self.large { large } else { small }
     }
 
-    /// How long one run may take.
+    /// The time limit of one run.
     pub fn limit(&self) -> Duration {
         if self.large { LARGE_LIMIT } else { SMALL_LIMIT }
     }
@@ -81,14 +81,14 @@ impl Trial {
         self.directory.join(name).display().to_string()
     }
 
-    /// Writes a file there.
+    /// Writes a file into this trial's directory.
     pub fn write(&self, name: &str, text: &str) -> Result<String, String> {
         let path = self.path(name);
         std::fs::write(&path, text).map_err(|error| format!("{path} cannot be written: {error}"))?;
         Ok(path)
     }
 
-    /// Runs `command` as it is.
+    /// Runs `command` natively.
     pub fn native(&self, mut command: Command) -> Result<Native, String> {
         command.current_dir(&self.directory);
         let running = start(command);
@@ -101,7 +101,7 @@ impl Trial {
         }
     }
 
-    /// The same program under `aquifer run`, on a part of what the native run took.
+    /// The same program under `aquifer run`, on a part of the native run's peak.
     pub fn managed(&self, peak_bytes: u64, program: &Path, arguments: &[&str]) -> Command {
         self.managed_in(&self.directory, peak_bytes, program, arguments)
     }
@@ -118,7 +118,8 @@ impl Trial {
         command
     }
 
-    /// What to say when all was right. An error if none of the program's memory ever left: then nothing was tried.
+    /// The verdict when all was right. An error if none of the program's memory was evicted and fetched, because then
+    /// nothing was tested.
     pub fn works(&self, peak_bytes: u64) -> Result<Verdict, String> {
         self.works_in(&self.directory, peak_bytes)
     }
@@ -138,7 +139,8 @@ impl Trial {
         )))
     }
 
-    /// Runs a program natively and managed: both must say the same, and `check` must find the same beside it.
+    /// Runs a program natively and managed: the outputs must be equal, and so must the results of `check`, which runs
+    /// after each.
     pub fn same(
         &self,
         program: &Path,
@@ -162,12 +164,12 @@ impl Trial {
     }
 }
 
-/// The budget for a program that takes so much.
+/// The budget for a program with this peak.
 fn budget(peak_bytes: u64) -> u64 {
     (peak_bytes * BUDGET_PERCENT / 100).max(BUDGET_BYTES_LEAST)
 }
 
-/// An error unless a program has ended with status 0.
+/// An error unless the program ended with status 0.
 pub fn succeeded(ended: &Ended) -> Result<(), String> {
     match ended.status {
         Some(0) => Ok(()),
@@ -184,7 +186,7 @@ pub fn installed(names: &[&str]) -> Result<PathBuf, Verdict> {
     found.ok_or_else(|| Verdict::Skipped(format!("{} is not installed", names.join(" or "))))
 }
 
-/// Looks at a process and all under it until it is asked for the peak.
+/// Measures the peak of a process and its descendants until asked for it.
 #[derive(Debug)]
 pub struct Watch {
     over: Arc<AtomicBool>,
@@ -192,7 +194,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches from now on.
+    /// Starts to measure.
     pub fn new(process: u32) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&over);
@@ -207,14 +209,14 @@ impl Watch {
         Self { over, thread }
     }
 
-    /// The most that one of the processes had in DRAM.
+    /// The largest resident set of one of the processes.
     pub fn peak_bytes(self) -> u64 {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().expect("looking does not panic")
     }
 }
 
-/// The largest peak among a process and all under it.
+/// The largest peak among a process and its descendants.
 fn peak_of(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let own = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
@@ -223,36 +225,36 @@ fn peak_of(process: u32) -> u64 {
     (own.unwrap_or(0) << 10).max(below.unwrap_or(0))
 }
 
-/// Looks at whether a server that is not needed any more has ended by itself, 10 ms apart.
+/// How often to check whether an unneeded server has ended by itself, 10 ms apart.
 const ENDING_LOOKS: u32 = 100;
 
-/// A server. It is killed when the trial is over, unless it has ended by itself.
+/// A server. It is killed on drop unless it has ended by itself.
 #[derive(Debug)]
 pub struct Server(Option<Running>);
 
 impl Server {
-    /// Starts it.
+    /// Starts the server.
     pub fn start(command: Command) -> Self {
         Self(Some(start(command)))
     }
 
-    /// The process that was started.
+    /// The process id of the started command.
     pub fn id(&self) -> u32 {
         self.0.as_ref().map_or(0, |running| running.child.id())
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the server has ended by itself.
     pub fn end(mut self, limit: Duration) -> Result<Ended, String> {
         let ended = self.0.take().expect("it is taken once").wait(limit);
         succeeded(&ended).map(|()| ended)
     }
 }
 
-/// One that is not needed any more is killed. One that has ended before is why it did not answer, and says so.
+/// Kills the server. If it has already ended, that is probably why it did not answer, so its output is printed.
 impl Drop for Server {
     fn drop(&mut self) {
         let Some(mut running) = self.0.take() else { return };
-        // Whoever loses the connection is faster than the process's end.
+        // A lost connection is noticed before the process has ended.
         let has_ended = (0..ENDING_LOOKS).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             !matches!(running.child.try_wait(), Ok(None))
