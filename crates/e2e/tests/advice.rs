@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What madvise(2) says of memory, it says to us: hints move blocks, and what a forked child shall not see it does not.
+//! madvise(2) advice reaches the pager: hints move blocks, and memory withheld from a forked child is not in the child.
 //!
-//! MADV_COLD and MADV_PAGEOUT went to the kernel, which put what we had just brought into its own swap. MADV_DONTFORK
-//! ended the child, which could not register what it did not have. MADV_DONTNEED_LOCKED gave pages back, and the tier's
-//! copy came in their place: old bytes, where the program had been promised zeros.
+//! MADV_COLD and MADV_PAGEOUT used to go to the kernel, which put blocks that had just been fetched into its own swap.
+//! MADV_DONTFORK used to end the child, which could not register memory that it did not have. MADV_DONTNEED_LOCKED used
+//! to free pages that were then fetched again from the tier: old bytes, where the program had been promised zeros.
 
 use aquifer_e2e::away::{PROLOGUE, works};
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run, stats};
 
-/// `there` counts the resident pages of a range; `map` is memory of its own, in which each page is different.
+/// `there` counts the resident pages of a range; `map` returns new memory in which each page is different.
 const FUNCTIONS: &str = r#"
 static size_t there(volatile unsigned char *start, size_t len) {
     static unsigned char pages[1 << 16];
@@ -61,7 +61,7 @@ static void child_is_right(pid_t child, const char *what) {
 }
 "#;
 
-/// What is on standby is not resident, for mincore(2) as for us: a touch is a fault.
+/// Pages on standby are not resident, for mincore(2) as for the pager: a touch is a fault.
 #[test]
 fn what_is_cold_leaves_and_what_is_locked_stays() {
     works(
@@ -90,7 +90,7 @@ fn what_is_cold_leaves_and_what_is_locked_stays() {
     );
 }
 
-/// Runs `body` with a tier on a file and says what was counted.
+/// Runs `body` with a tier in memory and returns a counter of its statistics.
 fn counted(name: &str, body: &str, counter: &str) -> Option<u64> {
     let source = format!("{PROLOGUE}\n{FUNCTIONS}\nint main(void) {{\nalarm(250);\n{body}\nreturn 0;\n}}\n");
     let program = compile_text(name, &source)?;
@@ -102,7 +102,8 @@ fn counted(name: &str, body: &str, counter: &str) -> Option<u64> {
     Some(counts[counter].as_u64().unwrap_or_else(|| panic!("no {counter} in {counts}")))
 }
 
-/// The stream of the second body is found without advice; the first says that it is none.
+/// The prefetcher detects the stream of the second body even without advice; the advice of the first body suppresses
+/// it.
 #[test]
 fn advice_sets_the_prefetcher() {
     let scan = |advice: &str| {
@@ -133,7 +134,7 @@ fn what_will_be_needed_is_brought_ahead() {
     assert!(hits >= 1 << 20, "of 2 MiB that will be needed, {hits} bytes were read ahead");
 }
 
-/// The ranges begin and end within blocks, and are away in part.
+/// The ranges begin and end within blocks, and are partly evicted.
 #[test]
 fn a_child_does_not_get_what_is_withheld() {
     works(

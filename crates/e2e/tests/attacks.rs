@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs the attacks: programs that try to break one promise each, over every tier and delivery that they name.
+//! Runs the attacks: programs that each try to break one promise, over every tier and delivery that they name.
 //!
-//! `cargo test -p aquifer-e2e --test attacks -- NAME` runs those with this in their names. A run's name is
-//! `NAME::TIER::DELIVERY`. Exit status 0: the promise held; 77: it cannot be tried here, and the last line on standard
-//! error says why; anything else, a signal, or no end within the limit: the promise is broken.
+//! `cargo test -p aquifer-e2e --test attacks -- NAME` runs those whose names contain NAME. A run's name is
+//! `NAME::TIER::DELIVERY`. Exit status 0: the promise held; 77: the attack cannot run here, and the last line on
+//! standard error says why; anything else, a signal, or no end within the limit: the promise is broken.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -17,7 +17,7 @@ use aquifer_e2e::run::{Ended, aquifer, managed, run};
 use aquifer_e2e::tier_kinds::{TierKind, Tiers};
 use aquifer_test_support::skip;
 
-/// Room of a donor for an attack's memory.
+/// Capacity of a donor for an attack's memory.
 const DONOR_MIB: u64 = 1024;
 const SKIPPED: i32 = 77;
 
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     let (started, mut broken) = (Instant::now(), Vec::new());
     let count = chosen.len();
     for (name, attack, tier, delivery) in chosen {
-        // What is said of a skip names the thread, as in every other test.
+        // A reported skip names the thread, as in every other test.
         let thread = std::thread::Builder::new().name(name.clone());
         let verdict = std::thread::scope(|scope| {
             let work = || {
@@ -119,7 +119,7 @@ fn is_there(need: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(need).is_file())
 }
 
-/// What one run starts. The program finds its tiers and a directory of its own in its environment.
+/// The command of one run. The program finds its tiers and its own directory in its environment.
 fn command(attack: &Attack, tiers: &Tiers, delivery: &str, directory: &Path) -> Option<Command> {
     let source = attack.source.to_str().expect("a path of ours");
     let (program, arguments) = match attack.source.extension().and_then(|ending| ending.to_str()) {

@@ -27,10 +27,10 @@ const PROGRAM: &str = r#"
     }
 "#;
 
-/// The bench with these words and the program with those. `None` where another bench runs.
+/// Runs the bench with `words` on the program with `program`. Returns `None` if another bench is running.
 fn bench(name: &str, words: &[&str], program: &[&str]) -> Option<Ended> {
     let compiled = compile_text(&format!("bench-{name}"), PROGRAM)?;
-    // Not a disk, for whose rest the bench would wait.
+    // Not on a disk, because the bench would wait until the disk is idle.
     let directory = PathBuf::from(format!("/dev/shm/aquifer-e2e-bench-program-{name}-{}", std::process::id()));
     let mut command = aquifer();
     command.args(["bench", "--rounds", "1", "--contender", "dram,aquifer-dram", "--dir"]).arg(&directory);
@@ -47,7 +47,7 @@ fn bench(name: &str, words: &[&str], program: &[&str]) -> Option<Ended> {
     Some(ended)
 }
 
-/// One test: benches exclude each other.
+/// A single test, because benches exclude each other.
 #[test]
 fn a_users_program_is_measured_or_refused_with_the_cause() {
     let Some(ended) = bench("fills", &["--json", "-"], &["96"]) else { return };

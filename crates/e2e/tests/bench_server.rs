@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer bench` with a server: Redis, native and under the pager, at a small size, and the dump that it makes.
+//! `aquifer bench` with a server: Redis, native and under the pager, at a small size, and the dump that it writes.
 //!
-//! The load itself says whether each value was right, in the server and in the dump. That it would say so, `make -C
-//! bench/workloads check` shows with a planted value. Figures are not looked at.
+//! The load itself checks each value, in the server and in the dump. `make -C bench/workloads check` shows with a
+//! planted value that it detects errors. Figures are not checked.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ use aquifer_e2e::programs::trial::installed;
 use aquifer_e2e::run::{LIMIT, aquifer, run};
 use serde_json::Value;
 
-/// The load, built into `directory`. `None`, and says why, where it cannot be.
+/// Builds the load into `directory`. Returns `None`, and reports a skip, if that is not possible.
 fn build_load(directory: &Path) -> Option<()> {
     let workloads = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/workloads");
     let out = format!("OUT={}", directory.display());
@@ -31,7 +31,7 @@ fn build_load(directory: &Path) -> Option<()> {
     }
 }
 
-/// Not a disk, for whose rest the bench would wait.
+/// Not on a disk, because the bench would wait until the disk is idle.
 fn bench_directory() -> PathBuf {
     PathBuf::from(format!("/dev/shm/aquifer-e2e-bench-{}", std::process::id()))
 }

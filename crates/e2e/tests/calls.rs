@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! System calls on memory that is away: none may fail, or lose a byte, because of us.
+//! System calls on evicted memory: none may fail or lose a byte because of the pager.
 //!
-//! Under signal delivery the kernel's own accesses to missing pages are errors, and only what went through our
-//! wrappers was served: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB lost its rest. Each
-//! program here makes its memory leave before every call (`aquifer_e2e::away`).
+//! Under signal delivery the kernel's own accesses to missing pages are errors, and only calls through the library's
+//! wrappers used to work: `getdents64` by `syscall(2)` got EFAULT, and a message above 256 KiB lost its rest. Each
+//! program here has its memory evicted before every call (`aquifer_e2e::away`).
 
 use aquifer_e2e::away::{PROLOGUE, SETTINGS, works, works_with};
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// By `syscall(2)`, which is one function for all, and by the instruction itself.
+/// Calls by `syscall(2)`, the one function for all calls, and by the instruction itself.
 #[test]
 fn direct_calls_find_their_memory() {
     let call = "
@@ -134,7 +134,7 @@ fn words_behind_structures_are_found_and_filled() {
     );
 }
 
-/// A call that the C library makes for itself, with memory that the program gave to it.
+/// Calls that the C library makes internally, with memory that the program gave to it.
 #[test]
 fn the_librarys_own_calls_find_their_memory() {
     works(
@@ -188,7 +188,7 @@ fn the_librarys_own_calls_find_their_memory() {
     );
 }
 
-/// No table says what such structures point to: they are looked into when a call fails.
+/// No table lists the pointers in such structures: the library searches the structures when a call fails.
 #[test]
 fn what_a_structure_points_to_is_found() {
     works(
@@ -229,8 +229,8 @@ fn what_a_structure_points_to_is_found() {
     );
 }
 
-/// What the kernel calls EFAULT must not end the program because we look first: some ask whether an address can be read
-/// by giving it to rt_sigprocmask(2).
+/// An address for which the kernel returns EFAULT must not end the program because the library reads it first: some
+/// programs test whether an address is readable by passing it to rt_sigprocmask(2).
 #[test]
 fn a_wrong_address_is_an_error_and_no_crash() {
     works(
@@ -277,7 +277,7 @@ fn a_wrong_address_is_an_error_and_no_crash() {
     );
 }
 
-/// Above 256 KiB, the size of the bounce buffer that was, the rest of a message was lost.
+/// Above 256 KiB, the size of a former bounce buffer, the rest of a message used to be lost.
 #[test]
 fn a_large_message_stays_whole() {
     works(
@@ -327,11 +327,11 @@ fn a_large_message_stays_whole() {
     );
 }
 
-/// io_submit(2) with vectors, as QEMU makes them for its guests' disks: the list was taken for the buffer, and the
+/// io_submit(2) with vectors, as QEMU uses it for its guests' disks: the list used to be taken for the buffer, and the
 /// request ended with EFAULT.
 #[test]
 fn asynchronous_requests_find_their_memory() {
-    // Where pages are copied they are refused: `pins.rs`.
+    // With exchange by copying, such requests are refused: `pins.rs`.
     works_with(
         &SETTINGS[..3],
         "asynchronous",
@@ -367,7 +367,7 @@ fn asynchronous_requests_find_their_memory() {
     );
 }
 
-/// Larger than the budget, vectored, and without the page cache.
+/// A transfer larger than the budget, vectored, and without the page cache.
 #[test]
 fn a_large_transfer_with_a_file_stays_whole() {
     works(
@@ -399,11 +399,11 @@ fn a_large_transfer_with_a_file_stays_whole() {
     );
 }
 
-/// A ring's transfers happen when no call is to be seen. One that is there when the pager starts has all memory
-/// served by listeners; a later one is refused by its number, never by a transfer that fails.
+/// A ring's transfers happen outside of system calls. If a ring exists when the pager starts, listeners serve all
+/// memory; creating a later one is refused with an error, so that no transfer fails.
 #[test]
 fn io_uring_works_or_is_refused() {
-    // What happens to it where pages are copied is in `pins.rs`.
+    // `pins.rs` tests rings with exchange by copying.
     works_with(
         &SETTINGS[..3],
         "rings",

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs whose memory is in a chain of tiers: what is fetched often comes to the fast one, every byte is right while
-//! it moves, and a tier of the chain that cannot be had is named.
+//! Programs whose memory is in a chain of tiers: slabs that are fetched often move to the fast tier, every byte is
+//! right while they move, and an error names a tier of the chain that cannot be opened.
 //!
-//! The trouble it guards against: a slab that is read where it was, a write that its copy lacks, and a thread that
-//! moves slabs of a program at rest.
+//! The trouble it guards against: a slab that is read at its old place, a copy that lacks a write, and a thread that
+//! moves slabs of an idle program.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::run::{LIMIT, managed, run, start, stats};
 use serde_json::Value;
 
-/// `hot ROUNDS [rest]`: fills 128 MiB in order, and then reads one page after the other of the last 24 MiB, again and
-/// again. Every now and then it writes some of them. At the end, all is looked at; or it rests for a while before.
+/// `hot ROUNDS [rest]`: fills 128 MiB in order, then repeatedly reads one page after the other of the last 24 MiB, and
+/// sometimes writes them. At the end it checks everything; with `rest` it sleeps for a while before that.
 const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
@@ -75,7 +75,7 @@ fn what_is_fetched_often_comes_to_the_fast_tier() {
             "{}",
             stats["levels"]
         );
-        // The hot part was written last, and so came to the disk first.
+        // The hot part was written last, and so was first stored on the disk.
         assert!(number(fast, "promoted_bytes") >= 12 << 20, "{delivery}: {}", stats["levels"]);
         assert!(number(slow, "demoted_bytes") > 0, "{delivery}: {}", stats["levels"]);
         assert!(number(fast, "reads") > number(slow, "reads"), "{delivery}: {}", stats["levels"]);
@@ -98,7 +98,7 @@ fn a_program_at_rest_is_left_alone() {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         Some(fields[11].parse::<u64>().ok()? + fields[12].parse::<u64>().ok()?)
     };
-    // It rests at some time: then a second costs nothing. Ticks are of ten milliseconds.
+    // While the program rests, a second costs no CPU time. A tick is ten milliseconds.
     let (started, mut least) = (Instant::now(), u64::MAX);
     while let Some(before) = spent(process) {
         std::thread::sleep(Duration::from_millis(1000));

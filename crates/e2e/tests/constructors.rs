@@ -3,8 +3,8 @@
 
 //! A library's constructor allocates more than the budget, while dlopen(3) holds the dynamic linker's lock.
 //!
-//! The pager's threads took that lock when they started, and were waited for: NumPy's OpenBLAS, which allocates so,
-//! never came up.
+//! The pager's threads used to take that lock when they started, while the constructor waited for them: NumPy's
+//! OpenBLAS, which allocates in this way, never finished loading.
 
 use std::process::Command;
 

@@ -10,9 +10,9 @@ use std::process::Command;
 use aquifer_e2e::build::{binaries, compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, run};
 
-/// `filtered USER CALLS PROGRAM ...`: installs a filter that refuses calls with EPERM, executes a program as a user.
-/// CALLS: `u` for userfaultfd(2), `c` for what container runtimes refuse by default without capabilities. Exit status
-/// 77: it may not.
+/// `filtered USER CALLS PROGRAM ...`: installs a filter that refuses calls with EPERM, and executes a program as a
+/// user. CALLS: `u` for userfaultfd(2), `c` for the calls that container runtimes refuse by default without
+/// capabilities. Exit status 77: this is not permitted.
 const FILTERED: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Fills memory, and looks at all of it, twice.
+/// Fills memory, and checks all of it, twice.
 const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdlib.h>
@@ -68,9 +68,9 @@ int main(void) {
 
 const NOBODY: &str = "65534";
 
-/// `aquifer` and these words under a filter that refuses `calls`, as this user.
+/// Runs `aquifer` with these words under a filter that refuses `calls`, as this user.
 fn filtered(user: &str, calls: &str, words: &[&str], program: &Path) -> Option<Command> {
-    // Tests run at the same time, each with a file of its own.
+    // Tests run in parallel, so each has its own file.
     let name = std::thread::current().name().unwrap_or("one").replace("::", "-");
     let filter = compile_text(&format!("containers-filter-{name}"), FILTERED)?;
     let inner = aquifer();
@@ -130,7 +130,7 @@ fn the_device_is_enough_by_itself() {
 #[test]
 fn a_refused_userfaultfd_is_reported_at_startup_with_the_cause() {
     let Some(program) = program() else { return };
-    // Who is not root does not get around the filter by the device.
+    // A user other than root cannot bypass the filter through the device.
     let words = ["run", "--dram", "1GiB", "--tier", "dram:size=64MiB"];
     let Some(mut command) = filtered(NOBODY, "u", &words, &program) else { return };
     if !is_reachable(binaries()) || !is_reachable(&program) {
@@ -147,7 +147,7 @@ fn a_refused_userfaultfd_is_reported_at_startup_with_the_cause() {
     );
 }
 
-/// Every directory on the way is open to all, and so is the file.
+/// Whether every directory on the path, and the file, are open to all users.
 fn is_reachable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     let Ok(path) = path.canonicalize() else { return false };

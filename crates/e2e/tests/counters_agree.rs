@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Counters that measure parts of one thing agree with each other, at the end and at every moment before.
+//! Counters that measure parts of one quantity agree with each other, at the end and at every moment before.
 //!
 //! The trouble it guards against: read-ahead prepares zeros for memory that has no contents yet, and a touch of those
-//! was counted among `prefetch_hits`, although nothing had been prefetched. A forked child counted what its parent had
-//! counted already, and blocks that were read ahead and never evicted were counted as evicted. And a reader could see
-//! an effect without its cause, because it read the two numbers in the wrong order.
+//! was counted in `prefetch_hits`, although nothing had been prefetched. A forked child counted again what its parent
+//! had already counted, and blocks that were read ahead and never evicted were counted as evicted. And a reader could
+//! see an effect without its cause, because it read the two counters in the wrong order.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, aquifer, managed, run, start};
 use serde_json::Value;
 
-/// Fills 96 MiB in order, reads it in order, backwards and at random, in a forked child, too.
+/// Fills 96 MiB in order, then reads it in order, backwards and at random; with an argument in a forked child, too.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -57,7 +57,8 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Sums that are never larger than others. Where a unit is named, the left side counts things of at least so many.
+/// Sums that never exceed others. Each unit of the left side stands for at least the given number of units of the right
+/// side.
 const NEVER_MORE: &[(&[&str], &[&str], u64)] = &[
     (&["faults_write"], &["faults"], 1),
     (&["faults_fresh", "rescued_blocks"], &["faults"], 1),
@@ -110,7 +111,7 @@ fn counters_agree_at_the_end() {
     }
 }
 
-/// A reader of a running program: as often as it can.
+/// Reads the counters of a running program as often as possible.
 #[test]
 fn counters_agree_at_every_moment() {
     let Some(program) = program() else { return };
@@ -118,7 +119,7 @@ fn counters_agree_at_every_moment() {
     let running = start(managed(&words(&file, "auto", "signal"), &program, &["fork"]));
     let pid = running.program().to_string();
     let mut looks = 0;
-    // Once the program has ended there is nobody to look at.
+    // After the program has ended, its counters cannot be read.
     while let Ok(output) = aquifer().args(["stat", &pid, "--json"]).stderr(Stdio::null()).output() {
         let Some(line) = String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned) else { break };
         let stats: Value = serde_json::from_str(&line).expect("a line of JSON");

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What `--stats-json` counts is what happened: writes as writes, and the place that the tier has set aside.
+//! The counts in `--stats-json` match what happened: writes are counted as writes, and the tier's reserved space is
+//! right.
 //!
-//! A program fills 96 MiB block by block, and then reads all of it, four times. It faults on a write once in each
-//! block, and on reads from then on.
+//! A program fills 96 MiB block by block, and then reads all of it, four times. It takes one write fault in each block,
+//! and read faults from then on.
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run};
@@ -52,7 +53,7 @@ fn writes_and_the_tiers_place_are_counted() {
         run(managed(&[&words[..], &more[..]].concat(), &program, &[]), LIMIT).expect(0);
         let stats: Value = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
         let count = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name}"));
-        // Without a privilege, the listener's part is done by signals; the counts are the same.
+        // Without the privilege for a listener, signals serve its memory; the counts are the same.
         let (faults, writes, fresh) = (count("faults"), count("faults_write"), count("faults_fresh"));
         assert!(writes >= fresh * 9 / 10, "{delivery}: {writes} writes, {fresh} first touches, each a write");
         assert!(writes < faults / 2, "{delivery}: {writes} writes of {faults} faults, most of them reads");

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A program that waits for fetches most of the time is said to, once, with a budget that would help.
+//! A program that waits for fetches most of the time is reported, once, with a budget that would help.
 //!
-//! The trouble it guards against: sort, SQLite, Perl and Go were 12 to 60 times slower in 40 % of their memory, said
-//! nothing, and looked as if they hung.
+//! The trouble it guards against: with 40 % of their memory, sort, SQLite, Perl and Go were 12 to 60 times slower,
+//! printed nothing, and looked as if they hung.
 
 use std::time::Duration;
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{managed, start};
 
-/// Visits pages of 96 MiB at random, for so many seconds.
+/// Visits random pages of 96 MiB for the given number of seconds.
 const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ int main(int count, char **words) {
 }
 "#;
 
-/// A device that reads in 2 ms.
+/// A device with a read latency of 2 ms.
 const PROFILE: &str = r#"
 description = "slow"
 total_bytes_per_second = 1_000_000_000
@@ -44,7 +44,7 @@ latency_ns = [[0.0, 20000], [1.0, 20000]]
 bytes_per_second = 1_000_000_000
 "#;
 
-/// Longer than any run of it.
+/// Longer than any run of the program.
 const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]

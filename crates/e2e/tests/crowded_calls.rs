@@ -3,16 +3,16 @@
 
 //! System calls that touch more ranges than can be pinned, and more callers than the budget has blocks to pin.
 //!
-//! recvmmsg(2) with 32 messages pinned what it could and let the kernel try the rest: 116 of 82,716 datagrams were
-//! consumed and lost, and no error reached the program. And a small buffer counted for nothing, although it kept a
-//! whole block resident: 400 threads blocked in a read of 4 KiB, each in a block of 1 MiB, left no victim, and the
-//! next fault ended the program with SIGBUS.
+//! recvmmsg(2) with 32 messages used to pin as many as it could and let the kernel try the rest: 116 of 82,716
+//! datagrams were consumed and lost, and no error reached the program. And a small buffer did not count, although it
+//! kept a whole block resident: 400 threads blocked in a read of 4 KiB, each in a block of 1 MiB, left no victim, and
+//! the next fault ended the program with SIGBUS.
 
 use aquifer_e2e::away::{PROLOGUE, works};
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// Buffers with a block each.
+/// Allocates buffers in separate blocks.
 const SPREAD: &str = r#"
 #include <sys/ipc.h>
 #include <sys/msg.h>
@@ -79,7 +79,7 @@ fn no_datagram_is_lost_by_recvmmsg_under_pressure() {
     );
 }
 
-/// What comes back is whole, in order, with the addresses and the flags that the kernel gave.
+/// Received data is complete and in order, with the addresses and flags that the kernel returned.
 #[test]
 fn calls_with_a_thousand_ranges_touch_all_of_them() {
     works(
@@ -180,8 +180,8 @@ fn calls_with_a_thousand_ranges_touch_all_of_them() {
     );
 }
 
-/// `blocked THREADS`: so many threads wait in a system call with a small buffer, each in a block of its own, while the
-/// memory of the program is used; then each gets what it waits for.
+/// `blocked THREADS`: that number of threads wait in system calls with small buffers, each in a separate block, while
+/// the program uses its memory; then each wait ends.
 const BLOCKED: &str = r#"
 static int threads, count_waiting;
 static int (*ends)[2];

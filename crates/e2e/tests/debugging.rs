@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a debugger sees of memory that is evicted: its bytes, or an error, and never zeros.
+//! What a debugger sees of evicted memory: its bytes, or an error, and never zeros.
 //!
-//! A core dump had zeros wherever memory was evicted, and gcore(1) left out what was resident beside it, in silence.
+//! A core dump used to have zeros wherever memory was evicted, and gcore(1) silently left out resident memory next to
+//! evicted memory.
 
 use std::fs::read_dir;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::process::Command;
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, Running, aquifer, eventually, managed, run, start};
 
-/// Each page of 96 MiB is filled with a byte that is never zero. The address goes to a file.
+/// Fills each page of 96 MiB with a byte that is never zero. Writes the address to a file.
 const PROGRAM: &str = r#"
     #include <signal.h>
     #include <stdio.h>
@@ -37,7 +38,7 @@ const PROGRAM: &str = r#"
     }
 "#;
 
-/// Reads every page of a process by both ways, and counts what it gets.
+/// Reads every page of a process in two ways, and counts the results.
 const READER: &str = r#"
     #define _GNU_SOURCE
     #include <fcntl.h>
@@ -99,7 +100,7 @@ impl Place {
         start(command)
     }
 
-    /// As from a shell that allows core dumps.
+    /// Runs the program as from a shell that allows core dumps.
     fn dumping(&self, settings: &[&str], how: &str) -> Command {
         let aquifer = aquifer();
         let mut command = Command::new("sh");
@@ -127,7 +128,8 @@ impl Place {
         run(command, LIMIT)
     }
 
-    /// Whether the dump has bytes for the address: gdb has zeros for what is in a segment, and not in the file.
+    /// Whether the dump contains bytes for the address: gdb shows zeros for addresses in a segment that are not in the
+    /// file.
     fn has(&self, core: &Path) -> bool {
         let address = self.address();
         let listed = Command::new("readelf").args(["-lW"]).arg(core).output().expect("binutils come with cc");
@@ -141,7 +143,8 @@ impl Place {
         })
     }
 
-    /// What gdb says of a byte of some pages: how many are right, and how many cannot be read. None is anything else.
+    /// What gdb shows for a byte of some pages: how many are right, and how many cannot be read. Any other value fails
+    /// the test.
     fn look(&self, core: &Path) -> (u64, u64) {
         let (address, pages) = (self.address(), (96 << 20) / 4096);
         let looked: Vec<u64> = (0..pages).step_by(PAGES_STEP as usize).collect();
@@ -156,7 +159,7 @@ impl Place {
         for page in looked {
             let at = format!("{:#x}", address + page * 4096);
             let value = said.stdout.lines().find(|line| line.starts_with(&at)).and_then(|line| line.split('\t').nth(1));
-            // Where it cannot, the next line is on the same one.
+            // If gdb cannot read the byte, its next output continues on the same line.
             match value.and_then(|value| value.parse::<u64>().ok()) {
                 Some(value) => {
                     assert_eq!(value, 1 + page % 250, "page {page} of {core}");
@@ -172,7 +175,7 @@ impl Place {
     }
 }
 
-/// Why core dumps cannot be looked at here, or not by gdb.
+/// Reports a skip, and returns true, if core dumps cannot be examined here.
 fn lacking() -> bool {
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
     let why = if !pattern.starts_with("core") {
@@ -215,7 +218,8 @@ fn a_core_dump_has_the_bytes_or_says_that_it_has_not() {
         let _ = std::fs::remove_file(place.directory.join("address"));
         let running = start(place.dumping(&settings, how));
         if how == "wait" {
-            // From outside, where no code of the process runs. Not SIGQUIT: shells let background jobs ignore it.
+            // Signals from outside, where no code of the process runs. Not with SIGQUIT: shells make background jobs
+            // ignore it.
             place.address();
             let _ = Command::new("kill").args(["-ABRT", &running.program().to_string()]).status();
         }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Libraries that are loaded with RTLD_DEEPBIND free what the program has allocated, and the other way round.
+//! Libraries loaded with RTLD_DEEPBIND free what the program has allocated, and the other way round.
 //!
-//! Their `free` was the C library's, and the memory ours: PHP, which loads its extensions so, was aborted at its start.
+//! Such a library's `free` used to be the C library's, but the memory came from the preload library's heap: PHP, which
+//! loads its extensions in this way, was aborted at its start.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,7 +66,7 @@ fn linked(scratch: &Path, name: &str, text: &str, words: &[&str]) -> Option<Path
 fn memory_can_be_freed_across_deep_binding() {
     let scratch = scratch("deep-binding");
     let Some(library) = linked(&scratch, "libdeep.so", LIBRARY, &["-shared", "-fPIC"]) else { return };
-    // With the path of its own directory in it, as programs with plugins are.
+    // With the program's own directory in its run path, as programs with plugins have.
     let Some(program) = linked(&scratch, "main", &format!("{PROLOGUE}\n{MAIN}"), &["-Wl,-rpath,$ORIGIN"]) else {
         return;
     };

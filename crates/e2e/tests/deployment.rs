@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pages on operating, followed from top to bottom on machines of their own: a systemd each, the addresses, paths
-//! and ports of the pages, and the unit that is installed. Only sizes are smaller, and `make build` finds all built.
-//! Each drill has a program of its own that checks its memory while it is done.
+//! Follows the pages on operating from top to bottom on separate machines: each with its own systemd, with the
+//! addresses, paths and ports of the pages, and with the installed unit. Only the sizes are smaller, and `make build`
+//! finds everything already built. In each drill, a program runs that checks its memory.
 //!
-//! Needs root, systemd-nspawn and `AQUIFER_E2E_MACHINES`: see `src/machines.rs`. One machine of anybody's is enough for
-//! `operating.rs`.
+//! Needs root, systemd-nspawn and `AQUIFER_E2E_MACHINES`: see `src/machines.rs`. `operating.rs` needs only one ordinary
+//! machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,21 +21,21 @@ use aquifer_e2e::verifying;
 /// Touches 48 MiB, reads them, and ends.
 const SMALL: &str = "char *memory = touch(48); for (size_t at = 0; at < 48u << 20; at += 4096) \
                      if (memory[at] != (char)(at >> 12 | 1)) return 5; return 0;";
-/// How long the checking program may run, if the test forgets it.
+/// How long the checking program runs if the test does not end it.
 const CHECKING_SECONDS: &str = "1800";
-/// How long a question to a machine may take.
+/// Time limit of one query to a machine.
 const QUESTION: Duration = Duration::from_secs(60);
-/// What is counted is published now and then.
+/// Longer than the interval at which counters are published.
 const PUBLISHED_AFTER: Duration = Duration::from_millis(2500);
 
-/// The longest stand of the program that a drill may cost. The page says a second, and all of these machines are one,
-/// which other tests may keep busy.
+/// The longest stall of the program that a drill may cause. The page says a second, but all of these machines share one
+/// host, which other tests may keep busy.
 const STALL_MS_MOST: u64 = 4000;
 
-/// A section of the drills under which the program checks its memory.
+/// A section of the drills during which the program checks its memory.
 struct Drill {
     section: &'static str,
-    /// Whether copies are lost by it, and made anew.
+    /// Whether the drill loses copies, which are then rebuilt.
     takes_copies: bool,
 }
 
@@ -49,14 +49,14 @@ const DRILLS: [Drill; 7] = [
     Drill { section: "Start anew", takes_copies: false },
 ];
 
-/// The machines, by name. They end before the switch does, and before what they all see is removed.
+/// The machines, by name. They end before the switch does, and before their shared directory is removed.
 struct Site {
     machines: BTreeMap<&'static str, Machine>,
     switch: Switch,
     _target: Target,
 }
 
-/// What `make build` would build, and programs: /root/target on all machines.
+/// The output of `make build`, and test programs: /root/target on all machines.
 struct Target(PathBuf);
 
 impl Target {
@@ -73,7 +73,7 @@ impl Target {
         for name in ["aquifer", "libaquifer_preload.so"] {
             copy(&binaries().join(name), &format!("release/{name}"));
         }
-        // Where these are built, too, most of the time that `make build` takes is saved.
+        // If the workloads are already built here, too, `make build` saves most of its time.
         for program in std::fs::read_dir(binaries().join("../workloads")).into_iter().flatten().flatten() {
             copy(&program.path(), &format!("workloads/{}", program.file_name().to_string_lossy()));
         }
@@ -88,8 +88,8 @@ impl Drop for Target {
 }
 
 impl Site {
-    /// Five machines with a clone of the repository, what was built of it, and programs. `None`, and says why, where
-    /// they cannot be had.
+    /// Five machines with a clone of the repository, its build output, and programs. Returns `None`, and reports a
+    /// skip, if they are not available.
     fn new() -> Option<Site> {
         let switch = Switch::new()?;
         let target = Target::fill()?;
@@ -108,7 +108,7 @@ impl Site {
         Some(site)
     }
 
-    /// What the pages take for granted: programs at the borrower, and that the authority can log in.
+    /// Prepares what the pages assume: programs on the borrower, and the authority's ability to log in.
     fn prepare(&self) {
         let checking = format!("#!/bin/sh\nexec /root/target/checking /root/stop {CHECKING_SECONDS}\n");
         let borrower = self.on("borrower");
@@ -136,7 +136,7 @@ impl Site {
         &self.machines[name]
     }
 
-    /// Does what a block says, on all of its machines.
+    /// Carries out a block on all of its machines.
     fn follow(&self, block: &Block) {
         let Block { place, kind, machines, text, .. } = block;
         match kind {
@@ -166,7 +166,7 @@ impl Site {
         }
     }
 
-    /// What `scp FILE... root@ADDRESS:PATH` would, from the authority, or `ssh root@ADDRESS COMMAND`.
+    /// Does what `scp FILE... root@ADDRESS:PATH`, run on the authority, or `ssh root@ADDRESS COMMAND` would do.
     fn copy(&self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let machine = |address: &str| {
@@ -182,7 +182,7 @@ impl Site {
                     let from = self.on("authority").path(&format!("/root/{file}"));
                     let to = machine(address).path(&name);
                     if to.exists() {
-                        // What is there keeps its group and mode, as with scp.
+                        // An existing file keeps its group and mode, as with scp.
                         std::fs::write(to, std::fs::read(from).expect("just made")).expect("root may");
                     } else {
                         std::fs::copy(from, to).expect("root may");
@@ -215,7 +215,7 @@ impl Site {
         eventually("all slabs have their copies", || self.figure("slabs_degraded") == self.figure("slabs_rebuilt"));
     }
 
-    /// What systemd says of the unit.
+    /// A property of the unit, according to systemd.
     fn property(&self, name: &str, property: &str) -> String {
         let text = format!("systemctl show --value --property={property} aquifer-donor");
         self.on(name).run(&text).trim().to_owned()
@@ -252,7 +252,7 @@ fn the_pages_can_be_followed_from_top_to_bottom() {
     }
 }
 
-/// What is to be expected after a section.
+/// Checks the expected state after a section.
 fn expect(site: &Site, section: &str) {
     match section {
         "3. The donors" => {
@@ -264,11 +264,11 @@ fn expect(site: &Site, section: &str) {
                 let user = site.on(name).run(&format!("stat --format=%U /proc/{process}"));
                 assert_ne!(user.trim(), "root", "it has a user of its own");
             }
-            // Who is no borrower does not even reach the port.
+            // A host that is not a borrower cannot even reach the port.
             let reached = site.on("authority").attempt("timeout 5 bash -c '</dev/tcp/10.0.0.2/7411'", QUESTION);
             assert_ne!(reached.status, Some(0), "the authority reaches the port");
             site.on("borrower").run("timeout 5 bash -c '</dev/tcp/10.0.0.2/7411'");
-            // Where the network comes after the unit, the unit waits for it.
+            // If the network is configured after the unit starts, the unit waits for it.
             site.on("donor3").run("systemctl stop aquifer-donor; ip address delete 10.0.0.4/24 dev eth1");
             let early = site.on("donor3").attempt("systemctl start aquifer-donor", QUESTION);
             assert_ne!(early.status, Some(0), "there is no such address");
@@ -292,7 +292,7 @@ fn expect(site: &Site, section: &str) {
     }
 }
 
-/// Tells a machine to start anew, and waits until it has.
+/// Restarts a machine, and waits until it has started.
 fn restart(site: &mut Site, block: &Block) {
     let name = block.machines.first().expect("one of the pages").as_str();
     println!("{}: on {name}", block.place);
@@ -306,7 +306,7 @@ fn begin_checking(site: &Site, block: &Block) {
     eventually("the program has filled its memory", || site.on("borrower").path("/root/stop.ready").exists());
 }
 
-/// Ends the program that checks its memory, and judges it.
+/// Ends the program that checks its memory, and evaluates its result.
 fn end_checking(site: &Site, drill: &Drill) {
     let [degraded, rebuilt, lost] = ["slabs_degraded", "slabs_rebuilt", "slabs_lost"].map(|name| site.figure(name));
     let borrower = site.on("borrower");

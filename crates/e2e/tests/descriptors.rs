@@ -3,8 +3,9 @@
 
 //! A program closes descriptors that it has not opened, as daemons and shells do.
 //!
-//! The trouble it guards against: with the last descriptor of a userfaultfd goes what it knew, and every page that is
-//! away reads as zeros. A program that did `close_range(3, ~0, 0)` lost its memory, and nobody was told.
+//! The trouble it guards against: when the last descriptor of a userfaultfd is closed, its registrations are gone, and
+//! every evicted page reads as zeros. A program that called `close_range(3, ~0, 0)` lost its memory without any
+//! message.
 
 use std::path::PathBuf;
 
@@ -30,9 +31,8 @@ const WAYS: [(&str, &str); 7] = [
     ),
 ];
 
-/// Fills memory, closes, looks at every page, and goes on: more memory, more threads' worth of faults, a
-/// child that does
-/// the same. Exit status 1: a page held anything but its last write.
+/// Fills memory, closes descriptors, checks every page, and goes on: more memory, more threads that fault, and a child
+/// that does the same. Exit status 1: a page held anything but its last write.
 fn program(name: &str, way: &str) -> Option<PathBuf> {
     let source = r#"
 #define _GNU_SOURCE
@@ -94,10 +94,10 @@ fn closing_every_descriptor_closes_none_of_ours() {
         for delivery in ["signal", "listener"] {
             let words = ["--dram", "24MiB", "--tier", "dram:", "--delivery", delivery];
             let ended = run(managed(&words, &program, &[]), LIMIT);
-            // With listener delivery no call traps. What the program does past libc goes through, and closes ours in
-            // its own table; the pager's threads have theirs. What is there stays right, and what needs the program's
-            // table is loud: new memory is not managed, and a child loses what is away
-            // or ends.
+            // With listener delivery no call traps. A call that bypasses libc closes the pager's descriptors in the
+            // program's descriptor table; the pager's threads have their own table. Existing memory stays right, and
+            // operations that need the program's table fail loudly: new memory is not managed, and a child loses
+            // evicted pages or ends.
             let unseen = name.ends_with("_raw") && delivery == "listener";
             let loud = unseen && matches!(ended.status, Some(4 | 113)) && !ended.said().is_empty();
             assert!(ended.status == Some(0) || loud, "{name}, {delivery}: {:?} {}", ended.status, ended.stderr);

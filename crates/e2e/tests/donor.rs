@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs whose memory is with a donor: every byte comes back, forks read what their parents stored, and a donor that
-//! is gone is heard of.
+//! Programs whose memory is with a donor: every byte is fetched again, forked children read what their parents stored,
+//! and the loss of a donor is reported.
 //!
-//! The trouble it guards against: a machine that dies somewhere else, and a program here that waits for ever, or reads
-//! zeros where its data was.
+//! The trouble it guards against: another machine fails, and a program here waits for ever, or reads zeros where its
+//! data was.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use aquifer_e2e::donor::Donor;
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, managed, run, start, stats};
 use aquifer_test_support::skip;
 
-/// Fills memory, reads all of it twice, and writes a part anew in between. With an argument: forks first, and parent
-/// and child do so, each with other values; the child is started before the parent changes anything. With another one:
-/// makes a file of that name and `.ready`, sends all of it away, and waits for a file of that name before it reads; and
-/// writes a part anew then, if the first one says so, or also what no donor has seen before.
+/// Fills memory, reads all of it twice, and rewrites a part in between. With an argument: forks first, and parent and
+/// child do so with different values; the child is started before the parent changes anything. With another argument:
+/// creates a file of that name and `.ready`, has all of its memory evicted, and waits for a file of that name before it
+/// reads; then it rewrites a part, if the first argument says so, or also writes memory that no donor has seen before.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -150,7 +150,7 @@ fn every_byte_comes_back(name: &str, donor: &Donor) {
     }
     if donor.address.starts_with("unix:") {
         assert_eq!(donor.number("reads_total") + donor.number("writes_total"), 0, "bytes go past the donor");
-        // What a program has borrowed is back as soon as it is gone.
+        // A program's borrowed memory is returned as soon as the program has ended.
         eventually("its memory comes back", || donor.number("lent_bytes") == 0);
     } else {
         assert!(donor.number("read_bytes_total") > 16 << 20);
@@ -161,7 +161,7 @@ fn every_byte_comes_back(name: &str, donor: &Donor) {
     assert_eq!(refused, 0, "{refusals}");
 }
 
-/// They have more connections than there was room for among the descriptors that a pager's threads keep.
+/// Eight donors need more connections than the number of descriptors that a pager's threads used to keep.
 #[test]
 fn every_byte_comes_back_from_eight_donors() {
     let Some(program) = compile_text("donor-eight", PROGRAM) else { return };
@@ -207,7 +207,7 @@ fn parents_and_children(name: &str, donor: &Donor) {
     }
 }
 
-/// Starts the program, does something once its memory is away, and lets it read; and write, if `word` is `write`.
+/// Starts the program, calls `act` once its memory is evicted, and lets it read; and write, if `word` is `write`.
 fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> Option<(Ended, Duration)> {
     let program = compile_text(name, PROGRAM)?;
     let go = scratch(name).join("go");
@@ -216,7 +216,7 @@ fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> O
     let process = running.program();
     eventually("the program's memory leaves", || {
         assert!(running.child.try_wait().expect("our child").is_none(), "it ends too early");
-        // It has filled its memory, and hears of what is lost.
+        // The program has filled its memory, and a loss would be reported.
         if !go.with_extension("ready").exists() {
             return false;
         }
@@ -224,7 +224,7 @@ fn meanwhile(name: &str, settings: &[&str], word: &str, act: impl FnOnce()) -> O
         command.args(["stat", &process.to_string(), "--json"]);
         let stats: serde_json::Value = serde_json::from_str(&run(command, LIMIT).stdout).unwrap_or_default();
         let is_least = |name: &str, bytes: u64| stats[name].as_u64().is_some_and(|found| found >= bytes);
-        // All of it has been written, and the little that is in DRAM still is on standby.
+        // All of it has been written back, and the small part still in DRAM is on standby.
         is_least("written_back_bytes", 64 << 20) && is_least("frames_free_bytes", 16 << 20)
     });
     act();
@@ -247,7 +247,7 @@ fn a_donor_that_is_killed_is_a_sigbus_and_a_line_and_never_zeros() {
     assert!(lost > 4096, "most pages are lost, and each is heard of: {}", ended.stdout);
     let line = ended.said().into_iter().find(|line| line.contains("a fetch from the tier failed")).expect("one line");
     assert!(line.ends_with("an access to them is a SIGBUS; check the donor and the network to it"), "{line}");
-    // Far below the pager's own patience: nothing waits for each page anew.
+    // Far below the pager's own timeouts: there is no wait for each page.
     assert!(took < Duration::from_secs(100), "it took {took:?}");
 }
 
@@ -286,14 +286,14 @@ fn what_a_donor_shared_outlives_it() {
     outlives_its_donor("killed", 128, &[]);
 }
 
-/// Half of it, and what is on the disk is found as before.
+/// Half of it; the part on disk is read as before.
 #[test]
 fn what_a_donor_shared_outlives_it_in_a_chain() {
     let flash = format!("flash:{}", scratch("donor-sharing-chained").display());
     outlives_its_donor("chained", 32, &["--tier", &flash]);
 }
 
-/// What has no slab yet gets none any more. It stays in DRAM, and all else can still leave.
+/// Memory that has no slab yet can no longer get one. It stays in DRAM, and all other memory can still be evicted.
 #[test]
 fn what_no_donor_takes_any_more_is_kept_and_in_nobodys_way() {
     let donor = Donor::start_sharing("growing", &["--size", "256MiB"]);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors that are lost under a program that verifies its memory: killed, stopped, cut off, told to reclaim, with
-//! leases that they revoke, started anew, and with bytes that are not what was stored.
+//! Donors that are lost while a program verifies its memory: killed, stopped, disconnected, told to reclaim, with
+//! leases that they revoke, restarted, and with corrupted bytes.
 //!
-//! With a mirror or with parity, none of that may be a wrong byte, an error, or a stand of more than two seconds. Where
-//! more is lost than that makes up for, what was with the donors is an error, and the rest goes on.
+//! With a mirror or with parity, none of that may cause a wrong byte, an error, or a stall of more than two seconds. If
+//! more is lost than the redundancy covers, accesses to the lost memory are errors, and the rest works.
 //!
-//! `AQUIFER_LOSS_ROUNDS` asks for more rounds, `AQUIFER_LOSS_SEED` for others, `AQUIFER_LOSS_ONLY` for one of the
-//! things that happen to donors, by its number in `lose`, `AQUIFER_LOSS_OPTIONS` for more options behind the tier, such
-//! as `,encrypt=ephemeral`; a failure prints them. `docs/testing.md` has the commands. Where rounds are asked for, each
-//! donor has a host of its own, if there can be such, and a cable is pulled; else a link in this process is cut.
+//! `AQUIFER_LOSS_ROUNDS` sets the number of rounds, `AQUIFER_LOSS_SEED` the seed, `AQUIFER_LOSS_ONLY` a single kind of
+//! loss by its number in `lose`, and `AQUIFER_LOSS_OPTIONS` more options of the tier, such as `,encrypt=ephemeral`; the
+//! test prints them. `docs/testing.md` has the commands. If a number of rounds is set, each donor has a separate host,
+//! where possible, and a cable is unplugged; otherwise a link in this process is cut.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,22 +24,22 @@ use aquifer_e2e::hosts::{Hosts, address, on_host};
 use aquifer_e2e::run::{LIMIT, aquifer, eventually, run};
 use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 
-/// The longest stand of the program that a loss may cost where rounds are asked for by hand, and in `make test`, which
-/// a busy machine must not fail.
+/// The longest stall of the program that a loss may cause: if a number of rounds is set by hand, and in `make test`,
+/// which must not fail on a busy machine.
 const STALL_MS_MOST: u64 = 2000;
 const HANG_MS: u64 = 60_000;
-/// How many donors there are where each byte is with two of them: one more.
+/// Number of donors for two copies of each byte, with one to spare.
 const DONORS: usize = 3;
-/// And where each page is with five of them.
+/// Number of donors for pages in five shards, with one to spare.
 const PARITY_DONORS: usize = 6;
-/// The kinds of loss that `lose` knows.
+/// The number of kinds of loss in `lose`.
 const KINDS: u64 = 8;
-/// How long a donor is stopped that is stopped for long.
+/// How long the long stop of a donor lasts.
 const LONG_STOP: Duration = Duration::from_secs(60);
-/// What a round takes at most, beside long stops.
+/// Maximum duration of a round, without long stops.
 const ROUND_MOST: Duration = Duration::from_secs(12);
 
-/// A donor, and the way to it, which can be cut.
+/// A donor, and the connection to it, which can be cut.
 struct Lender {
     donor: Donor,
     way: Way,
@@ -57,7 +57,7 @@ enum Way {
 impl Lender {
     fn start(hosts: Option<(Arc<Hosts>, usize)>) -> Lender {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Short, since the names of sockets are.
+        // Short, because the length of a socket path is limited.
         let name = format!("aq-loss-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let control = std::env::temp_dir().join(name);
         let host = hosts.as_ref().map(|(_, host)| *host);
@@ -68,7 +68,7 @@ impl Lender {
         Lender { donor, way, control, address }
     }
 
-    /// What borrowers are told.
+    /// The address that borrowers use.
     fn address(&self) -> SocketAddr {
         match &self.way {
             Way::Cable(..) => self.address,
@@ -87,7 +87,7 @@ impl Lender {
         self.donor.signal(signal);
     }
 
-    /// Another run of it, with nothing of what the one before had.
+    /// Restarts the donor process, which then has none of the previous one's memory.
     fn restart(&mut self) {
         let _ = self.donor.child.wait();
         let host = match &self.way {
@@ -97,7 +97,7 @@ impl Lender {
         self.donor = launch(&self.address.to_string(), &self.control, host);
     }
 
-    /// Takes back all that it lends, and does not wait for it: what its leases were for is gone.
+    /// Reclaims everything without waiting: the memory behind its leases is lost.
     fn revoke(&self) {
         let mut command = aquifer();
         command.args(["donor", "reclaim"]).arg(&self.control).args(["--all", "--within", "1ms"]);
@@ -118,7 +118,7 @@ fn launch(listen: &str, control: &std::path::Path, host: Option<usize>) -> Donor
     Donor::run(host.into_iter().fold(command, |command, host| on_host(host, command)))
 }
 
-/// Passes bytes on between borrowers and a donor, until it is cut; then nothing goes through, and nobody is told.
+/// Forwards bytes between borrowers and a donor until it is cut; then nothing passes, and neither side is notified.
 struct Link {
     address: SocketAddr,
     is_cut: Arc<AtomicBool>,
@@ -158,7 +158,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
     let _ = (from.shutdown(std::net::Shutdown::Both), to.shutdown(std::net::Shutdown::Both));
 }
 
-/// The program, and where its memory is.
+/// The program, and the donors with its memory.
 struct Field {
     game: Game,
     lenders: Vec<Lender>,
@@ -169,7 +169,7 @@ impl Field {
         Field::with(name, donors, options, None, ALARM)
     }
 
-    /// With hosts of their own: `hosts` has at least as many as there are donors.
+    /// With separate hosts: `hosts` has at least as many as there are donors.
     fn with(name: &str, donors: usize, options: &str, hosts: Option<&Arc<Hosts>>, alarm: Duration) -> Option<Field> {
         let lender = |host| Lender::start(hosts.map(|hosts| (Arc::clone(hosts), host)));
         let lenders: Vec<Lender> = (1..=donors).map(lender).collect();
@@ -180,7 +180,7 @@ impl Field {
     }
 }
 
-/// One at a time: each takes as much of the machine as there is.
+/// Serializes the tests, because each uses the whole machine.
 static TURN: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -198,8 +198,8 @@ fn with_two_shards_of_parity_no_loss_of_two_donors_is_noticed() {
     no_loss_is_noticed("donor-loss-two", 7, 2, ",parity=4+2,size=96MiB", &[0, 1, 2, 3]);
 }
 
-/// Seeded rounds, of which each loses so many donors at once. Where nobody asks for a number of rounds, what happens in
-/// them is said by `usual`: what differs from one kind of redundancy to the other.
+/// Seeded rounds, each of which loses `at_once` donors at the same time. If no number of rounds is set, `usual` lists
+/// the kinds of loss: those that differ between the kinds of redundancy.
 fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str, usual: &[u64]) {
     let _turn = TURN.lock();
     let Rounds { asked, count, seed, only, more } = Rounds::from_environment(usual.len() as u64);
@@ -234,7 +234,7 @@ fn no_loss_is_noticed(name: &str, donors: usize, at_once: usize, options: &str, 
     assert!(longest_ms <= most, "the program stood still for {longest_ms} ms");
 }
 
-/// What the variables ask for.
+/// The settings from the environment.
 struct Rounds {
     asked: bool,
     count: u64,
@@ -244,7 +244,7 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// Says how to have them again.
+    /// Reads the settings, and prints how to repeat the run.
     fn from_environment(usual: u64) -> Rounds {
         let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
         let asked = setting("AQUIFER_LOSS_ROUNDS");
@@ -261,7 +261,7 @@ impl Rounds {
     }
 }
 
-/// What these donors go through: each thing in its turn, so that few rounds have all of them.
+/// Makes these donors suffer one kind of loss. The kinds take turns, so that few rounds cover all of them.
 fn lose(what: u64, pause: Duration, lenders: &mut [&mut Lender]) {
     match what % KINDS {
         0 => {
@@ -297,10 +297,10 @@ fn lose(what: u64, pause: Duration, lenders: &mut [&mut Lender]) {
         }
         6 => {
             println!("  has other bytes than what was stored, and is started anew after {pause:?}");
-            // Where that is not allowed, it says so.
+            // Reports a skip if that is not permitted.
             lenders.iter().for_each(|lender| _ = lender.donor.corrupt());
             std::thread::sleep(pause);
-            // What nobody has read is not known to be damaged.
+            // Damage that nobody has read is not known, so these donors are restarted without their memory.
             lenders.iter().for_each(|lender| lender.signal("-KILL"));
             lenders.iter_mut().for_each(|lender| lender.restart());
         }
@@ -335,7 +335,7 @@ fn what_is_sealed_and_was_changed_is_mended_from_other_shards() {
     mends("donor-damage-parity-sealed", PARITY_DONORS, ",parity=4+1,size=96MiB,encrypt=ephemeral");
 }
 
-/// Before any loss: each donor has copies, or shards of data, of some of the slabs.
+/// Before any loss: each donor has copies, or data shards, of some of the slabs.
 fn mends(name: &str, donors: usize, options: &str) {
     let _turn = TURN.lock();
     let Some(Field { game, lenders }) = Field::start(name, donors, options) else { return };
@@ -348,7 +348,7 @@ fn mends(name: &str, donors: usize, options: &str) {
     assert_eq!((wrong, lost), (0, 0), "{}", ended.stderr);
 }
 
-/// What is right is with somebody who does not answer for a moment.
+/// The good copy is on a donor that does not answer for a moment.
 #[test]
 fn while_what_is_stored_at_one_donor_is_wrong_the_other_one_is_waited_for() {
     let _turn = TURN.lock();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor as one operates it: memory is taken back, programs that end leave nothing behind, and figures are scraped.
+//! Operating a donor: memory is reclaimed, programs that end leave nothing on the donor, and figures are scraped.
 //!
-//! The trouble it guards against: memory that is lent and cannot be had back; a borrower's bytes that are still in the
-//! donor's memory when the borrower is long gone; and memory that is taken from a child that lives on.
+//! The trouble it guards against: lent memory that cannot be reclaimed; a borrower's bytes that remain in the donor's
+//! memory long after the borrower has ended; and memory that is taken from a child that is still running.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,20 +20,21 @@ use aquifer_e2e::donor::{Donor, PLAIN, command};
 use aquifer_e2e::run::{LIMIT, Running, aquifer, eventually, has_ended, managed, run, start};
 use serde_json::Value;
 
-/// A donor whose words are kept.
+/// A donor whose messages are captured.
 fn lending(words: &[&str]) -> Donor {
     let mut command = command("127.0.0.1:0");
     command.args(PLAIN).args(words).stderr(Stdio::piped());
     Donor::run(command).in_plain_text()
 }
 
-/// Most of the program's memory is with it. What is shared is written past the donor.
+/// Whether most of the program's memory is with the donor. Shared memory is written without passing through the donor
+/// process.
 fn has_most(donor: &Donor) -> bool {
     let is_shared = donor.address.starts_with("unix:");
     donor.number(if is_shared { "lent_bytes" } else { "written_bytes_total" }) > 32 << 20
 }
 
-/// The status of a donor and what it said, once it has ended.
+/// The exit status of a donor and its messages, once it has ended.
 fn end(mut donor: Donor) -> (Option<i32>, String) {
     eventually("the donor's end", || donor.child.try_wait().expect("our child").is_some());
     let mut told = String::new();
@@ -46,11 +47,11 @@ fn kill(process: u32, signal: &str) {
     assert!(sent.is_ok_and(|status| status.success()));
 }
 
-/// What each page of the program begins with.
+/// The first bytes of each page of the program.
 const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
 
-/// Fills memory with pages that begin with a mark, makes `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it.
-/// With a second argument, a child does the waiting and the reading, and the program ends before.
+/// Fills memory with pages that begin with a mark, creates `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it.
+/// With a second argument, a child does the waiting and the reading, and the program ends before it.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -99,7 +100,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A program that has most of its memory with a donor, and waits.
+/// A waiting program that has most of its memory with a donor.
 struct Borrower {
     running: Running,
     file: PathBuf,
@@ -110,7 +111,7 @@ impl Borrower {
         Borrower::start_with(name, donor, &[], words)
     }
 
-    /// `further` tiers are behind the donor's.
+    /// `further` tiers follow the donor's.
     fn start_with(name: &str, donor: &Donor, further: &[&str], words: &[&str]) -> Option<Borrower> {
         let program = compile_text(name, PROGRAM)?;
         let file = scratch(name).join("go");
@@ -144,7 +145,7 @@ impl Borrower {
     }
 }
 
-/// How often the mark is in the memory of a process. See proc_pid_mem(5).
+/// How often the mark occurs in the memory of a process. See proc_pid_mem(5).
 fn marks(process: u32) -> Option<usize> {
     let memory = File::open(format!("/proc/{process}/mem")).ok()?;
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
@@ -155,7 +156,7 @@ fn marks(process: u32) -> Option<usize> {
         let mut piece = vec![0; 1 << 20];
         for at in (start..end).step_by(piece.len()) {
             let wanted = piece.len().min((end - at) as usize);
-            // What cannot be read is nobody's memory.
+            // Unreadable parts are skipped.
             let found = memory.read_at(&mut piece[..wanted], at).unwrap_or(0);
             count += piece[..found].windows(MARK.len()).filter(|bytes| *bytes == MARK).count();
         }
@@ -199,7 +200,7 @@ fn a_borrower_that_is_killed_leaves_nothing_in_the_donors_memory() {
         return;
     };
     assert!(before > 4096, "its pages are there: {before}");
-    // The launcher with it, so that nobody says farewell.
+    // Kills the launcher, too, so that nothing returns the memory.
     let program = borrower.running.program();
     kill(borrower.running.child.id(), "-KILL");
     eventually("the program's end", || has_ended(program));
@@ -221,10 +222,10 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
     };
     let lent = donor.number("lent_bytes");
     let free = (128 << 20) - lent;
-    // What nobody has is there at once.
+    // Memory that nobody has borrowed is reclaimed immediately.
     let first = order(&["--bytes", "16MiB"]);
     assert_eq!((&first["reclaimed_bytes"], &first["revocations"]), (&(16 << 20).into(), &0.into()), "{free} were free");
-    // The program may go on writing behind, and what is left is lent to it.
+    // The program may still be writing back, and the remaining memory is lent to it.
     assert!(donor.number("lent_bytes") >= lent, "nothing was taken from it");
     let begun = Instant::now();
     let all = order(&["--all", "--within", "5s"]);
@@ -242,13 +243,13 @@ fn memory_that_is_taken_back_is_asked_for_before_it_is_lost() {
     assert!(status.contains("\naquifer_donor_reclaimed_bytes 134217728\n"), "{status}");
 }
 
-/// With another tier behind, nothing is lost.
+/// With another tier after the donor's, nothing is lost.
 #[test]
 fn memory_that_is_taken_back_moves_to_the_next_tier() {
     moves_to_the_next_tier("saved", lending);
 }
 
-/// The borrower goes past the donor all the time, and hears of it when it renews its leases.
+/// The borrower accesses shared memory without the donor process, and learns of the order when it renews its leases.
 #[test]
 fn memory_that_was_shared_and_is_taken_back_moves_to_the_next_tier() {
     moves_to_the_next_tier("saved-shared", |words| Donor::start_sharing("saved-at", words));
@@ -316,7 +317,7 @@ fn systemd_is_told_when_a_donor_lends_and_when_it_ends() {
     let _ = std::fs::remove_file(&name);
 }
 
-/// What is answered on a connection to the metrics, until it ends.
+/// The answer to a request on a connection to the metrics, read until the connection ends.
 fn scraped(address: &str, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("metrics are served");
     stream.write_all(request.as_bytes()).expect("a request can be sent");
@@ -338,7 +339,7 @@ fn metrics_are_scraped_and_strangers_hold_nobody_up() {
     assert!(scraped(address, "POST /metrics HTTP/1.1\r\nHost: donor\r\n\r\n").starts_with("HTTP/1.1 405 "));
     assert!(scraped(address, "no request at all\r\n\r\n").starts_with("HTTP/1.1 400 "));
     assert!(!get(&format!("/{}", "x".repeat(100_000))).starts_with("HTTP/1.1 200"));
-    // More silent ones than are served at once, and some that drip.
+    // More silent clients than are served at the same time, and some that send only a part of a request.
     let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).expect("the kernel takes it")).collect();
     silent.iter().step_by(2).for_each(|mut stream| drop(stream.write_all(b"GET /met")));
     let begun = Instant::now();
@@ -353,7 +354,7 @@ fn run_status(words: &[&str]) -> String {
     run(command, LIMIT).expect(0).stdout.clone()
 }
 
-/// A path of a test's own; short, since the names of sockets are.
+/// A path for one test; short, because the length of a socket path is limited.
 fn socket(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("aq-{}-{name}", std::process::id()));
     let _ = std::fs::remove_file(&path);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! System calls that are under way when memory outgrows its budget: they began when nothing was managed.
+//! System calls that are in progress when memory outgrows its budget: they began when nothing was managed.
 //!
-//! A thread waits in poll(2) or in a read, another one allocates, the pager starts, and the waiting thread's buffer
-//! leaves. Then its call fails with EFAULT under signal delivery, and has lost what it had read; where pages are copied
-//! away, what a device writes is lost. So was every thread that waited with memory of the heap, in a process that may
-//! have no listener.
+//! A thread waits in poll(2) or in a read, another one allocates, the pager starts, and the waiting thread's buffer is
+//! evicted. Then the call used to fail with EFAULT under signal delivery and lose what it had read; with exchange by
+//! copying, the data that a device wrote was lost. This affected every thread that waited with heap memory, in a
+//! process that may have no listener.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// `early KIND`: a thread is in a call while another makes the pager start. Exit status 0: the call did what it should,
-/// and its memory is managed afterwards.
+/// `early KIND`: a thread is in a call while another makes the pager start. Exit status 0: the call worked, and its
+/// memory is managed afterwards.
 const EARLY: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -116,7 +116,7 @@ fn a_call_that_is_under_way_when_the_pager_starts_finds_its_memory() {
     let Some(program) = compile_text("early", EARLY) else { return };
     for (delivery, exchange) in [("signal", "auto"), ("auto", "auto"), ("listener", "copy")] {
         for kind in ["read", "direct-read", "readv", "recvmsg", "epoll", "poll", "select", "pread", "fread"] {
-            // A policy that keeps nothing for long, so that what is managed leaves.
+            // A policy that keeps no block for long, so that managed memory is evicted.
             let words = ["--dram", "16MiB", "--tier", "dram:", "--policy", "fifo"];
             let words = [&words[..], &["--delivery", delivery, "--exchange", exchange]].concat();
             let turns = if matches!(kind, "pread" | "fread") { 4 } else { 1 };

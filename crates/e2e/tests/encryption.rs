@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What leaves the machine is sealed: a donor's memory and a file on a disk, looked at while they hold a program's
-//! memory, and changed there.
+//! Data that leaves the machine is encrypted: a donor's memory and a file on a disk are examined while they hold a
+//! program's memory, and modified.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::donor::Donor;
 use aquifer_e2e::run::{LIMIT, Running, eventually, managed, start};
 
-/// What each page of the program holds, many times.
+/// The bytes that fill each page of the program.
 const MARK: &[u8] = b"aquifer-e2e: a borrower's secret!";
-/// What the program prints when all of it is as it was.
+/// What the program prints if all of its memory is unchanged.
 const ALL_WELL: &str = "lost 0 wrong 0\n";
 
-/// Fills memory with pages full of a mark, makes `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it, with a
-/// child doing the same before. Says how much was lost and how much was wrong.
+/// Fills memory with pages full of a mark, creates `ARGUMENT.ready`, waits for ARGUMENT, and reads all of it, after a
+/// child has done the same. Prints how much was lost and how much was wrong.
 const PROGRAM: &str = r#"
 #include <fcntl.h>
 #include <setjmp.h>
@@ -79,7 +79,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A program that has most of its memory elsewhere, and waits.
+/// A waiting program that has most of its memory in a tier.
 struct Waiting {
     running: Running,
     go: PathBuf,
@@ -96,14 +96,14 @@ impl Waiting {
         Some(waiting)
     }
 
-    /// Lets it read all of its memory; what it said.
+    /// Makes it read all of its memory; returns its output.
     fn end(self) -> String {
         std::fs::write(&self.go, "").expect("the scratch directory can be written");
         self.running.wait(LIMIT).expect(0).stdout.clone()
     }
 }
 
-/// Pages of a donor's memory in which the mark is.
+/// The number of pages of a donor's memory that contain the mark.
 fn marked_pages(donor: &Donor) -> Option<usize> {
     let (memory, ranges) = donor.memory()?;
     let pages = ranges.into_iter().flat_map(|(start, end)| (start..end).step_by(4096));
@@ -117,7 +117,7 @@ fn has_mark(bytes: &[u8]) -> bool {
 
 #[test]
 fn a_donor_has_nothing_of_what_it_holds_and_a_forked_child_reads_it() {
-    // Without encryption it is found, or the test would say nothing.
+    // Without encryption the mark must be found, or the test would prove nothing.
     for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
         let donor = Donor::start(&["--size", "128MiB"]);
         let Some(waiting) =
@@ -138,9 +138,9 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
     for (name, options, is_sealed) in [("plain", "", false), ("sealed", ",encrypt=ephemeral", true)] {
         let name = format!("encryption-file-{name}");
         let path = scratch(&format!("{name}-tier")).join("blocks");
-        // A file that is there keeps its name.
+        // An existing file keeps its name.
         std::fs::write(&path, vec![1; 1 << 20]).expect("the scratch directory can be written");
-        // One that others can read is refused.
+        // A file that others can read is refused.
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");
         let donor = Donor::start(&["--size", "128MiB"]);
         let program = compile_text(&name, PROGRAM);
@@ -163,7 +163,7 @@ fn a_file_has_nothing_of_what_it_holds_in_a_chain() {
     }
 }
 
-/// One donor, and nobody else who has the bytes: each page that was changed is an error, and none is wrong.
+/// One donor with the only copy: each changed page is an error, and none is wrong.
 #[test]
 fn what_was_changed_at_the_donor_is_an_error() {
     let donor = Donor::start(&["--size", "128MiB"]);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process ends with its last thread, by whatever way that ends, and with its status.
+//! A process ends when its last thread ends, in whatever way, and with that thread's status.
 //!
-//! The pager's threads kept processes whose last thread had made exit(2) by itself, or was killed by a filter of system
-//! calls: nobody had told the worker. A thread whose filter refuses even to be ended by a signal made its access to
-//! lost memory for ever.
+//! The pager's threads used to keep processes alive whose last thread had called exit(2) directly, or was killed by a
+//! seccomp filter: nothing notified the worker. A thread whose filter refuses even the signal that should end it
+//! repeated its access to lost memory for ever.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{Ended, LIMIT, managed, run};
@@ -84,10 +84,10 @@ fn a_filter_kills_the_only_thread() {
     }
 }
 
-/// Nothing that the pager needs is allowed on this thread, not even to take the default action for SIGBUS.
+/// This thread's filter allows nothing that the pager needs, not even restoring the default action for SIGBUS.
 #[test]
 fn a_filter_refuses_what_the_pager_needs() {
     let Some(ended) = ends("signal", "refused") else { return };
-    // By SIGBUS, or by the pager, whichever is refused first.
+    // Ended by SIGBUS or by the pager, depending on which call is refused first.
     assert!(matches!(ended.status, Some(113 | 135)), "{:?}\n{}", ended.status, ended.stderr);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Processes come and go while memory is away: each sees the memory of the moment at which it was forked, whatever it
-//! and its relatives change and evict afterwards.
+//! Processes come and go while memory is evicted: each sees the memory of the moment at which it was forked, whatever
+//! it and its relatives change and evict afterwards.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -10,9 +10,8 @@ use std::sync::OnceLock;
 use aquifer_e2e::build::{compile_small, compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run, stats};
 
-/// `forks KIND MIB`: a large and a small array, whose every page's contents are known from a generation number that
-/// lies in memory of the kernel's own care (MAP_SHARED, one private copy for each process). Exit status 0: all was
-/// right.
+/// `forks KIND MIB`: a large and a small array. The contents of every page follow from a generation number in memory
+/// that the kernel manages (MAP_SHARED, a separate copy for each process). Exit status 0: all was right.
 const FORKS: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -332,7 +331,7 @@ fn a_child_sees_the_memory_of_its_fork_however_it_is_made() {
     }
 }
 
-/// Nothing traps under listener delivery, and these calls have no name.
+/// Nothing traps under listener delivery, and the library has no wrapper for these calls.
 #[test]
 fn a_child_that_is_made_past_us_ends_and_reads_no_zeros() {
     forks(&["--dram", "16MiB", "--tier", "dram:", "--delivery", "listener"], "unseen", "24");
@@ -353,7 +352,7 @@ fn children_have_children_and_all_live_beside_each_other() {
 
 #[test]
 fn below_the_budget_a_fork_leads_to_two_pagers_that_do_not_meet() {
-    // The parent's memory fits; the children's changes come when each has outgrown its budget by the small objects.
+    // The parent's memory fits; the children's changes are fetched when each has outgrown its budget by small objects.
     let body = "char *before = touch(12); pid_t child = fork(); char *mine = touch(60); \
                 for (int turn = 0; turn < 3; turn++) for (size_t at = 0; at < 60 << 20; at += 64) \
                 if (mine[at] != (char)(at >> 12 | 1)) return 3; \
@@ -369,7 +368,7 @@ fn programs_are_started_and_a_fork_that_fails_changes_nothing() {
     forks(&["--dram", "16MiB", "--tier", "dram:"], "fail", "24");
 }
 
-/// Eight threads load at random, with a child that waits beside them.
+/// Eight threads load at random, next to a child that waits.
 const READERS: &str = r#"
 #include <pthread.h>
 #include <signal.h>
@@ -406,8 +405,8 @@ int main(void) {
 }
 "#;
 
-/// What a fault has brought for a load is sealed, and shared with the child from the fork on: such a page does not
-/// move. Each was refused once, and a process with enough of them found no room for its next fault.
+/// A page that a fault fetched for a load is sealed, and shared with the child after the fork: the kernel does not move
+/// such a page. Each used to be refused once, and a process with enough of them found no room for its next fault.
 #[test]
 fn what_is_shared_with_a_child_leaves_at_once() {
     let Some(program) = compile_text("readers", READERS) else { return };
@@ -417,11 +416,11 @@ fn what_is_shared_with_a_child_leaves_at_once() {
     let stats = stats(&file);
     let count = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"));
     assert!(count("evicted_blocks") > 20_000, "{stats}");
-    // Some pages are held by whoever looks at them.
+    // Some pages are pinned by another reader at that moment.
     assert!(count("exchange_fallbacks") < 300, "{} of {}", count("exchange_fallbacks"), count("evicted_blocks"));
 }
 
-/// Parent and child find what the other has moved, and neither takes the other's place.
+/// Parent and child find slabs that the other has moved, and neither takes the other's slots.
 #[test]
 fn relatives_share_a_chain_of_tiers() {
     let flash = format!("flash:{}", scratch("forks-chain").display());

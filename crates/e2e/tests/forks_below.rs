@@ -3,9 +3,9 @@
 
 //! A program with threads forks while it is below its budget, or starts a program by a call that returns twice.
 //!
-//! Both were found by the stress suite. A lock of ours that another thread held at the fork stayed locked in the child,
-//! which waited for it for ever. And after a child that shared the program's memory, calls did not trap: fgets on the
-//! pipe of popen was EFAULT.
+//! The stress suite found both errors. A lock of the library that another thread held at the fork stayed locked in the
+//! child, which waited for it for ever. And after a child that shared the program's memory, calls did not trap: fgets
+//! on the pipe of popen failed with EFAULT.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
@@ -82,7 +82,8 @@ int main(void) {
     run(managed(&words, &program, &[]), LIMIT).expect(0);
 }
 
-/// A child with a function of its own never comes back to where the call was made, and stayed without a pager.
+/// A child that starts in a function of its own never returns to where the call was made, and used to stay without a
+/// pager.
 #[test]
 fn a_child_with_a_stack_of_its_own_keeps_to_the_budget_too() {
     let source = r#"

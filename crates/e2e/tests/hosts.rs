@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors and a borrower as hosts of their own: network namespaces with an address each, joined by virtual cables that
-//! are pulled and plugged in again. And as many donors as a program can have.
+//! Donors and a borrower on separate hosts: network namespaces with an address each, joined by virtual cables that are
+//! unplugged and plugged in again. Also the largest number of donors that a program can have.
 //!
-//! A cable is not a socket that is closed: nobody is told, the kernel answers for an address that cannot be reached,
-//! and connections that were there before go on when it is back. Needs root; elsewhere it is skipped.
+//! An unplugged cable differs from a closed socket: neither side is notified, the kernel reports that the address is
+//! unreachable, and existing connections continue when the cable is plugged in again. Needs root; otherwise the test is
+//! skipped.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,13 +15,13 @@ use aquifer_e2e::donor::{Donor, PLAIN, command};
 use aquifer_e2e::hosts::{Hosts, address, on_host};
 use aquifer_e2e::verifying::{ALARM, Game, Verified, verified};
 
-/// The longest stand of the program that a pulled cable may cost, with what a busy machine adds.
+/// The longest stall of the program that an unplugged cable may cause, with a margin for a busy machine.
 const STALL_MS_MOST: u64 = 60_000;
 
-/// One at a time: each takes as much of the machine as there is.
+/// Serializes the tests, because each uses the whole machine.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The addresses, as they are written behind `donor:`.
+/// The addresses, in the form that follows `donor:`.
 fn together(donors: &[Donor]) -> String {
     donors.iter().map(|donor| donor.address.clone()).collect::<Vec<String>>().join("+")
 }
@@ -52,13 +53,14 @@ fn a_pulled_cable_is_not_noticed_with_a_mirror() {
     assert!(longest_ms <= STALL_MS_MOST, "the program stood still for {longest_ms} ms");
 }
 
-/// An array has 63 members at most, so it is a chain of two.
+/// An array has at most 63 members, so this is a chain of two arrays.
 #[test]
 fn a_program_has_its_memory_with_64_donors_and_some_are_lost() {
     let _turn = TURN.lock();
     let mut donors: Vec<Donor> = (0..64).map(|_| Donor::start(&["--size", "2MiB"])).collect();
     let (first, second) = donors.split_at(32);
-    // Each has room for one slab. The first level takes a part of the memory alone; on both, some donors are left over.
+    // Each has room for one slab. The first level takes only a part of the memory; on both levels, some donors are left
+    // over.
     let tiers = [
         format!("donor:{},security=plain,mirror=2,size=24MiB", together(first)),
         format!("donor:{},security=plain,mirror=2", together(second)),

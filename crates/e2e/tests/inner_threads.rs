@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the C library does on threads of its own: timers that start a thread, and POSIX asynchronous I/O.
+//! Threads that the C library starts itself: timers that start a thread, and POSIX asynchronous I/O.
 //!
-//! Nobody prepares such a thread for faults. It must find its memory by a listener, or be refused.
+//! The library does not prepare such a thread for faults. A listener must serve its memory, or its creation must be
+//! refused.
 
 use aquifer_e2e::away::PROLOGUE;
 use aquifer_e2e::build::compile_text;
@@ -67,7 +68,7 @@ fn program_with(functions: &str, name: &str, delivery: &str, body: &str) -> Opti
     Some(run(managed(&words, &program, &[]), LIMIT))
 }
 
-/// Small objects leave between the uses, the C library's own among them.
+/// Small objects are evicted between the uses, including the C library's own.
 #[test]
 fn those_of_before_the_pager_find_their_memory() {
     let body = r#"
@@ -110,7 +111,7 @@ fn later_ones_are_refused_beside_memory_with_signal_delivery() {
     }
 }
 
-/// C11's threads are not among those: they are prepared, and their calls trap.
+/// C11 threads are different: they are prepared, and their calls trap.
 #[test]
 fn threads_of_c11_are_like_any_other() {
     let functions = r#"

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The kernel's own accesses to memory that is away, beyond the calls of `calls.rs`: what it does later, in another
-//! thread or process, or while a thread ends. Each program does the same with and without the pager.
+//! The kernel's own accesses to evicted memory that are not in `calls.rs`: those that happen later, in another thread
+//! or process, or while a thread ends. Each program does the same with and without the pager.
 //!
-//! A page that was given to a pipe by vmsplice(2) moved, and another block's bytes came out. A thread that ended with a
-//! robust mutex that was away left its waiters waiting: the kernel looks once, and takes no fault then. A thread on a
-//! stack of the program's, in managed memory, had its thread-local memory taken away, and was killed.
+//! A page that was given to a pipe by vmsplice(2) used to move, and the reader got another block's bytes. A thread that
+//! ended with an evicted robust mutex left its waiters waiting: the kernel reads the mutex once, and takes no fault
+//! then. A thread whose stack the program had placed in managed memory had its thread-local memory evicted, and was
+//! killed.
 
 use std::process::Command;
 
@@ -14,7 +15,7 @@ use aquifer_e2e::away::{PROLOGUE, SETTINGS};
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// Runs C natively, and then under these settings: the same must be said.
+/// Runs C natively, and then under these settings: the outputs must be equal.
 fn same(settings: &[(&str, &str)], name: &str, functions: &str, body: &str) {
     let source = format!("{PROLOGUE}\n{functions}\nint main(void) {{\nalarm(250);\n{body}\nreturn 0;\n}}\n");
     let Some(program) = compile_text(name, &source) else { return };
@@ -84,7 +85,8 @@ fn pipes_and_files_pass_on_what_was_there() {
     );
 }
 
-/// Where no call traps, with listeners and pages that move, nobody sees the instruction itself.
+/// Where no call traps, with listeners and pages that move, the instruction itself goes unnoticed, so that setting is
+/// left out.
 #[test]
 fn pages_given_to_a_pipe_by_the_call_itself_stay_what_they_are() {
     let settings = [SETTINGS[0], SETTINGS[1], SETTINGS[3]];
@@ -123,7 +125,7 @@ fn zero_copy_sends_are_refused() {
     );
 }
 
-/// Where pages are copied, asynchronous I/O is refused: `pins.rs`.
+/// With exchange by copying, asynchronous I/O is refused: `pins.rs`.
 #[test]
 fn asynchronous_io_finds_its_memory() {
     same(
@@ -162,7 +164,7 @@ fn asynchronous_io_finds_its_memory() {
     );
 }
 
-/// A ring that is made when memory is away already. With signals it is refused: `calls.rs`.
+/// A ring that is created when memory is already evicted. With signal delivery it is refused: `calls.rs`.
 #[test]
 fn rings_find_their_memory_with_listeners() {
     same(
@@ -262,7 +264,7 @@ fn a_word_wakes_its_waiters_and_a_robust_mutex_has_heirs() {
     );
 }
 
-/// Its thread-local memory, which the kernel writes to when it likes (rseq), is on that stack, too.
+/// The thread-local memory, which the kernel writes to at any time (rseq), is also on that stack.
 #[test]
 fn a_thread_lives_on_a_stack_in_managed_memory() {
     same(
@@ -358,7 +360,8 @@ fn the_programs_own_faults_are_its_own() {
     );
 }
 
-/// Another process reads what is away here. With signals there is nobody who could bring it: it is told so.
+/// Another process reads memory that is evicted here. With signal delivery nothing could fetch it, so the read is an
+/// error.
 #[test]
 fn another_process_reads_what_is_away_with_listeners() {
     same(

@@ -3,8 +3,9 @@
 
 //! A program with a locale forks, and its child needs a worker.
 //!
-//! The C library lets each new thread read the program's locale while every signal is blocked. It was in managed
-//! memory, away, and the child was ended by SIGBUS without a word: so it was with Python, which always has a locale.
+//! The C library makes each new thread read the program's locale while every signal is blocked. The locale was in
+//! managed memory and evicted, and SIGBUS ended the child without a message. This happened with Python, which always
+//! has a locale.
 
 use aquifer_e2e::away::works;
 

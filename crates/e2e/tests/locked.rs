@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Locked memory: up to half the budget stays where it is, more is refused, and nothing waits for what never leaves.
+//! Locked memory: up to half the budget stays resident, more is refused, and nothing waits for a locked page to be
+//! evicted.
 
 use aquifer_e2e::build::compile_small;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// What is locked stays, up to half the budget, and the rest goes on leaving. More is ENOMEM, and so is a promise
-/// for memory that is yet to come: granted, it took every frame, and the program ended.
+/// Memory is locked up to half the budget, and the rest is still evicted. More is ENOMEM, and so is a lock on future
+/// mappings: when it was granted, it took every frame, and the program ended.
 #[test]
 fn memory_is_locked_up_to_half_the_budget() {
     let body = "char *start = touch(80); size_t mib = 1 << 20;\
@@ -38,7 +39,7 @@ fn memory_is_locked_up_to_half_the_budget() {
     }
 }
 
-/// A lock was forgotten when its memory moved or grew.
+/// A lock used to be forgotten when its memory moved or grew.
 #[test]
 fn locked_memory_stays_locked_where_it_moves() {
     let body = "size_t mib = 1 << 20; char *start = touch(80);\
@@ -71,7 +72,7 @@ fn locked_memory_stays_locked_where_it_moves() {
     }
 }
 
-/// Locked before the pager starts, it stays locked afterwards; and MCL_FUTURE ends nothing.
+/// Memory locked before the pager starts stays locked afterwards; and MCL_FUTURE does not end the program.
 #[test]
 fn memory_locked_early_stays() {
     let body = "size_t mib = 1 << 20; char *first = touch(8);\
@@ -92,8 +93,8 @@ fn memory_locked_early_stays() {
     }
 }
 
-/// A process has 1024 places for what is held. Where locked memory has taken them all, more is ENOMEM, and calls go
-/// on to find their memory.
+/// A process has 1024 entries for pins. When locked memory has taken them all, a further lock is ENOMEM, and calls
+/// still find their memory.
 #[test]
 fn calls_work_when_nothing_more_can_be_held() {
     let body = "char *start = touch(80); size_t mib = 1 << 20; int locked = 0;\
@@ -116,7 +117,7 @@ fn calls_work_when_nothing_more_can_be_held() {
         return 0;";
     let Some(program) = compile_small("all-held", body) else { return };
     for delivery in ["signal", "listener"] {
-        // Small blocks, so that it is not the weight of what is locked that ends it.
+        // Small blocks, so that the size of the locked memory is not what ends it.
         let words = ["--dram", "24MiB", "--tier", "dram:", "--block", "4KiB", "--exchange", "copy"];
         let words = [&words[..], &["--delivery", delivery]].concat();
         let ended = run(managed(&words, &program, &[]), LIMIT);
@@ -124,8 +125,8 @@ fn calls_work_when_nothing_more_can_be_held() {
     }
 }
 
-/// A page in the middle of each 512 KiB, locked past every wrapper. What the kernel takes of a block before it comes to
-/// the page was lost.
+/// A page in the middle of each 512 KiB is locked without any wrapper. The pages of a block that the kernel moved
+/// before it came to the locked page used to be lost.
 #[test]
 fn memory_that_is_locked_past_us_loses_nothing_around_it() {
     let body = "char *start = touch(80); size_t mib = 1 << 20, locked = 0;\
@@ -148,7 +149,7 @@ fn memory_that_is_locked_past_us_loses_nothing_around_it() {
     }
 }
 
-/// The kernel does not let go of locked memory. The fault that needed room tried victim after victim for ever.
+/// The kernel does not release locked memory. The fault that needed room used to try one victim after another for ever.
 #[test]
 fn locked_memory_ends_loudly_and_never_hangs() {
     let body = "char *start = calloc(80, 1 << 20); int locked = mlock(start, (size_t)80 << 20);\

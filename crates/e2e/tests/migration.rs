@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Every byte is right while the kernel migrates pages under the program.
+//! Every byte is right while the kernel migrates pages of the program.
 //!
-//! The trouble it guards against was seen: UFFDIO_MOVE of Linux 6.18 reports EEXIST for pages that it has just
-//! moved when it met one that was being migrated. Taken for a refusal, that lost the pages: zeros, or the end of
-//! the program. Compaction is asked for all the time here; without that it took an hour of runs to see it.
+//! The trouble it guards against has occurred: UFFDIO_MOVE of Linux 6.18 reports EEXIST for pages that it has just
+//! moved, if it met one that was being migrated. Taken for a refusal, this lost the pages: zeros, or the end of the
+//! program. The test triggers compaction constantly; without that it took an hour of runs to see the error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +14,8 @@ use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
-/// Calls `body` while the kernel compacts memory again and again. False where it may not be asked to.
+/// Calls `body` while the kernel compacts memory repeatedly. Returns false, and reports a skip, if compaction may not
+/// be triggered.
 fn while_pages_migrate(body: impl FnOnce()) -> bool {
     if let Err(error) = std::fs::write(COMPACT, "1") {
         aquifer_test_support::skip(format!("{COMPACT} cannot be written ({error}); run it as root"));
@@ -28,7 +29,7 @@ fn while_pages_migrate(body: impl FnOnce()) -> bool {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        // Ends the thread also when the body panics, for the scope waits for it.
+        // Ends the thread even if the body panics, because the scope waits for it.
         let _end = End(&over);
         body();
     });

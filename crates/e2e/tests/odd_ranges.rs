@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Calls with ranges that no memory can have, and others that the kernel refuses: nothing of the program's is lost by
-//! them.
+//! Calls with impossible ranges, and others that the kernel refuses, lose none of the program's memory.
 //!
-//! stress-ng's mremap stressor makes such calls, and the pager ended it: the end of the range had wrapped around.
+//! stress-ng's mremap stressor makes such calls, and the pager used to end it: the end of the range had wrapped around.
 
 use aquifer_e2e::away::works;
 
@@ -35,7 +34,7 @@ static void refused(long result, const char *what) { must(result < 0, what); }
     works("odd-ranges", functions, body);
 }
 
-/// The pager forgot the contents before it asked the kernel, and a thread that touched them faulted for ever.
+/// The pager used to forget the contents before it asked the kernel, and a thread that touched them faulted for ever.
 #[test]
 fn what_the_kernel_refuses_to_replace_or_unmap_keeps_its_contents() {
     works(

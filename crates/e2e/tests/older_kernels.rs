@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The torture program on a kernel without UFFDIO_MOVE, UFFDIO_POISON and asynchronous write protection (Debian's 6.1),
-//! in a guest of QEMU's: what is copied there, and only there, was tried on no kernel that lacks the rest.
+//! The torture program in a QEMU guest whose kernel has no UFFDIO_MOVE, UFFDIO_POISON and asynchronous write protection
+//! (Debian's 6.1). All other tests of exchange by copying run on kernels that have them.
 //!
-//! Takes QEMU and `AQUIFER_E2E_KERNEL=DIR`, which `.ci/guest-kernel DIR` fills.
+//! Needs QEMU and `AQUIFER_E2E_KERNEL=DIR`, which `.ci/guest-kernel DIR` fills.
 
 use std::process::Command;
 use std::time::Duration;

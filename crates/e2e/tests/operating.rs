@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the pages on operating say can be typed: every block that anybody's machine can run is run on this one, in the
-//! order of the pages, with a donor that was started as they say; the options of all others are looked up. All of them
-//! are run by `deployment.rs`, on machines of their own.
+//! Checks that what the pages on operating show can be typed: every block that an ordinary machine can run is run on
+//! this one, in the order of the pages, with a donor started as they say; the options in all other blocks are looked
+//! up. `deployment.rs` runs all blocks, on separate machines.
 //!
-//! What differs here: addresses, ports, paths and sizes.
+//! Differences from the pages: addresses, ports, paths and sizes.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -16,14 +16,14 @@ use aquifer_e2e::build::{binaries, compile_small, scratch};
 use aquifer_e2e::pages::{Block, Kind, blocks, smaller};
 use aquifer_e2e::run::{LIMIT, aquifer, eventually, run, start};
 
-/// The donor's configuration.
+/// The donor's configuration file.
 const CONFIGURATION: &str = "/etc/aquifer/donor.conf";
 
 fn is_configuration(block: &Block) -> bool {
     block.kind == Kind::File(CONFIGURATION.into())
 }
 
-/// What `aquifer` and its command, if it has one, take.
+/// The help of `aquifer`, or of one of its commands.
 fn help(words: &[&str]) -> String {
     let mut command = aquifer();
     command.args(words).arg("--help");
@@ -48,7 +48,7 @@ fn every_option_of_ours_is_one_and_every_block_is_a_script() {
             for flag in rest.iter().filter(|word| word.starts_with("--")) {
                 assert!(known.contains(&format!("{flag} ")) || known.contains(&format!("{flag}\n")), "{place}: {flag}");
             }
-            // A tier is read before anything else is looked at: what is wrong with its words is status 2.
+            // The tier is parsed before anything else is checked, so an error in its text is reported first.
             for tier in rest.windows(2).filter(|pair| pair[0] == "--tier").map(|pair| pair[1]) {
                 let mut command = aquifer();
                 command.args(["run", "--dram", "16MiB", "--tier", tier, "--", "/nonexistent"]);
@@ -65,7 +65,7 @@ fn every_option_of_ours_is_one_and_every_block_is_a_script() {
     }
 }
 
-/// A donor that ends with the test.
+/// A donor that is killed on drop.
 struct Donor(Child);
 
 impl Drop for Donor {
@@ -75,7 +75,7 @@ impl Drop for Donor {
     }
 }
 
-/// Ports that nobody has at this moment.
+/// Ports that are currently free.
 fn free_ports() -> [u16; 2] {
     let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
     listeners.map(|listener| listener.local_addr().expect("it listens").port())
@@ -93,7 +93,7 @@ fn the_pages_can_be_followed_on_one_machine() {
     let Some(program) = compile_small("operating", body) else { return };
     let directory = scratch("operating");
     std::fs::copy(program, directory.join("program")).expect("the scratch directory can be written");
-    // Short, since the names of sockets are.
+    // Short, because the length of a socket path is limited.
     let control = std::env::temp_dir().join(format!("aq-op-{}", std::process::id()));
     let [port, metrics] = free_ports();
     let here = |text: &str| {
@@ -135,7 +135,7 @@ fn the_pages_can_be_followed_on_one_machine() {
     let _ = std::fs::remove_file(&control);
 }
 
-/// Starts it as the unit does.
+/// Starts a donor as the unit does.
 fn lend(words: &str, control: &Path) -> Donor {
     let unit = include_str!("../../../packaging/aquifer-donor.service");
     assert!(unit.contains("aquifer donor --control /run/aquifer-donor/control $DONOR_ARGS"), "{unit}");

@@ -3,19 +3,19 @@
 
 //! Memory that a device writes to while its block is a victim: no byte may be lost.
 //!
-//! A direct read (O_DIRECT) pins the pages that it fills. UFFDIO_MOVE refuses to take a pinned page away; copying it
-//! away, as before Linux 6.8 or with `--exchange copy`, does not notice, and the device went on writing to the page
-//! that was left behind. With listener delivery, where calls did not hold their memory, a tenth of the pages of a
-//! read of 64 MiB in a budget of 16 MiB held what they had held before. The same reads by an io_uring or by
-//! io_submit(2) cannot be held, since no call shows when they end: they are refused.
+//! A direct read (O_DIRECT) pins the pages that it fills. UFFDIO_MOVE refuses to take a pinned page away; an eviction
+//! by copying, as before Linux 6.8 or with `--exchange copy`, does not notice the pin, and the device went on writing
+//! to the page that was left behind. With listener delivery, where calls did not pin their memory, a tenth of the pages
+//! of a read of 64 MiB in a budget of 16 MiB kept their old contents. Memory cannot be pinned for the same reads by an
+//! io_uring or by io_submit(2), because no call shows when they end: they are refused.
 
 use std::path::PathBuf;
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, managed, run};
 
-/// `reader DIRECTORY KIND`: threads read a file without the page cache, four times the budget at once, for some
-/// seconds, and look at each page. KIND is `libc`, or `direct` for the instruction itself. Exit status 77: no direct
+/// `reader DIRECTORY KIND`: threads read a file without the page cache, four times the budget in one read, for some
+/// seconds, and check each page. KIND is `libc`, or `direct` for the instruction itself. Exit status 77: no direct
 /// reads here.
 const READER: &str = r#"
 #define _GNU_SOURCE
@@ -96,7 +96,8 @@ fn run_with(delivery: &str, exchange: &str, more: &[&str], program: &std::path::
     run(managed(&[&words, more].concat(), program, arguments), LIMIT)
 }
 
-/// Blocks of 2 MiB and no second chances make a block leave within the milliseconds of one request to the disk.
+/// Blocks of 2 MiB and a policy without second chances make a block be evicted within the milliseconds of one disk
+/// request.
 #[test]
 fn a_direct_read_loses_no_byte_while_its_block_is_a_victim() {
     let Some(program) = compile_text("direct-reader", READER) else { return };
@@ -116,7 +117,7 @@ fn a_direct_read_loses_no_byte_while_its_block_is_a_victim() {
 }
 
 /// `writer DIRECTORY`: threads write memory to a file without the page cache, and read it back, for some seconds, while
-/// others take the budget. Exit status 77: no direct writes here.
+/// other threads use up the budget. Exit status 77: no direct writes here.
 const WRITER: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -167,10 +168,10 @@ int main(int count, char **words) {
 }
 "#;
 
-/// A sealed block that the kernel does not let go, since a device reads from it, was to be made ours alone by a store
-/// of the kernel's: the store waited for the block's protection, and the block for the thread that made it. And a
-/// victim that was refused because a call held it lost its seal in the engine alone, not in the kernel: the call's
-/// own store was EFAULT.
+/// The kernel does not release a sealed block from which a device reads. When a store by the kernel needed to unseal
+/// such a block, the store waited for the block's protection, and the block for the thread that made the store. And a
+/// victim that was refused because a call had pinned it lost its seal in the engine alone, not in the kernel: the
+/// call's own store failed with EFAULT.
 #[test]
 fn a_sealed_block_that_must_stay_is_neither_waited_for_nor_left_protected() {
     let Some(program) = compile_text("direct-writer", WRITER) else { return };
@@ -191,7 +192,8 @@ fn a_sealed_block_that_must_stay_is_neither_waited_for_nor_left_protected() {
     }
 }
 
-/// `early` makes what is asked for before the budget is passed, `late` behind; exit status: the errno of doing so.
+/// `early` creates what is asked for before the budget is exceeded, `late` afterwards; exit status: the errno of
+/// creating it.
 const ASYNCHRONOUS: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -263,7 +265,7 @@ fn asynchronous_transfers_that_are_there_already_end_the_program_where_pages_are
     }
 }
 
-/// A flash tier's own ring was once taken for the program's, and ended every run on the default tier.
+/// A flash tier's own ring used to be taken for the program's, and ended every run on the default tier.
 #[test]
 fn the_tiers_own_ring_is_not_the_programs() {
     let body = "#include <stdlib.h>\nint main(void) { volatile char *at = malloc(48 << 20);

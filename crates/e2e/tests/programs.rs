@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs that people use, on 40 % of the memory that they take: they work, by their own judgement or by comparison
-//! with a native run. What is not installed is skipped. Larger: `cargo run --release -p aquifer-e2e --bin programs --
+//! Common programs on 40 % of the memory that they take: they work, by their own checks or by comparison with a native
+//! run. Programs that are not installed are skipped. Larger: `cargo run --release -p aquifer-e2e --bin programs --
 //! --large`.
 
 use aquifer_e2e::build::scratch;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the system calls on memory promise, one small program for each promise that was once broken.
+//! The guarantees of system calls on memory, with one small program for each guarantee that was once broken.
 //!
-//! Each program fills 96 MiB, most of which leaves, does one thing, and looks at every byte.
+//! Each program fills 96 MiB, most of which is evicted, performs one operation, and checks every byte.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// What every program starts with: `fill` makes each page different, `right` says whether a page is as it was.
+/// The start of every program: `fill` makes each page different, `right` checks that a page is unchanged.
 const PROLOGUE: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -60,8 +60,8 @@ fn keeps(name: &str, body: &str) {
     }
 }
 
-/// The kernel does not move pages between mappings of different rights, so such blocks are copied. Memory
-/// that may not be read was taken for memory that is not there, and came back as zeros.
+/// The kernel does not move pages between mappings with different protections, so such blocks are copied. Memory that
+/// may not be read used to be taken for missing memory, and was fetched as zeros.
 #[test]
 fn memory_that_may_not_be_touched_for_a_while_keeps_its_contents() {
     for (name, rights) in [("none", "PROT_NONE"), ("read-only", "PROT_READ")] {
@@ -77,8 +77,8 @@ fn memory_that_may_not_be_touched_for_a_while_keeps_its_contents() {
     }
 }
 
-/// One page in the middle of a block may not be touched, as below a stack. The kernel copies to one of its own
-/// mappings at a time, and refused to install such a block: the program was ended.
+/// One page in the middle of a block may not be touched, as below a stack. The kernel copies to one mapping at a time,
+/// and refused to install such a block: the program was ended.
 #[test]
 fn a_page_that_may_not_be_touched_leaves_its_neighbours_usable() {
     keeps(
@@ -97,8 +97,8 @@ fn a_page_that_may_not_be_touched_leaves_its_neighbours_usable() {
     );
 }
 
-/// The preload library's own calls of mmap and munmap went past the pager, so the pages of the old place
-/// stayed in its books.
+/// The preload library's own calls of mmap and munmap bypassed the pager, so the pages of the old place stayed in its
+/// map.
 #[test]
 fn a_mapping_that_grows_elsewhere_keeps_its_contents() {
     keeps(
@@ -118,8 +118,8 @@ fn a_mapping_that_grows_elsewhere_keeps_its_contents() {
     );
 }
 
-/// What cannot be read was copied all the same, which ended the program, and what was read-only could be written to
-/// behind the move. MREMAP_DONTUNMAP was refused, and so was any growth in place.
+/// Pages that cannot be read used to be copied all the same, which ended the program, and read-only pages became
+/// writable after the move. MREMAP_DONTUNMAP was refused, and so was any growth in place.
 #[test]
 fn a_mapping_keeps_its_rights_wherever_it_moves() {
     keeps(
@@ -175,8 +175,8 @@ fn a_mapping_keeps_its_rights_wherever_it_moves() {
     );
 }
 
-/// A block loses its pages part by part while it is resident; when it leaves there is nothing to take, and
-/// when it comes back there is nothing to install.
+/// A block loses its pages part by part while it is resident; its eviction then has nothing to take, and its fetch
+/// nothing to install.
 #[test]
 fn a_block_given_back_in_parts_reads_as_zeros() {
     keeps(
@@ -197,7 +197,8 @@ fn a_block_given_back_in_parts_reads_as_zeros() {
     );
 }
 
-/// The end of a block behind a hole within it was forgotten: its pages were there and the map called it empty.
+/// The end of a block after a hole within it used to be forgotten: its pages were resident, but the map called it
+/// empty.
 #[test]
 fn both_sides_of_a_hole_within_a_block_keep_their_contents() {
     keeps(
@@ -215,7 +216,7 @@ fn both_sides_of_a_hole_within_a_block_keep_their_contents() {
     );
 }
 
-/// Memory that was populated before it was registered, and is more than the budget, shrinks to the budget.
+/// Memory that was populated before it was registered, and exceeds the budget, is reduced to the budget.
 #[test]
 fn memory_populated_at_once_comes_down_to_the_budget() {
     keeps(
@@ -238,7 +239,8 @@ fn memory_populated_at_once_comes_down_to_the_budget() {
     );
 }
 
-/// A read from a pipe returns what there is. Read in pieces, it waited for more when a piece came full.
+/// A read from a pipe returns the available bytes. When the library read in pieces, it waited for more after a full
+/// piece.
 #[test]
 fn a_read_from_a_pipe_does_not_wait_for_more_than_there_is() {
     keeps(
@@ -260,7 +262,7 @@ fn a_read_from_a_pipe_does_not_wait_for_more_than_there_is() {
     );
 }
 
-/// Memory moves to where the program wants it, also over memory that is away; and is populated when it is asked for.
+/// Memory moves to a given address, also over evicted memory; and is populated on request.
 #[test]
 fn memory_moves_to_a_given_place_and_is_populated() {
     keeps(

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! RDMA against a real device, in a guest of QEMU's with Soft-RoCE: the tests of the transports, a program whose memory
-//! a donor has that serves no byte of it, leases that are revoked, and donors that are killed. `guest/rdma.sh` is what
-//! happens there.
+//! RDMA against a real device, in a QEMU guest with Soft-RoCE: the tests of the transports, a program whose memory is
+//! with a donor whose processor serves no byte of it, leases that are revoked, and donors that are killed.
+//! `guest/rdma.sh` has the steps in the guest.
 //!
-//! The trouble it guards against: memory that a borrower reaches although it is another one's by now, since the donor's
-//! processor is not asked; and a device that waits for a peer that is gone.
+//! The trouble it guards against: memory that a borrower can still access although it now belongs to another, since the
+//! donor's processor is not involved; and a device that waits for a peer that is gone.
 //!
-//! Takes QEMU and `AQUIFER_E2E_RDMA_KERNEL=DIR` (`src/rdma_guest.rs`), and some minutes: without KVM the guest's
-//! processors are emulated. `AQUIFER_E2E_RDMA_STEPS=leases,lending` runs those steps alone.
+//! Needs QEMU and `AQUIFER_E2E_RDMA_KERNEL=DIR` (`src/rdma_guest.rs`), and takes some minutes: without KVM the guest's
+//! processors are emulated. `AQUIFER_E2E_RDMA_STEPS=leases,lending` runs only those steps.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use aquifer_e2e::guest::{QEMU_WORDS, has_qemu};
 use aquifer_e2e::rdma_guest::rdma;
 use aquifer_e2e::run::run;
 
-/// Without KVM, and on a machine that does much else: five and a half minutes on two processors that also built.
+/// Without KVM, and on a busy machine: a run took five and a half minutes on two processors that were also building.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// Names the steps to run; all of them without it.
+/// Names the steps to run; by default all.
 const STEPS_VARIABLE: &str = "AQUIFER_E2E_RDMA_STEPS";
-/// What `guest/rdma.sh` does, in its order, and what each step says of: the clock judges the last one, which an
-/// emulated machine that shares its processors does not keep.
+/// The steps of `guest/rdma.sh`, in order, and the parts that each step reports. Timing decides the last one, which an
+/// emulated machine with shared processors does not meet.
 const STEPS: [(&str, &[&str]); 8] = [
     ("verbs", &["verbs"]),
     ("leases", &["leases"]),

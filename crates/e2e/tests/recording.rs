@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a pager was told is recorded whole, and an engine that is told the same decides the same.
+//! A pager's recorded engine calls are complete, and an engine that receives the same calls makes the same decisions.
 //!
-//! The trouble it guards against: a decision that depends on something that is not told, such as the order of a hash or
-//! a clock, or a door of the engine that is used and not recorded. And a recording that harms its program: by
+//! The trouble it guards against: a decision that depends on something that is not an argument, such as the iteration
+//! order of a hash map or a clock, or an engine call that is not recorded. And a recording that harms its program: by
 //! making it wait, by ending it, or by writing into a file of the program's.
 
 use std::fs;
@@ -18,8 +18,8 @@ use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, has_ended, managed, replay, run, start, stats};
 use serde_json::Value;
 
-/// Fills 96 MiB, then visits pages at random and changes some, as often as it is told. Then makes a file, where one is
-/// named. Exit status 1: wrong bytes.
+/// Fills 96 MiB, then visits random pages and changes some, for a given number of visits. Then creates a file, if one
+/// is named. Exit status 1: wrong bytes.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -59,8 +59,8 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Forks below its budget. Parent and child then exceed it in turn, 4 MiB at a time, the parent first: its pager starts
-/// first and is recorded. Exit status 1: wrong bytes.
+/// Forks below its budget. Parent and child then exceed it in turns, 4 MiB at a time, the parent first: its pager
+/// starts first and is recorded. Exit status 1: wrong bytes.
 const FORKED_EARLIER: &str = r#"
 #include <stdint.h>
 #include <sys/mman.h>
@@ -109,13 +109,13 @@ fn program() -> Option<PathBuf> {
     BUILT.get_or_init(|| compile_text("records", PROGRAM)).clone()
 }
 
-/// Runs the program with these words for it.
+/// Runs the program with these arguments and a recording.
 fn record(program: &Path, file: &Path, more: &[&str], words: &[&str]) -> Ended {
     let record = ["--record", file.to_str().expect("UTF-8")];
     run(managed(&[&SETTINGS[..], &record, more].concat(), program, words), LIMIT)
 }
 
-/// What the replay says with `--json`, line by line.
+/// The output of a replay with `--json`, line by line.
 fn told(ended: &Ended) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }
@@ -124,7 +124,7 @@ fn told(ended: &Ended) -> Vec<Value> {
 #[track_caller]
 fn same(file: &Path) -> Value {
     let ended = replay(file, &["--json"]);
-    // What differs is said there, not on standard error.
+    // Differences are printed to standard output, not to standard error.
     assert_eq!(ended.status, Some(0), "{}\n{}", ended.stdout, ended.stderr);
     let line = told(&ended).remove(0);
     assert_eq!(line["same_decisions"], true, "{line}");
@@ -163,7 +163,7 @@ fn every_policy_and_block_size_and_a_disk() {
     }
 }
 
-/// Lost blocks, write-backs that fail, a tier that is full: what is told then is recorded, too.
+/// Lost blocks, failed write-backs and a full tier are recorded, too.
 #[test]
 fn a_tier_that_fails_is_replayed() {
     let Some(program) = program() else { return };
@@ -171,7 +171,7 @@ fn a_tier_that_fails_is_replayed() {
     for tier in ["failing:every=50,on=write:dram:", "dram:size=48MiB", "failing:after=2000,on=read:dram:"] {
         let settings = ["--dram", "24MiB", "--tier", tier, "--record", file.to_str().expect("UTF-8")];
         let ended = run(managed(&settings, &program, &["20000"]), LIMIT);
-        // What is lost is a SIGBUS, which ends it: then the recording lacks its end.
+        // Access to lost memory is a SIGBUS, which ends the program: then the recording lacks its end.
         assert!(matches!(ended.status, Some(0 | 135)), "{tier}: {:?}\n{}", ended.status, ended.stderr);
         assert_eq!(same(&file)["closed"], ended.status == Some(0), "{tier}");
     }
@@ -207,11 +207,11 @@ fn what_a_recording_counts_is_what_the_pager_counted() {
         ("rescued", count("rescued_blocks"), stat("rescued_blocks")),
         ("faults", count("faults"), stat("faults")),
     ] {
-        // What happens after exit(3) has closed the recording is counted, and not recorded.
+        // Events after exit(3) has closed the recording are counted, but not recorded.
         let after = counted.checked_sub(recorded);
         assert!(after.is_some_and(|after| after <= 100 + counted / 100), "{what}: {recorded}, and counted {counted}");
     }
-    // The recorded one, its settings, and four others.
+    // The recorded setting, the settings given here, and four others.
     assert_eq!(lines.iter().filter(|line| line["setting"].is_string()).count(), 6, "{lines:?}");
     let all = lines.iter().find(|line| line["setting"] == "lru, 128MiB, no prefetch").expect("a row");
     assert_eq!(all["fetches"], 0, "nothing leaves a budget that everything fits");
@@ -227,7 +227,7 @@ fn another_policy_is_not_the_same_decisions() {
     whole.expect(0);
     assert!(whole.stdout.contains(" events, same decisions\n"), "{}", whole.stdout);
     assert!(whole.stdout.contains("complete: closed when the process ended"), "{}", whole.stdout);
-    // The same recording, which says that it is another policy's.
+    // The same recording, changed to claim another policy.
     let mut bytes = fs::read(&file).expect("it was written");
     let sum = |bytes: &[u8]| crc64_nvme(bytes).to_le_bytes();
     bytes[32..48].copy_from_slice(b"lru\0\0\0\0\0\0\0\0\0\0\0\0\0");
@@ -240,7 +240,7 @@ fn another_policy_is_not_the_same_decisions() {
     assert!(!ended.stdout.contains("same decisions"), "{}", ended.stdout);
 }
 
-/// The NVMe polynomial, bit by bit: the test does not trust the product's own sum.
+/// CRC-64 with the NVMe polynomial, bit by bit: the test does not rely on the product's own implementation.
 fn crc64_nvme(bytes: &[u8]) -> u64 {
     bytes.iter().fold(u64::MAX, |crc, byte| {
         (0..8).fold(crc ^ u64::from(*byte), |crc, _| (crc >> 1) ^ ((crc & 1) * 0x9a6c_9329_ac4b_c9b5))
@@ -287,26 +287,26 @@ fn a_program_that_is_killed_leaves_a_good_recording() {
     assert_eq!(line["closed"], false);
     let ended = replay(&file, &[]);
     assert!(ended.stdout.contains("not closed: the program was killed"), "{}", ended.stdout);
-    // Also when the kill came in the middle of a write.
+    // Also if the kill came in the middle of a write.
     let bytes = fs::read(&file).expect("it was written");
     fs::write(&file, &bytes[..bytes.len() - 7]).expect("the scratch directory can be written");
     same(&file);
 }
 
-/// Nobody reads the pipe at first, so the ring fills. The program goes on at its own speed.
+/// Nothing reads the pipe at first, so the ring fills up. The program continues at its own speed.
 #[test]
 fn a_full_ring_ends_the_recording_and_not_the_program() {
     let Some(program) = program() else { return };
     let directory = scratch("recording-full");
     let (pipe, file) = (fifo(&directory), directory.join("run.rec"));
-    // Both ends: opening one would wait for the other.
+    // Opens both ends, because opening one would wait for the other.
     let mut both = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("the pipe was made");
     let record = ["--block", "4KiB", "--prefetch", "off", "--record", pipe.to_str().expect("UTF-8")];
     let done = directory.join("done");
     let words = ["150000", done.to_str().expect("UTF-8")];
     let running = start(managed(&[&SETTINGS[..], &record].concat(), &program, &words));
     let output = file.clone();
-    // The pipe takes 64 KiB and the ring 4 MiB, which is less than the program makes.
+    // The pipe holds 64 KiB and the ring 4 MiB, which is less than the program records.
     let reader = std::thread::spawn(move || {
         let deadline = Instant::now() + LIMIT;
         while !done.exists() && Instant::now() < deadline {
@@ -339,7 +339,7 @@ fn a_file_that_cannot_be_written_ends_the_recording_and_not_the_program() {
     let line = "aquifer: this process is not recorded: /dev/full: No space left on device (os error 28); \
                 name a file that it can write";
     ended.expect(0).expect_line(line);
-    // Half-way: whoever reads the pipe goes away.
+    // The reader closes the pipe half-way.
     let directory = scratch("recording-gone");
     let (pipe, file) = (fifo(&directory), directory.join("run.rec"));
     let mut both = fs::OpenOptions::new().read(true).write(true).open(&pipe).expect("the pipe was made");
@@ -381,7 +381,7 @@ fn each_process_has_a_file_of_its_own() {
     assert_ne!(pids[0], pids[1]);
 }
 
-/// Shells close what they have not opened; the number must not be the next file's.
+/// Shells close descriptors that they have not opened; the recording's number must not be reused for the next file.
 #[test]
 fn a_program_that_closes_what_it_has_not_opened_keeps_its_own_file() {
     let Some(program) = program() else { return };
@@ -402,7 +402,7 @@ fn a_wrong_path_is_refused_before_the_program_starts() {
     let line = "aquifer: --record /nowhere/run.rec cannot be written: No such file or directory (os error 2); \
                 name a file in a directory that exists";
     assert_eq!((ended.status, ended.stderr.trim_end()), (Some(125), line));
-    // What is there already is replaced, also when nothing comes.
+    // An existing file is replaced, even if nothing is recorded.
     let file = scratch("recording-old").join("run.rec");
     fs::write(&file, b"old").expect("the scratch directory can be written");
     let mut command = aquifer();

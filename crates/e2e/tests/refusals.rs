@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the preload library cannot start with is refused before the program runs: one line, and exit status 125.
+//! If the preload library cannot start, the program is refused before it runs: one line, and exit status 125.
 //!
-//! It was 113, the status of a program that ran and that the pager had to end, and a script could not tell the two.
-//! A file beyond `ulimit -f` was SIGXFSZ, or a tier that took nothing.
+//! The status used to be 113, that of a program that ran and that the pager had to end, so a script could not tell the
+//! two apart. A file beyond `ulimit -f` was SIGXFSZ, or a tier that accepted nothing.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, managed, run};
 
-/// Says that it runs, and fills 48 MiB.
+/// Prints that it runs, and fills 48 MiB.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ fn under(limit: &str, tier: &str) -> Option<Ended> {
     let program = BUILT.get_or_init(|| compile_text("refused", PROGRAM)).as_deref()?;
     let ours = managed(&["--dram", "16MiB", "--tier", tier], program, &[]);
     let mut command = Command::new("sh");
-    // What cargo and its callers have left open would count, too.
+    // Descriptors that cargo or its callers have left open would count, too.
     let script = format!("exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; ulimit {limit}; exec \"$0\" \"$@\"");
     command.args(["-c", &script]).arg(ours.get_program()).args(ours.get_args());
     for (name, value) in ours.get_envs() {
@@ -64,7 +64,7 @@ fn a_tier_that_cannot_be_opened() {
     assert!(line.ends_with("; give it less with size=, or another path"), "{line}");
 }
 
-/// sh(1) counts in units of 512 bytes, or of 1024 where it is bash: the messages are compared without the number.
+/// sh(1) counts in units of 512 bytes, or of 1024 if it is bash, so the messages are compared without the number.
 #[test]
 fn a_tier_beyond_the_limit_on_file_size() {
     let directory = scratch("refused-limit");
@@ -84,14 +84,14 @@ fn a_tier_beyond_the_limit_on_file_size() {
         assert!(line.starts_with(&cause), "{line}");
         assert!(line.ends_with("KiB (ulimit -f); raise that limit, or give the tier less with size="), "{line}");
     }
-    // A default takes what the limit leaves.
+    // A default size adapts to the limit.
     for tier in ["dram:", &flash] {
         let Some(ended) = under("-f 200000", tier) else { return };
         assert_eq!(ended.expect(0).stdout, "runs\n");
     }
 }
 
-/// The pager starts late, when the program outgrows its budget, and needs some descriptors more then.
+/// The pager starts late, when the program outgrows its budget, and needs some more descriptors then.
 #[test]
 fn too_few_descriptors_for_the_pager_end_the_program_with_the_limit_to_raise() {
     let directory = scratch("refused-descriptors");

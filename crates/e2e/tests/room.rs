@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The room that a program had in a tier is there again when `aquifer run` returns.
+//! The space that a program used in a tier is free again when `aquifer run` returns.
 //!
-//! The file of a flash tier stayed for a second or more after its program, with all that was stored: it was registered
-//! with an io_uring, and the kernel takes the rings of processes that have ended apart later.
+//! The file of a flash tier used to remain for a second or more after its program, with all stored data: it was
+//! registered with an io_uring, and the kernel releases the rings of ended processes later, asynchronously.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::process::Command;
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run, start};
 
-/// Fills 256 MiB, says so, and reads them until it is ended or, with an argument, once.
+/// Fills 256 MiB, reports it, and reads them until it is killed or, with an argument, once.
 const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A file system of our own, so that nobody else takes or gives room, until it is dropped.
+/// A private file system until drop, so that nothing else allocates or frees space on it.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -76,7 +76,7 @@ impl Drop for Disk {
     }
 }
 
-/// What a file system keeps for itself changes by some blocks.
+/// The file system's own metadata varies by some blocks.
 const NOTHING: u64 = 1 << 20;
 
 #[test]
@@ -95,14 +95,14 @@ fn the_room_on_a_disk_is_back_when_the_command_returns() {
         let left = disk.used().saturating_sub(before);
         ended.expect(0);
         assert!(left < NOTHING, "'{tier}': {left} bytes are still used");
-        // Killed amid its transfers.
+        // Killed in the middle of its transfers.
         let running = start(managed(&words, &program, &[]));
         let child = running.program();
         aquifer_e2e::run::eventually("something is stored", || disk.used() > before + (64 << 20));
         assert!(Command::new("kill").args(["-KILL", &child.to_string()]).status().is_ok_and(|status| status.success()));
         let ended = running.wait(LIMIT);
         assert_eq!(ended.status, Some(128 + 9), "{}", ended.stderr);
-        // Requests that were under way at the kill hold the file until the disk has answered them.
+        // Requests in flight at the kill keep the file until the disk has completed them.
         let is_back = || disk.used().saturating_sub(before) < NOTHING;
         aquifer_e2e::run::eventually(&format!("'{tier}', killed: the room is back"), is_back);
     }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Small blocks that were read are write-protected, and system calls write to them all the same.
+//! Small blocks that were read are write-protected, and system calls can write to them all the same.
 //!
-//! A block that lost some of its pages, or got another number since a hole was cut before it, was taken for one
-//! without protection, though its other pages had it still: under signal delivery read(2) into them got EFAULT.
+//! A block that lost some of its pages, or whose number changed because a hole was cut before it, used to be taken for
+//! one without protection, although its other pages were still protected: under signal delivery read(2) into them got
+//! EFAULT.
 
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// `program HOW`: reads blocks, gives a part back or cuts a hole as HOW says, and reads from a pipe into the rest.
+/// `program HOW`: reads blocks, frees a part or cuts a hole as HOW says, and reads from a pipe into the rest.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `aquifer set` changes the budget of a program that runs: more is used, less is kept to, and no byte is lost.
+//! `aquifer set` changes the budget of a running program: a larger one is used, a smaller one is kept, and no byte is
+//! lost.
 
 use std::path::{Path, PathBuf};
 
@@ -9,9 +10,8 @@ use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, Running, aquifer, eventually, managed, run, start};
 use serde_json::Value;
 
-/// Fills 160 MiB, and then reads and rewrites all of it, over and over, until the file `stop` is there, and asks for
-/// memory each time. Status 1 is a wrong byte. With an argument it forks first: two processes do the same with 80 MiB
-/// each.
+/// Fills 160 MiB, then reads and rewrites all of it repeatedly until the file `stop` exists, and allocates memory in
+/// each round. Status 1 is a wrong byte. With an argument it forks first: two processes do the same with 80 MiB each.
 const PROGRAM: &str = r#"
     #include <stdint.h>
     #include <stdio.h>
@@ -62,7 +62,7 @@ impl Place {
         std::fs::read_to_string(self.directory.join("rounds")).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Two whole rounds more: everything was touched since.
+    /// Waits for two more whole rounds, in which every page has been touched.
     fn go_on(&self) {
         let before = self.rounds();
         eventually("two rounds", || self.rounds() >= before + 2 || self.running.program_if_there().is_none());
@@ -130,7 +130,7 @@ fn a_budget_grows_and_shrinks_while_the_program_runs() {
 fn a_tree_follows_its_budget() {
     let Some(place) = begun("tree", &["--dram", "256MiB", "--tier", "dram:"], &["fork"]) else { return };
     place.go_on();
-    // It has fitted until now: what has no pager follows when it asks for memory.
+    // The program has fitted its budget so far, so it has no pager, and follows the budget at its next allocation.
     place.set("64MiB").expect(0);
     place.go_on();
     place.set("40MiB").expect(0);
@@ -175,7 +175,7 @@ fn what_cannot_be_set_says_why() {
     assert!(!Path::new("/proc/4194305").exists(), "the kernel has no such number");
 }
 
-/// Where address space is limited, none is kept for a larger budget.
+/// If address space is limited, none is reserved for a larger budget.
 #[test]
 fn a_limit_on_address_space_keeps_the_budget_small() {
     let Some(program) = compile_text("set-limited", PROGRAM) else { return };
@@ -199,7 +199,8 @@ fn a_limit_on_address_space_keeps_the_budget_small() {
     place.end();
 }
 
-/// A pager that could reserve frame addresses for its first budget only stays within it, whatever is set or locked.
+/// A pager that could reserve frame addresses only for its first budget stays within that budget, whatever is set or
+/// locked.
 #[test]
 fn a_pager_with_little_address_space_keeps_to_its_frames() {
     let program = "
@@ -235,7 +236,7 @@ fn a_pager_with_little_address_space_keeps_to_its_frames() {
     place.go_on();
     std::fs::write(place.directory.join("lock"), "").expect("the directory is there");
     place.go_on();
-    // Which has the share looked at again.
+    // The new setting makes the pager recompute its share.
     place.set("250MiB").expect(0);
     (0..4).for_each(|_| place.go_on());
     assert!(place.bytes("resident_bytes") <= 48 * MIB, "{}", place.bytes("resident_bytes") / MIB);

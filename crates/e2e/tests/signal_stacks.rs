@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Alternate signal stacks of programs: freed while they are set, and used by handlers as without us.
+//! Programs' alternate signal stacks: freed while they are set, and used by handlers as in a native run.
 //!
-//! A fault was signalled on whatever stack the program had last given to sigaltstack(2). Ruby frees that memory when it
-//! exits; the kernel could not write the signal's frame there and ended the program by SIGSEGV, in one run of six.
+//! A fault used to be signalled on whatever stack the program had last given to sigaltstack(2). Ruby frees that memory
+//! when it exits; the kernel could not write the signal's frame there and ended the program by SIGSEGV, in one run of
+//! six.
 
 use aquifer_e2e::away::works;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Signals of a program whose memory is away: blocked, handled, sent to itself, and left by a jump.
+//! Signals of a program whose memory is evicted: blocked, handled, sent to itself, and left by a jump.
 //!
-//! Under signal delivery a fault is a signal. A thread that had blocked them all was ended by its next fault; one that
-//! is cancelled, or jumps out of a wait, must leave nothing held.
+//! Under signal delivery a fault is a signal. A thread that had blocked all signals used to be ended by its next fault;
+//! a thread that is cancelled, or jumps out of a wait, must leave nothing pinned.
 
 use aquifer_e2e::away::{PROLOGUE, SETTINGS, works};
 use aquifer_e2e::build::compile_text;
@@ -56,7 +56,7 @@ fn blocking_every_signal_is_no_end() {
     );
 }
 
-/// The program's own wishes for the signals that we use.
+/// The program's own actions for the signals that the pager uses.
 #[test]
 fn the_programs_own_handlers_for_our_signals_are_kept() {
     works(
@@ -85,7 +85,8 @@ fn the_programs_own_handlers_for_our_signals_are_kept() {
     );
 }
 
-/// One that the program sends itself with the default action was lost: our handler had it, and nobody was ended.
+/// Such a signal that the program sent to itself with the default action used to be lost: the pager's handler received
+/// it, and the program was not ended.
 #[test]
 fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
     let main = "int main(int count, char **words) { away(1); int number = atoi(words[1]); (void)count;
@@ -101,7 +102,7 @@ fn the_programs_own_signals_of_our_kinds_do_what_they_did() {
     }
 }
 
-/// Our wrappers, and trapped calls, end a cancelled thread as the C library's would; what they held is let go.
+/// The library's wrappers, and trapped calls, end a cancelled thread as the C library would; the pins are released.
 #[test]
 fn a_waiting_thread_can_be_cancelled() {
     works(
@@ -145,8 +146,8 @@ fn a_waiting_thread_can_be_cancelled() {
     );
 }
 
-/// Nor does it matter where a thread is just then: between its calls, in our code, or in the kernel's. What ran for a
-/// trapped call could be left at its own calls alone, and the process ended by SIGABRT.
+/// Nor does it matter where a thread is at that moment: between its calls, in the library's code, or in the kernel.
+/// Code that ran for a trapped call could be cancelled only at its own calls; elsewhere SIGABRT ended the process.
 #[test]
 fn a_busy_thread_can_be_cancelled_at_any_moment() {
     works(
@@ -196,7 +197,7 @@ fn a_busy_thread_can_be_cancelled_at_any_moment() {
     );
 }
 
-/// siglongjmp out of a wait leaves no trace, however often it is done.
+/// siglongjmp out of a wait leaves nothing behind, however often it is done.
 #[test]
 fn a_wait_can_be_left_by_a_jump() {
     works(
@@ -225,7 +226,7 @@ fn a_wait_can_be_left_by_a_jump() {
     );
 }
 
-/// So does one out of a call with many entries, at whatever point: those are copied, and the copy is allocated.
+/// The same for a call with many entries, at any point: the entries are copied, and the copy is allocated.
 #[test]
 fn a_call_with_many_entries_can_be_left_by_a_jump() {
     works(

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The stacks that the program calls from: small ones, and ones that are in managed memory.
+//! The stacks that the program calls from: small ones, and ones in managed memory.
 //!
-//! The pager was started, and did its work, on the stack of whoever asked for memory. A thread with 16 KiB ended by
-//! SIGSEGV when its memory outgrew the budget; a coroutine, whose stack is on the heap with nothing beneath it, wrote
-//! over its neighbours. And while the pager worked for a coroutine with every signal blocked, a page of that very
-//! stack could leave: SIGBUS, which nobody could be told of.
+//! The pager used to be started, and to work, on the stack of the thread that allocated memory. A thread with 16 KiB
+//! ended by SIGSEGV when its memory outgrew the budget; a coroutine, whose stack is on the heap without a guard page,
+//! wrote over its neighbours. And while the pager worked for a coroutine with every signal blocked, a page of that very
+//! stack could be evicted: a SIGBUS that could not be delivered.
 
 use aquifer_e2e::away::works;
 
-/// What each of them does: takes more memory than the budget, and finds in it what it has put there.
+/// The work on each of these stacks: allocates more memory than the budget, and checks its contents.
 const TAKE: &str = "
     enum { BLOCKS = 40, BLOCK = 1 << 20 };
     static unsigned char *blocks[BLOCKS];

@@ -3,9 +3,9 @@
 
 //! A few rounds of the stress suite, and its canary.
 //!
-//! The suite goes on for hours by hand (docs/testing.md). Here it shows that it runs, and that it finds: a library that
-//! leaves out a fetch now and then must be caught within a minute, or nothing is said by a run in which
-//! nothing is found.
+//! By hand, the suite runs for hours (docs/testing.md). This test shows that it runs, and that it detects errors: it
+//! must catch a library that skips a fetch now and then within a minute, because otherwise a run without findings would
+//! prove nothing.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use aquifer_e2e::build::{binaries, planted_library, scratch, torture};
 use aquifer_e2e::run::{LIMIT, run};
 use aquifer_e2e::stress::{Round, Verdict};
 
-/// Rounds, and seconds of each: some 20 s in all.
+/// Number of rounds, and seconds of each: some 20 s in all.
 const ROUNDS: u64 = 8;
 const SECONDS: u64 = 2;
 
@@ -27,7 +27,7 @@ fn some_rounds_in_both_deliveries_are_right_or_loud() {
     }
 }
 
-/// As `make install` lays it out: nothing of the source tree is looked for.
+/// The layout of `make install`: nothing of the source tree is needed.
 #[test]
 fn the_command_works_from_an_installed_prefix() {
     let Some(torture) = torture() else { return };

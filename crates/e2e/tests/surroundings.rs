@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A program runs out of what the system gives, or changes what it may do, while part of its memory is away.
+//! A program exhausts a system resource, or changes its rights, while part of its memory is evicted.
 //!
-//! Each program fills memory, gets into one kind of trouble, and looks at every byte, in both deliveries. It ends well
-//! or with a line that says why, and never reads anything but its last write. Exit status 1 is a wrong byte; 77 says
-//! that the machine does not let the program into its trouble.
+//! Each program fills memory, gets into one kind of trouble, and checks every byte, in both deliveries. It ends well or
+//! with a line that says why, and never reads anything but its last write. Exit status 1 is a wrong byte; 77 means that
+//! the machine does not let the program get into this trouble.
 
 use std::path::PathBuf;
 
@@ -61,7 +61,7 @@ fn program(name: &str, body: &str) -> Option<PathBuf> {
     compile_text(&format!("surroundings-{name}"), &format!("{PROLOGUE}\n{body}\n"))
 }
 
-/// Runs it under both deliveries, and hands each end to `judge`.
+/// Runs it under both deliveries, and passes each result to `judge`.
 fn both(name: &str, body: &str, judge: impl Fn(&str, &Ended)) {
     let Some(program) = program(name, body) else { return };
     for delivery in ["signal", "listener"] {
@@ -80,7 +80,7 @@ fn ends_well(name: &str, body: &str) {
     both(name, body, |delivery, ended| assert_eq!(ended.status, Some(0), "{name}, {delivery}: {}", ended.stderr));
 }
 
-/// It ends well, or one line says why it does not.
+/// It ends well, or this line says why it does not.
 #[track_caller]
 fn well_or_told(name: &str, body: &str, line: &str) {
     both(name, body, |delivery, ended| {
@@ -215,13 +215,13 @@ fn a_sandbox_that_lets_the_pager_work_changes_nothing() {
     ends_well("sandbox", &format!("{FILTER}{body}"));
 }
 
-/// The faulting thread cannot do what it must: it says so and ends.
+/// The faulting thread cannot resolve its fault: the pager reports it and ends the program.
 #[test]
 fn a_sandbox_that_stops_the_pager_is_a_loud_end() {
     let body = "int main(void) { make(); if (refuse(SYS_ioctl)) return 77; check(\"in a sandbox\"); return 0; }";
     both("sandbox-closed", &format!("{FILTER}{body}"), |delivery, ended| {
         let told = ended.status == Some(113) && !ended.said().is_empty();
-        // A listener is outside of the sandbox, which is the thread's that enters it.
+        // A listener is not in the sandbox, which applies only to the thread that enters it.
         assert!(told || (delivery == "listener" && ended.status == Some(0)), "{:?} {}", ended.status, ended.stderr);
     });
 }
@@ -238,8 +238,8 @@ fn a_program_that_enters_namespaces_goes_on() {
     );
 }
 
-/// The kernel lets no process with threads into a user namespace of its own (unshare(2)), and the pager's threads are
-/// the program's.
+/// The kernel refuses a new user namespace to a process with threads (unshare(2)), and the pager's threads belong to
+/// the program's process.
 #[test]
 fn a_user_namespace_is_refused_as_to_any_program_with_threads() {
     ends_well(

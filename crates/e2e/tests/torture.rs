@@ -3,10 +3,10 @@
 
 //! Every byte is right, whatever a program does and however it is run.
 //!
-//! The trouble it guards against was seen: zeros after mprotect(2), a hang at a hole under listener delivery
-//! with copying, a SIGBUS after mremap(2). Each needed a combination that nobody had tried. So one program
-//! that does everything runs under every value of every setting; combinations beyond these are
-//! `torture-sweep`'s. Each run is short; all of them together take some two minutes on two CPUs.
+//! The trouble it guards against has occurred: zeros after mprotect(2), a hang at a hole under listener delivery with
+//! copying, a SIGBUS after mremap(2). Each needed an untested combination. So one program that does everything runs
+//! under every value of every setting; `torture-sweep` covers further combinations. Each run is short; all of them
+//! together take some two minutes on two CPUs.
 
 use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::run::{LIMIT, run};

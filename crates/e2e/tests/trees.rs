@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A budget is of the program and all that it starts, together, unless each process shall have it.
+//! A budget covers the program and all of its descendants together, unless each process is to have its own.
 //!
-//! Judged by the kernel's account (`Pss` of /proc/PID/smaps_rollup, which counts a page that n processes share as 1/n
-//! in each), while every process goes through its memory again and again and looks at every page.
+//! Measured by the kernel's accounting (`Pss` of /proc/PID/smaps_rollup, which counts a page that n processes share as
+//! 1/n in each), while every process repeatedly reads all of its memory and checks every page.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use aquifer_e2e::build::compile_text;
 use aquifer_e2e::run::{LIMIT, managed, run};
 
-/// `tree KIND`: exit status 0, and on standard error what was seen. In MiB: the budget is 48, and what belongs to no
+/// `tree KIND`: exit status 0, and the measurements on standard error. In MiB: the budget is 48, and memory outside any
 /// budget (code, stacks, the pager's own memory) is at most 12 for each process.
 const TREE: &str = r#"
 #define _GNU_SOURCE

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the program frees goes back to the tier while it goes on, and what is put there next stays.
+//! Memory that the program frees is returned to the tier while the program runs, and data stored there next stays
+//! intact.
 //!
-//! A program maps, fills, reads and unmaps 64 MiB again and again. Pauses of all lengths bring the new use of a slab
-//! before, into and behind the discard of the old one.
+//! A program repeatedly maps, fills, reads and unmaps 64 MiB. Pauses of different lengths make the new use of a slab
+//! happen before, during and after the discard of the old one.
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run};
@@ -54,8 +55,8 @@ fn freed_room_goes_back_and_what_is_put_there_next_stays() {
     }
 }
 
-/// A balloon gives back page by page, each page in a call of its own. Blocks that lost their last page so kept their
-/// place in the tier and in DRAM: what a guest's balloon had taken was never the host's.
+/// A balloon frees its pages one by one, each in a separate call. Blocks that lost their last page in this way used to
+/// keep their space in the tier and in DRAM: the host never got back what a guest's balloon had taken.
 const BALLOON: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
@@ -87,7 +88,7 @@ fn what_is_given_back_page_by_page_goes_back_too() {
     for delivery in ["signal", "listener"] {
         let stats = scratch(&format!("balloon-{delivery}")).join("stats.json");
         let file = stats.display().to_string();
-        // A block that leaves half-way comes back with zeros where pages were given back; without read-ahead few do.
+        // A block evicted half-way is fetched with zeros where pages were freed; without read-ahead few are.
         let words = ["--dram", "16MiB", "--tier", "dram:", "--delivery", delivery, "--stats-json", &file];
         let words = [&words[..], &["--prefetch", "off", "--block", "128KiB"]].concat();
         run(managed(&words, &program, &[]), LIMIT).expect(0);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! When something goes wrong: what is said, how it ends, and what is never done.
+//! When something goes wrong: what is printed, how the program ends, and what must never happen.
 //!
-//! The one thing that must never happen is wrong bytes, zeros among them. A program that keeps a handler for
-//! SIGBUS reads its memory here while the tier fails in every way, and counts.
+//! Wrong bytes, including zeros, must never be read. Here a program with a handler for SIGBUS reads its memory while
+//! the tier fails in every way, and counts.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use aquifer_e2e::build::{compile_small, compile_text, scratch};
 use aquifer_e2e::matrix::{PARTS_ALL, Setting};
 use aquifer_e2e::run::{Ended, LIMIT, aquifer, eventually, has_ended, managed, run, start, stats};
 
-/// Fills 80 MiB, then reads it all, twice. Pages whose access is a SIGBUS are counted, and left out. Prints how
-/// many there were. Exit status 1: a page held anything but its last write.
+/// Fills 80 MiB, then reads it all, twice. Pages whose access is a SIGBUS are counted and skipped. Prints the counts.
+/// Exit status 1: a page held anything but its last write.
 const READER: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -60,7 +60,7 @@ int main(void) {
 }
 "#;
 
-/// Runs the reader. Without read-ahead, whose failures are nobody's loss: the fault fetches again.
+/// Runs the reader without read-ahead, because a failed read-ahead loses nothing: the fault fetches again.
 fn read_all(name: &str, tier: &str) -> Option<(Ended, u64, u64)> {
     read_all_by("auto", name, tier)
 }
@@ -102,8 +102,8 @@ fn an_unhandled_loss_ends_the_program_by_sigbus() {
     assert!(ended.said().iter().any(|line| line.ends_with("was ended by SIGBUS")), "{}", ended.stderr);
 }
 
-/// Under listener delivery, the page for which there was no room was poisoned, and its block with it: the next fault
-/// found a page where none should be, and the program was ended.
+/// Under listener delivery, the page for which there was no room used to be poisoned, and its block with it: the next
+/// fault found a page where none should be, and the program was ended.
 #[test]
 fn a_tier_that_is_full_says_so_and_everything_else_stays_right() {
     for delivery in ["signal", "listener"] {
@@ -118,7 +118,8 @@ fn a_tier_that_is_full_says_so_and_everything_else_stays_right() {
     }
 }
 
-/// Memory for which there was no room is as it was when there is: written pages with their bytes, others empty.
+/// Memory for which there was no room is unchanged when there is room again: written pages have their bytes, others are
+/// empty.
 #[test]
 fn what_was_refused_for_want_of_room_works_when_there_is_room_again() {
     let program = compile_text("reader-room", &READER.replace("#define GIVES_BACK 0", "#define GIVES_BACK 1"));
@@ -130,7 +131,7 @@ fn what_was_refused_for_want_of_room_works_when_there_is_room_again() {
     }
 }
 
-/// A system call that needs room which does not come cannot be told, and never waits for ever.
+/// A system call that needs room which never becomes available cannot return an error, but it must not wait for ever.
 #[test]
 fn a_call_without_room_ends_loudly_under_listener_delivery() {
     let body = "char *start = mmap(NULL, 80 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\
@@ -164,8 +165,8 @@ fn after_any_number_of_operations_it_is_right_or_a_loud_end() {
         for on in ["read", "write"] {
             let tier = format!("failing:after={after},on={on}:dram:");
             let Some(ended) = setting.torture_with(&["--tier", &tier], after, 1, PARTS_ALL) else { return };
-            // 1 is the torture program's word for a system call that fails on a lost buffer: an error, and loud.
-            // 113 is the pager's, when a block that is lost is in the way of what the program asks for.
+            // 1 is the torture program's status for a system call that fails on a lost buffer: a reported error. 113 is
+            // the pager's, if a lost block prevents an operation that the program requests.
             let loud = matches!(ended.status, Some(1 | 113 | 135)) && !ended.said().is_empty();
             let wrong = ended.stderr.contains("holds 0x") || ended.stderr.contains("differs from");
             assert!(!wrong && (ended.status == Some(0) || loud), "{tier}: {:?}\n{}", ended.status, ended.stderr);
@@ -201,8 +202,8 @@ fn a_kill_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// What a signal does to a program whose only thread waits for a tier that takes `delay` for each request: how long
-/// it takes to end, and how it ends, within `limit`.
+/// Sends a signal to a program whose only thread waits for a tier that takes `delay` for each request. Returns how long
+/// the program takes to end, and how it ends, within `limit`.
 fn signalled_while_it_waits(
     name: &str,
     prepare: &str,
@@ -225,12 +226,12 @@ fn signalled_while_it_waits(
     Some((sent.elapsed(), ended))
 }
 
-/// The handler in which a fault waits has every signal blocked: SIGTERM came to nothing for up to two minutes.
+/// The handler in which a fault waits has every signal blocked: SIGTERM used to have no effect for up to two minutes.
 #[test]
 fn a_program_that_waits_for_its_tier_can_be_ended() {
     for delivery in ["signal", "listener"] {
-        // There are hundreds of requests before it would end by itself. A bound for hangs: it takes 0.2 s where nothing
-        // else runs, and took two minutes.
+        // Hundreds of requests would be needed before the program ended by itself. The limit only catches hangs: ending
+        // takes 0.2 s on an idle machine, and used to take two minutes.
         let limit = Duration::from_secs(60);
         let Some((_, ended)) = signalled_while_it_waits("waits", "", delivery, "10s", limit) else { return };
         ended.expect(128 + 15);
@@ -302,7 +303,8 @@ fn the_budget_holds_in_the_kernels_own_account() {
             path,
         ];
         run(managed(&words, &program, &[]), LIMIT).expect(0);
-        // The tier `dram:` is shared memory and counted apart; 8 MiB are for code, stacks and tables.
+        // The memory of the tier `dram:` is shared memory and counted separately; 8 MiB are for code, stacks and
+        // tables.
         let peak = stats(&file)["resident_bytes_peak"].as_u64().expect("a number");
         assert!(peak <= 32 << 20, "{delivery}, {exchange}: {} KiB were resident", peak >> 10);
         let own = stats(&file)["process"]["rss_bytes_peak"].as_u64().expect("a number");
@@ -318,8 +320,8 @@ fn an_idle_program_uses_no_cpu() {
                 printf(\"%ld\\n\", (after.tv_sec - before.tv_sec) * 1000000 + (after.tv_nsec - before.tv_nsec) / 1000);\
                 return 0;";
     let Some(program) = compile_small("idle", body) else { return };
-    // With a tier that takes nothing any more, the pager looks at it twice a second.
-    // Interrupts of a busy machine are in the account, too: 1.6 ms were seen, and 0.2 ms on a quiet one.
+    // If the tier accepts no more writes, the pager retries it twice a second. Interrupts on a busy machine are
+    // counted, too: 1.6 ms were seen, and 0.2 ms on a quiet one.
     for (tier, most_us) in [("dram:", 5_000), ("failing:after=550,on=write:dram:", 20_000)] {
         let ended = run(managed(&["--dram", "32MiB", "--tier", tier], &program, &[]), LIMIT);
         if tier.starts_with("failing") && ended.status == Some(135) {

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory that is not managed is shown beside the budget, and what exceeds it is said, or refused.
+//! Unmanaged memory is shown next to the budget, and an excess is reported, or refused.
 //!
-//! Shared memory stays the kernel's. A program with hundreds of MiB of it was "within its budget" to `aquifer stat`.
+//! Shared memory stays under the kernel's management. `aquifer stat` used to call a program with hundreds of MiB of it
+//! "within its budget".
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{Ended, LIMIT, managed, run, stats};
 
-/// `shared MIB CHILDREN`: touches so much anonymous shared memory, in so many children besides, and waits.
+/// `shared MIB CHILDREN`: touches the given amount of anonymous shared memory, also in the given number of children,
+/// and waits.
 const SHARED: &str = r#"
 #define _GNU_SOURCE
 #include <stdlib.h>

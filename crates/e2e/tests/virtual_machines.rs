@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Guests of QEMU in 30 % of their memory: what they read is what they have written, and what they free goes back.
+//! QEMU guests in 30 % of their memory: they read what they have written, and memory that they free is returned.
 //!
-//! The firmware guest needs QEMU and a C compiler, and runs under KVM, too, where there is one. Linux needs a kernel:
-//! see `src/guest.rs`.
+//! The firmware guest needs QEMU and a C compiler, and also runs under KVM, if available. Linux needs a kernel: see
+//! `src/guest.rs`.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// The words for QEMU to run the firmware in 96 MiB.
+/// QEMU's arguments to run the firmware in 96 MiB.
 fn bare_words<'a>(firmware: &'a Path, accelerator: &'a str) -> Vec<&'a str> {
     let firmware = firmware.to_str().expect("the target directory is UTF-8");
     let words = ["-accel", accelerator, "-m", "96M", "-device", "isa-debug-exit,iobase=0xf4,iosize=4", "-bios"];
@@ -53,7 +53,7 @@ fn a_guest_without_an_operating_system_keeps_its_memory() {
     }
 }
 
-/// Whether KVM runs the firmware at all, without us: some have a device, and fail on the first instruction.
+/// Whether KVM runs the firmware natively: some machines have the device, but fail on the first instruction.
 fn has_kvm(firmware: &Path) -> bool {
     let mut alone = Command::new("qemu-system-x86_64");
     alone.args(bare_words(firmware, "kvm"));
@@ -76,7 +76,7 @@ fn under_kvm_the_guests_faults_are_the_kernels() {
     }
 }
 
-/// The counters of a process that is running; `None` when it has ended.
+/// The counters of a running process; `None` if it has ended.
 fn counters(process: u32) -> Option<Value> {
     let output = aquifer().args(["stat", "--json"]).output().expect("the command can be started");
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -96,11 +96,11 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     std::fs::File::create(&disk).and_then(|file| file.set_len(48 * MIB)).expect("the scratch directory can be written");
     command.arg("-drive").arg(format!("file={},if=virtio,format=raw,cache=unsafe", disk.display()));
     command.arg("-initrd").arg(initramfs).args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check stay"]);
-    // no_timer_check: Linux counts the timer's interrupts for some milliseconds, and panics where the machine is so
-    // busy that QEMU is late with them.
+    // no_timer_check: Linux counts the timer's interrupts for some milliseconds, and panics if QEMU delivers them late
+    // on a busy machine.
     let running = start(command);
     let qemu = running.program();
-    // The guest tests its memory, then gives it back, and its balloon reports it some seconds later.
+    // The guest tests its memory, then frees it, and its balloon reports the free pages some seconds later.
     let (mut most, mut left, mut discarded) = (0, 0, 0);
     eventually("the discard of what the guest has given back", || {
         std::thread::sleep(Duration::from_millis(200));
@@ -120,8 +120,8 @@ fn linux_keeps_its_memory_and_what_it_frees_goes_back() {
     assert!(most - left >= 100 * MIB, "the tier held {most} bytes, and then {left}");
 }
 
-/// A machine that is there when the pager starts has all memory served by listeners, as QEMU's above, whose RAM is what
-/// outgrows the budget; memory for a later one is refused by its number, never by a guest that fails.
+/// If a virtual machine exists when the pager starts, listeners serve all memory, as for QEMU above, whose RAM is what
+/// outgrows the budget; for a later machine, adding memory is refused with an error, so that no guest fails.
 #[test]
 fn a_later_guest_is_refused_memory_with_signal_delivery() {
     let body = r#"
