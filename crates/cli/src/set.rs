@@ -60,7 +60,7 @@ struct Change {
     given_bytes: u64,
 }
 
-/// Changes the budget, and waits up to [`GIVEN_BACK_WITHIN`] for a smaller one to take effect.
+/// Changes the budget, and waits up to `GIVEN_BACK_WITHIN` for a smaller one to take effect.
 pub fn set(args: &SetArgs) -> Result<process::ExitCode, Failure> {
     let SetArgs { pid, .. } = *args;
     let instance = instances::of_process(pid)?;
