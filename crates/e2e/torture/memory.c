@@ -2,7 +2,7 @@
 // Copyright the Aquifer authors
 
 /* The guarantees of malloc and mmap: contents survive growing, memory is zero where the interface says so, and holes
- * behave. */
+ * affect nothing around them. */
 
 #include "torture.h"
 

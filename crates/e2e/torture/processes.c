@@ -21,7 +21,7 @@
 
 extern char **environ;
 
-/* Simultaneous children: each has its own budget. */
+/* Bounds on simultaneous children and on nested forks: the processes of a tree share a budget. */
 enum { CHILDREN_MOST = 3, DEPTH_MOST = 2 };
 static int children;
 /* The number of forks between the first process and this one. */

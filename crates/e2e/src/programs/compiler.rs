@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! gcc, and a program that uses its OpenMP. The compiler starts child processes; each has the budget to itself.
+//! gcc, and a program that uses its OpenMP. The compiler starts child processes, which share its budget.
 
 use std::fmt::Write;
 use std::process::Command;
