@@ -18,6 +18,7 @@
 //! | 12 | what byte 3 of Initiate Dynamic Capacity Release is | zero |
 //! | 13 | the event interrupt policy has 4 or 5 bytes | `interrupt_policy_is_short` |
 //! | 14 | a second logical device of a port cannot be bound | `binds_one_ld_of_a_port` |
+//! | 15 | Get Host DC Region Configuration's answer has always eight regions | `host_regions_are_padded` |
 
 use crate::opcode::Opcode;
 
@@ -62,6 +63,8 @@ pub struct Dialect {
     pub interrupt_policy_is_short: bool,
     /// See the table.
     pub binds_one_ld_of_a_port: bool,
+    /// See the table.
+    pub host_regions_are_padded: bool,
     /// Opcodes that must not be sent: they end the peer.
     pub never_sent: &'static [Opcode],
 }
@@ -94,6 +97,7 @@ impl Dialect {
         answers_with_opcode_zero: false,
         interrupt_policy_is_short: false,
         binds_one_ld_of_a_port: false,
+        host_regions_are_padded: false,
         never_sent: &[],
     };
 
@@ -102,7 +106,8 @@ impl Dialect {
         Self { name: "QEMU", never_sent: &[Opcode::GET_TIMESTAMP, Opcode::SET_TIMESTAMP], ..Self::STANDARD };
 
     /// libcxlmi, which asks rather than answers.
-    pub const LIBCXLMI: Self = Self { name: "libcxlmi", ld_memory_request_is_short: true, ..Self::STANDARD };
+    pub const LIBCXLMI: Self =
+        Self { name: "libcxlmi", ld_memory_request_is_short: true, host_regions_are_padded: true, ..Self::STANDARD };
 
     /// OpenCIS.
     pub const OPENCIS: Self =

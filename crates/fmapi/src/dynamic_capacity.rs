@@ -63,14 +63,15 @@ payload! {
     }
 }
 
-/// Get Host DC Region Configuration (5601h), response, 340 bytes: always eight regions, of which some count.
+/// Get Host DC Region Configuration (5601h), response: the regions that were asked for. One peer reads eight regions,
+/// whatever their count says, 340 bytes in all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostDcRegions {
     /// Whose.
     pub host_id: u16,
     /// Regions in all.
     pub region_count: u8,
-    /// Those that count, at most [`REGIONS_MOST`].
+    /// Those that were asked for, at most [`REGIONS_MOST`].
     pub regions: Vec<DcRegion>,
     /// Extents that the device can hold, those of them that are free, tags that it can hold, those that are free.
     pub room: [u32; 4],
@@ -83,7 +84,9 @@ impl Payload for HostDcRegions {
         out.put(&self.region_count);
         out.count_u8(&self.regions);
         out.put_list(&self.regions);
-        out.reserved((REGIONS_MOST - self.regions.len()) * DcRegion::BYTES);
+        if out.dialect.host_regions_are_padded {
+            out.reserved((REGIONS_MOST - self.regions.len()) * DcRegion::BYTES);
+        }
         out.put(&self.room);
     }
 
@@ -93,7 +96,11 @@ impl Payload for HostDcRegions {
             return input.refuse("the number of regions", listed.into());
         }
         let regions = input.list(listed.into())?;
-        input.take((REGIONS_MOST - usize::from(listed)) * DcRegion::BYTES)?;
+        // Padded or not: what is left says it, whoever the peer is.
+        let padding = (REGIONS_MOST - usize::from(listed)) * DcRegion::BYTES;
+        if input.left() >= padding + ROOM_BYTES {
+            input.take(padding)?;
+        }
         Ok(Self { host_id, region_count, regions, room: input.read()? })
     }
 }
@@ -102,6 +109,9 @@ impl DcRegion {
     /// Bytes of one.
     const BYTES: usize = 40;
 }
+
+/// Bytes of [`HostDcRegions::room`].
+const ROOM_BYTES: usize = 16;
 
 payload! {
     /// Set DC Region Configuration (5602h), request.
@@ -254,7 +264,9 @@ fn write_extents(out: &mut Writer<'_>, length: u64, tag: &[u8; 16], extents: &[E
 }
 
 fn read_extents(input: &mut Reader<'_>) -> Result<(u64, [u8; 16], Vec<Extent>), DecodeFailure> {
-    let (length, tag, count): (_, _, u32) = (input.read()?, input.read()?, input.read()?);
+    let (length, tag) = (input.read()?, input.read()?);
+    // The list and its count are there under the prescriptive policies alone, as the specification has it.
+    let count: u32 = if input.left() > 0 { input.read()? } else { 0 };
     Ok((length, tag, input.list(count as usize)?))
 }
 

@@ -77,3 +77,30 @@ fn counts_that_lie_take_no_room() {
     asked[28..].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD).is_err());
 }
+
+#[test]
+fn regions_are_read_padded_or_not_and_written_as_the_peer_reads_them() {
+    use aquifer_fmapi::{DcRegion, GetHostDcRegions, HostDcRegions};
+    let region = DcRegion { base: 1 << 30, block_bytes: 2 << 20, ..Default::default() };
+    let regions = HostDcRegions { host_id: 1, region_count: 3, regions: vec![region; 2], room: [1, 2, 3, 4] };
+    let asked = Request::GetHostDcRegions(GetHostDcRegions { host_id: 1, count: 2, first_region: 0 });
+    let told = Response::GetHostDcRegions(regions);
+    for (dialect, length) in [(&Dialect::STANDARD, 4 + 2 * 40 + 16), (&Dialect::LIBCXLMI, 340)] {
+        let bytes = written(dialect, |out| told.write(out));
+        assert_eq!(bytes.len(), length, "{}", dialect.name);
+        assert_eq!(Response::decode(&asked, &bytes, &Dialect::STANDARD), Ok(told.clone()), "{}", dialect.name);
+    }
+}
+
+#[test]
+fn a_request_without_a_list_may_leave_its_count_out() {
+    let mut asked = vec![0; 28];
+    asked[4] = 64;
+    let Ok(Request::InitiateDcAdd(add)) = Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD) else {
+        panic!("refused");
+    };
+    assert_eq!((add.length, add.extents.len()), (64, 0));
+    assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked[..27], &Dialect::STANDARD).is_err());
+    asked.extend([0, 0]);
+    assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD).is_err());
+}
