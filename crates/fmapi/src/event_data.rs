@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the records of a switch and of a dynamic-capacity device say, in their 80 bytes of data: which port, which vPPB,
-//! which extent. CXL 3.1, section 7.6.8 and table 8-50.
+//! What the records of a switch and of a dynamic-capacity device say, in their 80 bytes of data: which port, which
+//! vPPB, which extent. CXL 3.1, section 7.6.8 and table 8-50.
 //!
 //! The kind of record is its UUID. A record of another kind keeps its bytes.
 

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::opcode::Opcode;
+use crate::return_code::ReturnCode;
 
 /// Why bytes could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,19 @@ impl fmt::Display for DecodeFailure {
 }
 
 impl std::error::Error for DecodeFailure {}
+
+impl DecodeFailure {
+    /// What a peer answers to a request that it cannot decode.
+    pub fn return_code(&self) -> ReturnCode {
+        match self {
+            Self::LengthDiffers { .. } | Self::Short { .. } | Self::Trailing { .. } => {
+                ReturnCode::INVALID_PAYLOAD_LENGTH
+            }
+            Self::UnknownOpcode(_) => ReturnCode::UNSUPPORTED,
+            Self::Value { .. } => ReturnCode::INVALID_INPUT,
+        }
+    }
+}
 
 /// Why a message does not answer a request. A late answer to an earlier request looks like these, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -170,13 +170,15 @@ impl Payload for LdMemoryRequest {
 /// Send LD CXL.io Memory Request (5302h), response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LdMemoryData {
-    /// What was read.
+    /// How many bytes were read or written.
+    pub bytes: u16,
+    /// What was read; nothing after a write.
     pub data: Vec<u8>,
 }
 
 impl Payload for LdMemoryData {
     fn write(&self, out: &mut Writer<'_>) {
-        out.put(&u16::try_from(self.data.len()).expect("no more bytes than 16 bits count"));
+        out.put(&self.bytes);
         out.reserved(2);
         out.put_bytes(&self.data);
     }
@@ -184,6 +186,8 @@ impl Payload for LdMemoryData {
     fn read(input: &mut Reader<'_>) -> Result<Self, DecodeFailure> {
         let bytes: u16 = input.read()?;
         input.take(2)?;
-        Ok(Self { data: input.take(bytes.into())?.to_vec() })
+        // The size counts what was written as well, of which no data comes back.
+        let data = if input.left() == 0 { Vec::new() } else { input.take(bytes.into())?.to_vec() };
+        Ok(Self { bytes, data })
     }
 }
