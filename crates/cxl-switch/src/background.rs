@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The switch's background operation: one at a time, a bind or an unbind, which ends by time. CXL 3.1, section
+//! 8.2.9.1.2.
+
+use aquifer_fmapi::{BackgroundStatus, Opcode, ReturnCode};
+
+use crate::virtual_switch::Target;
+
+/// An operation that is further than this is not aborted: it ends by itself. The figure is QEMU's.
+const ABORT_PERCENT_MAX: u64 = 85;
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Job {
+    /// True for a bind, false for an unbind.
+    pub is_bind: bool,
+    /// The virtual CXL switch.
+    pub vcs_id: u8,
+    /// Its vPPB.
+    pub vppb_id: u8,
+    /// To or from what.
+    pub target: Target,
+}
+
+impl Job {
+    fn opcode(&self) -> Opcode {
+        if self.is_bind { Opcode::BIND_VPPB } else { Opcode::UNBIND_VPPB }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    job: Job,
+    started_ns: u64,
+    due_ns: u64,
+    /// True for one that never ends by itself.
+    is_stalled: bool,
+    /// How it will end.
+    return_code: ReturnCode,
+}
+
+impl Running {
+    /// Below 100 while it runs.
+    fn percent(&self, now_ns: u64) -> u64 {
+        let whole = self.due_ns.saturating_sub(self.started_ns).max(1);
+        (now_ns.saturating_sub(self.started_ns).saturating_mul(100) / whole).min(99)
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Background {
+    running: Option<Running>,
+    last: BackgroundStatus,
+    /// What the next operation will be, by injection: stalled, or ended so.
+    next_is_stalled: bool,
+    next_return_code: Option<ReturnCode>,
+}
+
+impl Background {
+    /// True while something runs.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// What runs.
+    pub fn job(&self) -> Option<Job> {
+        self.running.map(|running| running.job)
+    }
+
+    /// Starts it. The caller has made sure that nothing runs.
+    pub fn start(&mut self, now_ns: u64, duration_ns: u64, job: Job) {
+        assert!(self.running.is_none(), "one background operation at a time");
+        self.running = Some(Running {
+            job,
+            started_ns: now_ns,
+            due_ns: now_ns.saturating_add(duration_ns),
+            is_stalled: std::mem::take(&mut self.next_is_stalled),
+            return_code: self.next_return_code.take().unwrap_or(ReturnCode::SUCCESS),
+        });
+    }
+
+    /// When it ends by itself.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        self.running.filter(|running| !running.is_stalled).map(|running| running.due_ns)
+    }
+
+    /// What has ended by now, and how it was to end. The caller tells by [`Background::end`] how it did.
+    pub fn due(&self, now_ns: u64) -> Option<(Job, ReturnCode)> {
+        let running = self.running.filter(|running| !running.is_stalled && running.due_ns <= now_ns)?;
+        Some((running.job, running.return_code))
+    }
+
+    /// It has ended so.
+    pub fn end(&mut self, return_code: ReturnCode) {
+        let Some(running) = self.running.take() else { return };
+        self.last = BackgroundStatus {
+            is_running: false,
+            percent: 100,
+            opcode: running.job.opcode().0,
+            return_code: return_code.0,
+            vendor_status: 0,
+        };
+    }
+
+    /// What runs, if it can still be aborted.
+    pub fn abortable(&self, now_ns: u64) -> Option<Job> {
+        self.running
+            .filter(|running| running.is_stalled || running.percent(now_ns) <= ABORT_PERCENT_MAX)
+            .map(|it| it.job)
+    }
+
+    /// For Background Operation Status (0002h).
+    pub fn status(&self, now_ns: u64) -> BackgroundStatus {
+        let Some(running) = &self.running else { return self.last };
+        BackgroundStatus {
+            is_running: true,
+            percent: running.percent(now_ns) as u8,
+            opcode: running.job.opcode().0,
+            return_code: 0,
+            vendor_status: 0,
+        }
+    }
+
+    /// What runs, or else the next, never ends.
+    pub fn stall(&mut self) {
+        match &mut self.running {
+            Some(running) => running.is_stalled = true,
+            None => self.next_is_stalled = true,
+        }
+    }
+
+    /// What runs, or else the next, ends so.
+    pub fn fail(&mut self, return_code: ReturnCode) {
+        match &mut self.running {
+            Some(running) => running.return_code = return_code,
+            None => self.next_return_code = Some(return_code),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Which component answers which commands, and what each changes: the command effects log (CEL).
+//!
+//! | component | command sets |
+//! |---|---|
+//! | the switch | 00h, 01h, 03h, 04h, 51h, 52h, 53h |
+//! | a device behind a port, which is the FM-owned LD of an MLD | 00h, 01h, 03h, 04h; 53h its tunnel, but for PCIe; 54h of an MLD; 56h with dynamic capacity |
+//! | a logical device | Identify, 04h |
+//! | the LD pool of a multi-headed device | Identify, 04h, 54h of an MLD, 55h |
+
+use aquifer_fmapi::Opcode;
+
+/// What a command changes, as bits of a line of the log. CXL 3.1, table 8-75.
+const NOTHING: u16 = 0;
+const COLD_RESET: u16 = 1 << 0;
+const CONFIGURATION: u16 = 1 << 1;
+const DATA: u16 = 1 << 2;
+const POLICY: u16 = 1 << 3;
+const LOG: u16 = 1 << 4;
+const BACKGROUND: u16 = 1 << 6;
+const CAN_ABORT: u16 = 1 << 8;
+/// Bits 10 and 11 mean something, and both are set.
+const RESETS: u16 = 1 << 9 | 1 << 10 | 1 << 11;
+/// All of what the FM API's setters change.
+const SETTING: u16 = COLD_RESET | CONFIGURATION | RESETS;
+
+type Lines = &'static [(Opcode, u16)];
+
+const IDENTIFY: Lines = &[(Opcode::IDENTIFY, NOTHING)];
+const BACKGROUND_STATUS: Lines = &[(Opcode::BACKGROUND_STATUS, NOTHING)];
+const MESSAGE_LIMIT: Lines = &[(Opcode::GET_MESSAGE_LIMIT, NOTHING), (Opcode::SET_MESSAGE_LIMIT, CONFIGURATION)];
+const ABORT: Lines = &[(Opcode::ABORT_BACKGROUND, NOTHING)];
+const EVENTS: Lines = &[
+    (Opcode::GET_EVENT_RECORDS, NOTHING),
+    (Opcode::CLEAR_EVENT_RECORDS, LOG),
+    (Opcode::GET_EVENT_INTERRUPT_POLICY, NOTHING),
+    (Opcode::SET_EVENT_INTERRUPT_POLICY, POLICY),
+];
+const NOTIFICATIONS: Lines = &[(Opcode::GET_MCTP_EVENT_POLICY, NOTHING), (Opcode::SET_MCTP_EVENT_POLICY, POLICY)];
+const TIMESTAMP: Lines = &[(Opcode::GET_TIMESTAMP, NOTHING), (Opcode::SET_TIMESTAMP, POLICY)];
+const LOGS: Lines =
+    &[(Opcode::GET_SUPPORTED_LOGS, NOTHING), (Opcode::GET_LOG, NOTHING), (Opcode::GET_LOG_CAPABILITIES, NOTHING)];
+const SWITCH: Lines = &[
+    (Opcode::IDENTIFY_SWITCH_DEVICE, NOTHING),
+    (Opcode::GET_PHYSICAL_PORT_STATE, NOTHING),
+    (Opcode::PHYSICAL_PORT_CONTROL, NOTHING),
+    (Opcode::SEND_PPB_CONFIGURATION_REQUEST, NOTHING),
+    (Opcode::GET_VCS_DOMAIN_SV_STATE, NOTHING),
+    (Opcode::GET_DOMAIN_SV, NOTHING),
+    (Opcode::GET_VIRTUAL_SWITCH_INFO, NOTHING),
+    (Opcode::BIND_VPPB, BACKGROUND | CAN_ABORT),
+    (Opcode::UNBIND_VPPB, BACKGROUND | CAN_ABORT),
+    (Opcode::GENERATE_AER_EVENT, NOTHING),
+];
+const TUNNEL: Lines = &[(Opcode::TUNNEL, NOTHING)];
+const LD_REQUESTS: Lines =
+    &[(Opcode::SEND_LD_CONFIGURATION_REQUEST, NOTHING), (Opcode::SEND_LD_MEMORY_REQUEST, NOTHING)];
+const MLD: Lines = &[
+    (Opcode::GET_LD_INFO, NOTHING),
+    (Opcode::GET_LD_ALLOCATIONS, NOTHING),
+    (Opcode::SET_LD_ALLOCATIONS, SETTING | DATA),
+    (Opcode::GET_QOS_CONTROL, NOTHING),
+    (Opcode::SET_QOS_CONTROL, SETTING),
+    (Opcode::GET_QOS_STATUS, NOTHING),
+    (Opcode::GET_QOS_ALLOCATED_BW, NOTHING),
+    (Opcode::SET_QOS_ALLOCATED_BW, SETTING),
+    (Opcode::GET_QOS_BW_LIMIT, NOTHING),
+    (Opcode::SET_QOS_BW_LIMIT, SETTING),
+];
+const HEADS: Lines = &[(Opcode::GET_MULTI_HEADED_INFO, NOTHING), (Opcode::GET_HEAD_INFO, NOTHING)];
+const CAPACITY: Lines = &[
+    (Opcode::GET_DCD_INFO, NOTHING),
+    (Opcode::GET_HOST_DC_REGIONS, NOTHING),
+    (Opcode::SET_DC_REGION, SETTING | DATA),
+    (Opcode::GET_DC_EXTENT_LISTS, NOTHING),
+    (Opcode::INITIATE_DC_ADD, SETTING | DATA),
+    (Opcode::INITIATE_DC_RELEASE, SETTING | DATA),
+    (Opcode::DC_ADD_REFERENCE, SETTING),
+    (Opcode::DC_REMOVE_REFERENCE, SETTING),
+    (Opcode::DC_LIST_TAGS, NOTHING),
+];
+
+/// The commands that one component answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Commands {
+    lines: Vec<(Opcode, u16)>,
+}
+
+impl Commands {
+    /// Of the switch.
+    pub fn of_switch() -> Self {
+        let sets = [IDENTIFY, BACKGROUND_STATUS, MESSAGE_LIMIT, ABORT, EVENTS, NOTIFICATIONS, TIMESTAMP, LOGS];
+        Self::concat(&[&sets[..], &[SWITCH, TUNNEL, LD_REQUESTS]].concat())
+    }
+
+    /// Of a device.
+    pub fn of_device(is_memory: bool, is_mld: bool, has_capacity: bool) -> Self {
+        let mut sets = vec![IDENTIFY, MESSAGE_LIMIT, EVENTS, TIMESTAMP, LOGS];
+        let more = [(is_memory, TUNNEL), (is_mld, MLD), (has_capacity, CAPACITY)];
+        sets.extend(more.iter().filter(|(has, _)| *has).map(|(_, set)| *set));
+        Self::concat(&sets)
+    }
+
+    /// Of a logical device.
+    pub fn of_ld() -> Self {
+        Self::concat(&[IDENTIFY, LOGS])
+    }
+
+    /// Of the LD pool of a multi-headed device.
+    pub fn of_pool(is_mld: bool) -> Self {
+        Self::concat(&[IDENTIFY, LOGS, if is_mld { MLD } else { &[] }, HEADS])
+    }
+
+    fn concat(sets: &[Lines]) -> Self {
+        Self { lines: sets.concat() }
+    }
+
+    /// Whether a command is answered.
+    pub fn has(&self, opcode: Opcode) -> bool {
+        self.lines.iter().any(|(known, _)| *known == opcode)
+    }
+
+    /// The log's bytes: four for each command.
+    pub fn log(&self) -> Vec<u8> {
+        let line = |(opcode, effect): &(Opcode, u16)| [opcode.0.to_le_bytes(), effect.to_le_bytes()].concat();
+        self.lines.iter().flat_map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_in_order_of_opcodes_and_list_each_once() {
+        for commands in [
+            Commands::of_switch(),
+            Commands::of_device(true, true, true),
+            Commands::of_device(false, false, false),
+            Commands::of_ld(),
+            Commands::of_pool(true),
+        ] {
+            assert!(commands.lines.is_sorted_by(|(one, _), (next, _)| one < next), "{commands:?}");
+            assert_eq!(commands.log().len(), 4 * commands.lines.len());
+        }
+    }
+}

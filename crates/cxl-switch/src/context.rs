@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a command is carried out with: the time, who asks, how long the answer may be, and where results go.
+
+use aquifer_fmapi::{Dialect, Response, ReturnCode};
+
+use crate::outcome::{Effect, Event, Outcome};
+
+/// Who sends a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    /// Its number; replies carry it.
+    pub id: u32,
+    /// The port by which it comes; 0 for a management network.
+    pub ingress_port_id: u8,
+    /// How it writes.
+    pub dialect: &'static Dialect,
+}
+
+/// The answer to a command. `ReturnCode::BACKGROUND_STARTED` is an error here, because it has no payload.
+pub(crate) type Answer = Result<Response, ReturnCode>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// Now.
+    pub now_ns: u64,
+    /// Who asks.
+    pub connection: Connection,
+    /// Bytes that the payload of an answer may have. A tunnel takes its own off.
+    pub room: usize,
+    /// Results.
+    pub outcome: Outcome,
+}
+
+impl Context {
+    /// Nobody asks: time passes, a host acts, or something goes wrong.
+    pub fn of_nobody(now_ns: u64) -> Self {
+        let connection = Connection { id: 0, ingress_port_id: 0, dialect: &Dialect::STANDARD };
+        Self { now_ns, connection, room: 0, outcome: Outcome::default() }
+    }
+
+    /// The driver has something to carry out.
+    pub fn effect(&mut self, effect: Effect) {
+        self.outcome.effects.push(effect);
+    }
+
+    /// A record was written or lost.
+    pub fn event(&mut self, event: Event) {
+        self.outcome.events.push(event);
+    }
+
+    /// How many entries of a list fit after its fixed fields.
+    pub fn entries(&self, fixed: usize, entry: usize) -> usize {
+        self.room.saturating_sub(fixed) / entry
+    }
+}

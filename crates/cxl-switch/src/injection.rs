@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What goes wrong on purpose: answers, links, devices, background operations, event logs.
+
+use std::fmt;
+
+use aquifer_fmapi::{ErrorKind, EventData, EventLog, MldPortEvent, Opcode, ReturnCode};
+
+use crate::context::Context;
+use crate::events::LOGS;
+use crate::outcome::{Effect, Outcome, Reply};
+use crate::switch::Switch;
+
+/// Failures of answers that wait for their requests.
+const ARMED_MAX: usize = 64;
+/// How long a link may be down, and an answer late: an hour.
+const WAIT_NS_MAX: u64 = 3_600_000_000_000;
+/// Where the tag is in a message.
+const TAG_OFFSET: usize = 1;
+
+/// How an answer fails. But for a return code, the command was carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnswerFailure {
+    /// It is this, and nothing was carried out.
+    Code(ReturnCode),
+    /// It comes later by so much.
+    Delay {
+        /// By how much; at most an hour.
+        by_ns: u64,
+    },
+    /// It never comes.
+    Drop,
+    /// It comes twice.
+    Duplicate,
+    /// It ends early.
+    Truncate {
+        /// What is left of it.
+        bytes: usize,
+    },
+    /// It has another tag than the request.
+    WrongTag,
+}
+
+impl AnswerFailure {
+    /// What is answered instead of carrying the command out.
+    pub(crate) fn return_code(&self) -> Option<ReturnCode> {
+        match self {
+            Self::Code(code) => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// What becomes of an answer.
+    pub(crate) fn spoil(&self, mut reply: Reply) -> Vec<Reply> {
+        match self {
+            Self::Code(_) => {}
+            Self::Delay { by_ns } => reply.due_ns = reply.due_ns.saturating_add(*by_ns),
+            Self::Drop => return Vec::new(),
+            Self::Duplicate => return vec![reply.clone(), reply],
+            Self::Truncate { bytes } => reply.bytes.truncate(*bytes),
+            Self::WrongTag => reply.bytes[TAG_OFFSET] = reply.bytes[TAG_OFFSET].wrapping_add(1),
+        }
+        vec![reply]
+    }
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Injection {
+    /// The next answers fail.
+    Answer {
+        /// How.
+        failure: AnswerFailure,
+        /// Those to this command alone; None: to any.
+        opcode: Option<Opcode>,
+        /// How many.
+        times: u32,
+    },
+    /// A device's port is congested.
+    BackPressure {
+        /// Which device.
+        device: usize,
+        /// How much, in per cent.
+        percent: u8,
+    },
+    /// The background operation that runs, or else the next one, fails.
+    BackgroundFails {
+        /// So.
+        return_code: ReturnCode,
+    },
+    /// The background operation that runs, or else the next one, never ends by itself.
+    BackgroundStalls,
+    /// A log of the switch is filled until a record is lost.
+    EventOverflow {
+        /// Which.
+        log: EventLog,
+    },
+    /// A device that was pulled out is put back.
+    InsertDevice {
+        /// Which.
+        device: usize,
+    },
+    /// A port's link goes down and comes up again.
+    LinkFlap {
+        /// Which port.
+        port_id: u8,
+        /// How long it is down; at most an hour.
+        down_ns: u64,
+    },
+    /// A device sends a message of an error to its port.
+    MldError {
+        /// Which port.
+        port_id: u8,
+        /// Which error.
+        kind: ErrorKind,
+    },
+    /// A device is pulled out, whatever is bound to it. Its memory is lost.
+    RemoveDevice {
+        /// Which.
+        device: usize,
+    },
+}
+
+/// Why something cannot go wrong so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InjectionRefusal {
+    /// As many failures of answers wait as may.
+    Full,
+    /// There is no such device, or it is there, or gone, already.
+    NoDevice,
+    /// There is no such port, or no device of that kind at it, or there is no such log.
+    NoPlace,
+    /// A number is out of its range.
+    Number,
+}
+
+impl fmt::Display for InjectionRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "64 failures of answers wait already; send the requests that they are for first",
+            Self::NoDevice => "no such device, or it is not where it was to be moved from; number devices from 0",
+            Self::NoPlace => {
+                "no such port, no device with several logical devices at it, or no such log; look at 5101h"
+            }
+            Self::Number => {
+                "a number is out of range; give at most an hour, 100 per cent, and a return code that fails"
+            }
+        })
+    }
+}
+
+impl std::error::Error for InjectionRefusal {}
+
+#[derive(Clone, Debug)]
+struct Armed {
+    failure: AnswerFailure,
+    opcode: Option<Opcode>,
+    times: u32,
+}
+
+/// Failures that wait for their requests.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Injections {
+    armed: Vec<Armed>,
+}
+
+impl Injections {
+    fn is_full(&self) -> bool {
+        self.armed.len() >= ARMED_MAX
+    }
+
+    fn arm(&mut self, failure: AnswerFailure, opcode: Option<Opcode>, times: u32) {
+        if times > 0 {
+            self.armed.push(Armed { failure, opcode, times });
+        }
+    }
+
+    /// The failure of an answer to this command, the oldest one.
+    pub fn take(&mut self, opcode: Opcode) -> Option<AnswerFailure> {
+        let is_meant = |armed: &Armed| armed.opcode.is_none_or(|meant| meant == opcode);
+        let at = self.armed.iter().position(is_meant)?;
+        let armed = &mut self.armed[at];
+        armed.times -= 1;
+        let failure = armed.failure.clone();
+        if armed.times == 0 {
+            self.armed.remove(at);
+        }
+        Some(failure)
+    }
+}
+
+impl Switch {
+    /// Something goes wrong.
+    pub fn inject(&mut self, now_ns: u64, injection: Injection) -> Result<Outcome, InjectionRefusal> {
+        self.check_injection(&injection)?;
+        let mut context = self.begin(now_ns);
+        match injection {
+            Injection::Answer { failure, opcode, times } => self.injections.arm(failure, opcode, times),
+            Injection::BackPressure { device, percent } => self.devices[device].qos.back_pressure_percent = percent,
+            Injection::BackgroundFails { return_code } => self.background.fail(return_code),
+            Injection::BackgroundStalls => self.background.stall(),
+            Injection::EventOverflow { log } => {
+                // One more than a log holds, so that one is lost.
+                for _ in 0..=self.config.events_per_log {
+                    let event = EventData::MldPort(MldPortEvent::default());
+                    self.component.record(&mut context, log, &event, 0);
+                    if context.outcome.events.last().is_some_and(|event| event.is_lost) {
+                        break;
+                    }
+                }
+            }
+            Injection::InsertDevice { device } => self.with_links(&mut context, device, |switch, context| {
+                switch.devices[device].is_present = true;
+                context.effect(Effect::DevicePresence { device, is_present: true });
+            }),
+            Injection::LinkFlap { port_id, down_ns } => {
+                let was_up = self.link_is_up(port_id);
+                self.ports[usize::from(port_id)].down_until_ns = Some(context.now_ns.saturating_add(down_ns));
+                self.note_link(&mut context, port_id, was_up);
+            }
+            Injection::MldError { port_id, kind } => {
+                let event = MldPortEvent { kind, port_id, message: [0; 8] };
+                let log = if kind == ErrorKind::Correctable { EventLog::Warning } else { EventLog::Failure };
+                self.component.record(&mut context, log, &EventData::MldPort(event), 0);
+            }
+            Injection::RemoveDevice { device } => self.with_links(&mut context, device, |switch, context| {
+                switch.devices[device].lose_power(context);
+                context.effect(Effect::DevicePresence { device, is_present: false });
+                let ports = switch.devices[device].config.ports.clone();
+                switch.unbind_lds(context, &ports);
+            }),
+        }
+        Ok(self.end(context))
+    }
+
+    /// Does something to a device, and notes what becomes of its links.
+    fn with_links(&mut self, context: &mut Context, device: usize, step: impl FnOnce(&mut Self, &mut Context)) {
+        let ports = self.devices[device].config.ports.clone();
+        let were_up: Vec<bool> = ports.iter().map(|port_id| self.link_is_up(*port_id)).collect();
+        step(self, context);
+        for (port_id, was_up) in ports.iter().zip(were_up) {
+            self.note_link(context, *port_id, was_up);
+        }
+    }
+
+    fn check_injection(&self, injection: &Injection) -> Result<(), InjectionRefusal> {
+        let is_there = |device: &usize| self.devices.get(*device).map(|device| device.is_present);
+        let refuse = |refusal, is_refused| if is_refused { Err(refusal) } else { Ok(()) };
+        match injection {
+            Injection::Answer { failure: AnswerFailure::Delay { by_ns }, .. } => {
+                refuse(InjectionRefusal::Full, self.injections.is_full())?;
+                refuse(InjectionRefusal::Number, *by_ns > WAIT_NS_MAX)
+            }
+            Injection::Answer { .. } => refuse(InjectionRefusal::Full, self.injections.is_full()),
+            Injection::BackgroundStalls => Ok(()),
+            Injection::BackPressure { device, percent } => {
+                refuse(InjectionRefusal::NoDevice, is_there(device).is_none())?;
+                refuse(InjectionRefusal::Number, *percent > 100)
+            }
+            Injection::BackgroundFails { return_code } => {
+                let is_no_end = [ReturnCode::SUCCESS, ReturnCode::BACKGROUND_STARTED].contains(return_code);
+                refuse(InjectionRefusal::Number, is_no_end)
+            }
+            Injection::EventOverflow { log } => refuse(InjectionRefusal::NoPlace, usize::from(log.bits()) >= LOGS),
+            Injection::InsertDevice { device } => refuse(InjectionRefusal::NoDevice, is_there(device) != Some(false)),
+            Injection::RemoveDevice { device } => refuse(InjectionRefusal::NoDevice, is_there(device) != Some(true)),
+            Injection::LinkFlap { port_id, down_ns } => {
+                refuse(InjectionRefusal::NoPlace, usize::from(*port_id) >= self.ports.len())?;
+                refuse(InjectionRefusal::Number, *down_ns > WAIT_NS_MAX)
+            }
+            Injection::MldError { port_id, kind } => {
+                let mld = self.device_at(*port_id).filter(|device| self.devices[*device].is_mld());
+                refuse(InjectionRefusal::NoPlace, mld.is_none() || matches!(kind, ErrorKind::Reserved(_)))
+            }
+        }
+    }
+}

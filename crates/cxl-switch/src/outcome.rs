@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a step of the switch leads to: answers, event records, and what a driver carries out.
+
+use std::fmt;
+
+use aquifer_fmapi::{DecodeFailure, EventLog, EventRecord, Extent};
+
+/// What one step led to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Messages to send, in this order.
+    pub replies: Vec<Reply>,
+    /// Records that were written or lost, in this order.
+    pub events: Vec<Event>,
+    /// What the driver carries out, in this order.
+    pub effects: Vec<Effect>,
+    /// Why the bytes that came are answered by nothing.
+    pub refusal: Option<Refusal>,
+}
+
+/// A message to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// On which connection.
+    pub connection: u32,
+    /// Not before then, in the time of the step's argument.
+    pub due_ns: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// A record of an event log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The device whose log it is; None for the switch.
+    pub device: Option<usize>,
+    /// The log.
+    pub log: EventLog,
+    /// The record.
+    pub record: EventRecord,
+    /// True where the log was full, and the record was lost: its overflow flag is set.
+    pub is_lost: bool,
+}
+
+/// Something that changed for a host or a device, and that a driver carries out. Devices are numbered as in the
+/// configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// A host is to see an error in a vPPB.
+    AerGenerated {
+        /// The virtual CXL switch.
+        vcs_id: u8,
+        /// 0: its upstream port; from 1 on: its vPPBs.
+        instance: u8,
+        /// Which error: bit position, and severity in bit 31.
+        error: u32,
+        /// Header of the packet.
+        tlp_header: [u8; 32],
+    },
+    /// A vPPB was bound.
+    Bound {
+        /// The virtual CXL switch.
+        vcs_id: u8,
+        /// Its vPPB.
+        vppb_id: u8,
+        /// To this port.
+        port_id: u8,
+        /// To this logical device; None for the whole port.
+        ld_id: Option<u8>,
+    },
+    /// Capacity belongs to nobody any more.
+    CapacityFreed {
+        /// Of which device.
+        device: usize,
+        /// Which.
+        extent: Extent,
+        /// True where its bytes are to be zeros.
+        is_wiped: bool,
+    },
+    /// A host is offered capacity. It answers by [`HostAction::AnswerOffer`](crate::HostAction::AnswerOffer).
+    CapacityOffered {
+        /// Of which device.
+        device: usize,
+        /// To whom.
+        host_id: u16,
+        /// Which.
+        extents: Vec<Extent>,
+    },
+    /// A host is asked for capacity. It answers by
+    /// [`HostAction::ReleaseCapacity`](crate::HostAction::ReleaseCapacity).
+    CapacityReleaseRequested {
+        /// Of which device.
+        device: usize,
+        /// Whom.
+        host_id: u16,
+        /// Which.
+        extents: Vec<Extent>,
+    },
+    /// A host has lost capacity, whatever it does.
+    CapacityRevoked {
+        /// Of which device.
+        device: usize,
+        /// Who.
+        host_id: u16,
+        /// Which.
+        extents: Vec<Extent>,
+    },
+    /// A device appeared at its ports, or disappeared from them.
+    DevicePresence {
+        /// Which.
+        device: usize,
+        /// True where it appeared.
+        is_present: bool,
+    },
+    /// The switch interrupts the host of its mailbox: a log has records.
+    Interrupted {
+        /// The log.
+        log: EventLog,
+    },
+    /// A logical device has more or less memory.
+    LdResized {
+        /// Of which device.
+        device: usize,
+        /// Which.
+        ld_id: u8,
+        /// Its bytes since.
+        bytes: u64,
+    },
+    /// The bytes of a logical device are to be zeros. An SLD is its own logical device 0.
+    LdWiped {
+        /// Of which device.
+        device: usize,
+        /// Which.
+        ld_id: u8,
+    },
+    /// A port's PERST# was asserted or deasserted.
+    PerstChanged {
+        /// Which port.
+        port_id: u8,
+        /// True where it is asserted.
+        is_asserted: bool,
+    },
+    /// A port's bridge was reset.
+    PpbReset {
+        /// Which port.
+        port_id: u8,
+    },
+    /// A vPPB was unbound.
+    Unbound {
+        /// The virtual CXL switch.
+        vcs_id: u8,
+        /// Its vPPB.
+        vppb_id: u8,
+        /// From this port.
+        port_id: u8,
+        /// From this logical device; None for the whole port.
+        ld_id: Option<u8>,
+    },
+}
+
+/// Why bytes are answered by nothing. Whoever sent them speaks no FM API, or not in the dialect of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// They have no header.
+    NoHeader(DecodeFailure),
+    /// They are a response.
+    NotARequest,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoHeader(failure) => {
+                write!(f, "the message has no CCI header ({failure}); send 12 bytes of header, in the right dialect")
+            }
+            Self::NotARequest => f.write_str("the message is a response; a switch takes requests alone"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

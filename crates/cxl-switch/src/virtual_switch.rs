@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Virtual CXL switches (52h): vPPBs, and binding them in the background. CXL 3.1, section 7.6.7.2.
+//!
+//! A vPPB is bound to a whole port, or to a logical device of the MLD behind it, and nothing is bound twice. An
+//! operation reserves its target when it starts, so that the state while it runs is told as it is.
+//!
+//! ```text
+//! Unbound -> Binding -> Bound -> Unbinding -> Unbound      by Bind and Unbind, at their ends
+//!            Binding -> Unbound, Unbinding -> Bound        where they fail or are aborted
+//!                       Bound -> Unbound                   where the MLD is pulled out
+//! ```
+//!
+//! The simulated host lets go when it is asked: all three ways of unbinding take the same time. A host that does not is
+//! an injection, `BackgroundStalls`.
+
+use aquifer_fmapi::{
+    BindVppb, BindingStatus, Empty, EventData, EventLog, GenerateAerEvent, GetVirtualSwitches, Request, Response,
+    ReturnCode, UnbindOption, UnbindVppb, VcsState, VirtualSwitch, VirtualSwitches, Vppb, VppbEvent, VppbEventKind,
+};
+
+use crate::background::Job;
+use crate::config::PortRole;
+use crate::context::{Answer, Context};
+use crate::outcome::Effect;
+use crate::switch::Switch;
+
+/// Bytes before the switches, of one without its vPPBs, and of a vPPB.
+const ANSWER_BYTES: usize = 4;
+const SWITCH_BYTES: usize = 4;
+const VPPB_BYTES: usize = 4;
+/// Nanoseconds of a millisecond.
+const NS_PER_MS: u64 = 1_000_000;
+/// Bits of an AER error that mean something: severity and bit position.
+const AER_ERROR: u32 = 1 << 31 | 0x1f;
+
+/// What a vPPB can be bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The port.
+    pub port_id: u8,
+    /// The logical device behind it; None for the whole port.
+    pub ld_id: Option<u8>,
+}
+
+impl Target {
+    /// Whether both cannot be bound.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.port_id == other.port_id && (self.ld_id.is_none() || other.ld_id.is_none() || self.ld_id == other.ld_id)
+    }
+}
+
+/// The state of a vPPB, as the module draws it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VppbState {
+    /// A bind runs.
+    Binding(Target),
+    /// Bound.
+    Bound(Target),
+    /// To nothing.
+    Unbound,
+    /// An unbind runs.
+    Unbinding(Target),
+}
+
+impl VppbState {
+    /// What is reserved.
+    pub fn target(&self) -> Option<Target> {
+        match self {
+            Self::Binding(target) | Self::Bound(target) | Self::Unbinding(target) => Some(*target),
+            Self::Unbound => None,
+        }
+    }
+
+    /// What its host reaches.
+    pub fn bound(&self) -> Option<Target> {
+        match self {
+            Self::Bound(target) | Self::Unbinding(target) => Some(*target),
+            _ => None,
+        }
+    }
+
+    fn told(&self) -> Vppb {
+        let none = Vppb { status: BindingStatus::Unbound, port_id: 0, ld_id: Vppb::NO_LD };
+        match self {
+            Self::Unbound => none,
+            Self::Binding(_) | Self::Unbinding(_) => Vppb { status: BindingStatus::InProgress, ..none },
+            Self::Bound(Target { port_id, ld_id: None }) => {
+                Vppb { status: BindingStatus::Port, port_id: *port_id, ..none }
+            }
+            Self::Bound(Target { port_id, ld_id: Some(ld_id) }) => {
+                Vppb { status: BindingStatus::Ld, port_id: *port_id, ld_id: *ld_id }
+            }
+        }
+    }
+}
+
+impl Switch {
+    /// The answer; None for a command of another set.
+    pub(crate) fn answer_of_virtual_switches(&mut self, context: &mut Context, request: &Request) -> Option<Answer> {
+        Some(match request {
+            Request::GetVirtualSwitches(get) => self.virtual_switches(context, get).map(Response::GetVirtualSwitches),
+            Request::BindVppb(bind) => self.bind(context, bind),
+            Request::UnbindVppb(unbind) => self.unbind(context, unbind),
+            Request::GenerateAerEvent(event) => self.generate_aer(context, event),
+            _ => return None,
+        })
+    }
+
+    fn virtual_switches(&self, context: &Context, get: &GetVirtualSwitches) -> Result<VirtualSwitches, ReturnCode> {
+        if get.vcs_ids.is_empty() || get.vppbs_most == 0 {
+            return Err(ReturnCode::INVALID_INPUT);
+        }
+        let switches: Vec<VirtualSwitch> = get.vcs_ids.iter().map(|vcs_id| self.virtual_switch(get, *vcs_id)).collect();
+        let bytes: usize = switches.iter().map(|switch| SWITCH_BYTES + VPPB_BYTES * switch.vppbs.len()).sum();
+        // The answer does not say how many vPPBs it lists, so it lists all that were asked for or none.
+        if ANSWER_BYTES + bytes > context.room {
+            Err(ReturnCode::INVALID_INPUT)
+        } else {
+            Ok(VirtualSwitches { switches })
+        }
+    }
+
+    fn virtual_switch(&self, get: &GetVirtualSwitches, vcs_id: u8) -> VirtualSwitch {
+        let index = usize::from(vcs_id);
+        let Some(vppbs) = self.vppbs.get(index) else {
+            return VirtualSwitch { vcs_id, state: VcsState::Invalid, ..VirtualSwitch::default() };
+        };
+        let config = &self.config.virtual_switches[index];
+        let listed = get.vppbs_listed(vppbs.len() as u8).into();
+        VirtualSwitch {
+            vcs_id,
+            state: if config.enabled { VcsState::Enabled } else { VcsState::Disabled },
+            usp_id: config.upstream_port,
+            vppbs_total: vppbs.len() as u8,
+            vppbs: vppbs.iter().skip(get.first_vppb.into()).take(listed).map(VppbState::told).collect(),
+        }
+    }
+
+    fn bind(&mut self, context: &Context, bind: &BindVppb) -> Answer {
+        if self.background.is_running() {
+            return Err(ReturnCode::BUSY);
+        }
+        let target = self.target(bind).ok_or(ReturnCode::INVALID_INPUT)?;
+        let is_enabled =
+            |vcs_id: u8| self.config.virtual_switches.get(usize::from(vcs_id)).is_some_and(|vcs| vcs.enabled);
+        if !is_enabled(bind.vcs_id) || self.targets().any(|taken| taken.overlaps(&target)) {
+            return Err(ReturnCode::INVALID_INPUT);
+        }
+        match self.vppb(bind.vcs_id, bind.vppb_id) {
+            Some(vppb @ VppbState::Unbound) => *vppb = VppbState::Binding(target),
+            _ => return Err(ReturnCode::INVALID_INPUT),
+        }
+        self.start(context, Job { is_bind: true, vcs_id: bind.vcs_id, vppb_id: bind.vppb_id, target })
+    }
+
+    /// What a request names. A port without a device is FFFFh, and so is an SLD; one peer's manager says 0 of an SLD,
+    /// which it has as well.
+    fn target(&self, bind: &BindVppb) -> Option<Target> {
+        let port_id = bind.port_id;
+        self.ports.get(usize::from(port_id)).filter(|port| port.config.role == PortRole::Downstream)?;
+        let device = self.device_at(port_id).map(|device| &self.devices[device]);
+        let ld_id = match device {
+            None => (bind.ld_id == BindVppb::NO_LD).then_some(None)?,
+            Some(device) if !device.is_mld() => [BindVppb::NO_LD, 0].contains(&bind.ld_id).then_some(None)?,
+            Some(mld) => {
+                let ld = mld.lds.get(usize::from(bind.ld_id))?;
+                Some((mld.head_at(port_id) == Some(ld.head)).then_some(bind.ld_id as u8)?)
+            }
+        };
+        Some(Target { port_id, ld_id })
+    }
+
+    fn unbind(&mut self, context: &Context, unbind: &UnbindVppb) -> Answer {
+        if self.background.is_running() {
+            return Err(ReturnCode::BUSY);
+        }
+        if let UnbindOption::Reserved(_) = unbind.option {
+            return Err(ReturnCode::INVALID_INPUT);
+        }
+        let Some(vppb) = self.vppb(unbind.vcs_id, unbind.vppb_id) else { return Err(ReturnCode::INVALID_INPUT) };
+        let VppbState::Bound(target) = *vppb else { return Err(ReturnCode::INVALID_INPUT) };
+        *vppb = VppbState::Unbinding(target);
+        self.start(context, Job { is_bind: false, vcs_id: unbind.vcs_id, vppb_id: unbind.vppb_id, target })
+    }
+
+    fn start(&mut self, context: &Context, job: Job) -> Answer {
+        self.background.start(context.now_ns, self.config.bind_ms * NS_PER_MS, job);
+        Err(ReturnCode::BACKGROUND_STARTED)
+    }
+
+    /// Ends the operation that is due, if one is.
+    pub(crate) fn end_background(&mut self, context: &mut Context) {
+        if let Some((job, return_code)) = self.background.due(context.now_ns) {
+            self.conclude(context, job, return_code);
+        }
+    }
+
+    /// Request Abort Background Operation (0005h). One that has come too far ends by itself, and the answer is the
+    /// same.
+    pub(crate) fn abort(&mut self, context: &mut Context) -> Answer {
+        if let Some(job) = self.background.abortable(context.now_ns) {
+            self.conclude(context, job, ReturnCode::ABORTED);
+        }
+        Ok(Response::AbortBackground(Empty {}))
+    }
+
+    /// The operation has ended so: the vPPB is as before it, or as after it.
+    fn conclude(&mut self, context: &mut Context, job: Job, wanted: ReturnCode) {
+        let Job { is_bind, vcs_id, vppb_id, target } = job;
+        // A logical device that was pulled out meanwhile cannot be bound; a port can, for what will be there.
+        let is_there = target.ld_id.is_none() || self.device_at(target.port_id).is_some();
+        let return_code =
+            if wanted == ReturnCode::SUCCESS && is_bind && !is_there { ReturnCode::INTERNAL_ERROR } else { wanted };
+        let is_done = return_code == ReturnCode::SUCCESS;
+        let binding = if is_bind == is_done { VppbState::Bound(target) } else { VppbState::Unbound };
+        if let Some(vppb) = self.vppb(vcs_id, vppb_id) {
+            *vppb = binding;
+        }
+        self.background.end(return_code);
+        self.component.background_ended();
+        let log = if is_done { EventLog::Informational } else { EventLog::Warning };
+        self.note_binding(context, log, vcs_id, vppb_id, binding);
+        let Target { port_id, ld_id } = target;
+        match (is_done, is_bind) {
+            (true, true) => context.effect(Effect::Bound { vcs_id, vppb_id, port_id, ld_id }),
+            (true, false) => {
+                context.effect(Effect::Unbound { vcs_id, vppb_id, port_id, ld_id });
+                self.let_go(context, target);
+            }
+            (false, _) => {}
+        }
+    }
+
+    fn note_binding(&mut self, context: &mut Context, log: EventLog, vcs_id: u8, vppb_id: u8, binding: VppbState) {
+        let event = VppbEvent { vcs_id, vppb_id, kind: VppbEventKind::BindingChange, vppb: binding.told() };
+        let ld_id = binding.target().and_then(|target| target.ld_id).unwrap_or_default();
+        self.component.record(context, log, &EventData::Vppb(event), ld_id.into());
+    }
+
+    /// What was bound has no host: its memory is wiped if that is asked for, and its dynamic capacity released.
+    fn let_go(&mut self, context: &mut Context, target: Target) {
+        let is_wiped = self.config.wipe_on_unbind;
+        let Some(index) = self.device_at(target.port_id) else { return };
+        let device = &mut self.devices[index];
+        let host_id = device.host_id(target.port_id, target.ld_id);
+        if let Some(capacity) = &mut device.capacity {
+            capacity.revoke_all(context, host_id, is_wiped);
+        }
+        let ld_id = target.ld_id.unwrap_or_default();
+        if let Some(ld) = device.ld(ld_id.into()).filter(|_| is_wiped) {
+            ld.memory.wipe_all();
+            context.effect(Effect::LdWiped { device: index, ld_id });
+        }
+    }
+
+    /// An MLD was pulled out: its logical devices are bound to nothing.
+    pub(crate) fn unbind_lds(&mut self, context: &mut Context, port_ids: &[u8]) {
+        for vcs in 0..self.vppbs.len() {
+            for vppb in 0..self.vppbs[vcs].len() {
+                let VppbState::Bound(Target { port_id, ld_id: Some(ld_id) }) = self.vppbs[vcs][vppb] else { continue };
+                if !port_ids.contains(&port_id) {
+                    continue;
+                }
+                let (vcs_id, vppb_id) = (vcs as u8, vppb as u8);
+                self.vppbs[vcs][vppb] = VppbState::Unbound;
+                self.note_binding(context, EventLog::Warning, vcs_id, vppb_id, VppbState::Unbound);
+                context.effect(Effect::Unbound { vcs_id, vppb_id, port_id, ld_id: Some(ld_id) });
+            }
+        }
+    }
+
+    fn generate_aer(&self, context: &mut Context, event: &GenerateAerEvent) -> Answer {
+        let vcs = self.config.virtual_switches.get(usize::from(event.vcs_id)).filter(|vcs| vcs.enabled);
+        // Instance 0 is the upstream port, the vPPBs follow it.
+        let is_there = vcs.is_some_and(|vcs| event.vppb_id <= vcs.vppbs);
+        if !is_there || event.error & !AER_ERROR != 0 {
+            return Err(ReturnCode::INVALID_INPUT);
+        }
+        let GenerateAerEvent { vcs_id, vppb_id: instance, error, tlp_header } = *event;
+        context.effect(Effect::AerGenerated { vcs_id, instance, error, tlp_header });
+        Ok(Response::GenerateAerEvent(Empty {}))
+    }
+
+    fn targets(&self) -> impl Iterator<Item = Target> + '_ {
+        self.vppbs.iter().flatten().filter_map(VppbState::target)
+    }
+
+    fn vppb(&mut self, vcs_id: u8, vppb_id: u8) -> Option<&mut VppbState> {
+        self.vppbs.get_mut(usize::from(vcs_id))?.get_mut(usize::from(vppb_id))
+    }
+
+    /// What a vPPB's host reaches.
+    pub(crate) fn bound_to(&self, vcs_id: u8, vppb_id: u8) -> Option<Target> {
+        self.vppbs.get(usize::from(vcs_id))?.get(usize::from(vppb_id))?.bound()
+    }
+
+    /// Whether a port is bound as a whole, or is about to be.
+    pub(crate) fn port_is_taken(&self, port_id: u8) -> bool {
+        self.targets().any(|target| target == Target { port_id, ld_id: None })
+    }
+
+    /// A bit for each logical device of a device that is bound, or about to be.
+    pub(crate) fn bound_lds(&self, device: usize) -> u16 {
+        let ports = &self.devices[device].config.ports;
+        let of_device = self.targets().filter(|target| ports.contains(&target.port_id));
+        of_device.fold(0, |bits, target| bits | 1 << target.ld_id.unwrap_or_default())
+    }
+}
