@@ -23,11 +23,12 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// Every decoder of untrusted bytes.
-pub const TARGETS: [Target; 12] = [
+/// Every decoder of bytes that somebody else has written.
+pub const TARGETS: [Target; 13] = [
     Target { name: "bench_result", body: targets::bench_result, seeds: seeds::bench_result },
     Target { name: "certificate", body: targets::certificate, seeds: seeds::certificate },
     Target { name: "config", body: targets::config, seeds: seeds::config },
+    Target { name: "cxl_switch", body: targets::cxl_switch, seeds: seeds::cxl_switch },
     Target { name: "elf", body: targets::elf_file, seeds: seeds::elf },
     Target { name: "fmapi", body: targets::fmapi, seeds: seeds::fmapi },
     Target { name: "profile", body: targets::profile, seeds: seeds::profile },

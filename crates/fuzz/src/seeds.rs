@@ -133,6 +133,28 @@ pub fn fmapi() -> Vec<Vec<u8>> {
     Opcode::ALL.iter().map(message).chain((0..Opcode::ALL.len()).map(cut)).collect()
 }
 
+/// Messages as `targets::cxl_switch` cuts them: one of each command, to the switch and to a device, and a bind with an
+/// unbind.
+pub fn cxl_switch() -> Vec<Vec<u8>> {
+    let dialect = &Dialect::STANDARD;
+    let cut = |message: &[u8], later_ms| [&[message.len() as u8, later_ms], message].concat();
+    let message = |opcode: &Opcode, payload: &[u8]| {
+        Message::new(Category::Request, 7, *opcode, ReturnCode::SUCCESS, payload.to_vec()).encode(dialect)
+    };
+    let tunnelled =
+        |port_id: u8, inner: &[u8]| message(&Opcode::TUNNEL, &[&[port_id, 0, inner.len() as u8, 0], inner].concat());
+    let lengths = [0, 1, 2, 3, 6, 12, 16, 32];
+    let each = Opcode::ALL.iter().map(|opcode| {
+        let messages = lengths.iter().map(|length| message(opcode, &vec![0; *length]));
+        let messages: Vec<Vec<u8>> = messages.collect();
+        let inside = messages.iter().flat_map(|inner| [1, 2].map(|port_id| cut(&tunnelled(port_id, inner), 0)));
+        messages.iter().map(|message| cut(message, 0)).chain(inside).collect::<Vec<_>>().concat()
+    });
+    let bind = cut(&message(&Opcode::BIND_VPPB, &[0, 0, 1, 0, 0, 0]), 0);
+    let unbind = cut(&message(&Opcode::UNBIND_VPPB, &[0, 0, 1]), 100);
+    each.chain([[bind, unbind].concat()]).collect()
+}
+
 /// A certificate with a DNS name and a common name.
 pub fn certificate() -> Vec<Vec<u8>> {
     vec![include_bytes!("../seeds/certificate.der").to_vec()]

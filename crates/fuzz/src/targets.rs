@@ -12,7 +12,10 @@ use std::io::{Cursor, ErrorKind};
 use aquifer_config::Config;
 use aquifer_core::record::{HEADER_BYTES, Recording, Told, batch_header, count_events, put_summary, put_told};
 use aquifer_core::units::{ByteSize, REGION_PAGES};
-use aquifer_fmapi::{Dialect, Message, Opcode, Request, Response, Writer};
+use aquifer_cxl_switch::{Connection, Switch, SwitchConfig};
+use aquifer_fmapi::{
+    Category, Dialect, Header as CciHeader, Message, Opcode, Payload, Reader, Request, Response, Writer,
+};
 use aquifer_stats::FaultKind;
 use aquifer_sys::elf;
 use aquifer_sys::shared_segment::SharedSegment;
@@ -63,7 +66,29 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// The headers of a program to run.
+/// What managers send to a switch in software: messages, each after a byte with its length and one with the time since
+/// the one before it, in milliseconds.
+pub fn cxl_switch(bytes: &[u8]) {
+    let mut switch = Switch::new(SwitchConfig::example()).expect("the example is a switch");
+    let connection = Connection { id: 1, ingress_port_id: 0, dialect: &Dialect::STANDARD };
+    let (mut rest, mut now_ns) = (bytes, 0);
+    while let Some(([length, later_ms], tail)) = rest.split_first_chunk::<2>() {
+        let (message, left) = tail.split_at(usize::from(*length).min(tail.len()));
+        rest = left;
+        now_ns += u64::from(*later_ms) * 1_000_000;
+        let outcome = switch.receive(now_ns, &connection, message);
+        let header = CciHeader::read(&mut Reader::new(message, connection.dialect));
+        let is_request = header.is_ok_and(|header| header.category == Category::Request);
+        assert_eq!((outcome.replies.len(), outcome.refusal.is_none()), (usize::from(is_request), is_request));
+        if let (Some(reply), Ok(header)) = (outcome.replies.first(), header) {
+            let answer = Message::decode(&reply.bytes, connection.dialect).expect("an answer is a message");
+            assert_eq!(answer.check_answers(&header, connection.dialect), Ok(()));
+        }
+        outcome.refusal.inspect(|refusal| one_line(&refusal.to_string()));
+    }
+}
+
+/// The headers of a program that is to be run.
 pub fn elf_file(bytes: &[u8]) {
     match elf::read(&mut Cursor::new(bytes)) {
         Ok(elf::Elf::Dynamic { interpreter }) => assert!(!interpreter.contains('\0')),

@@ -53,7 +53,10 @@ macro_rules! targets {
     };
 }
 
-targets!(bench_result certificate config elf fmapi profile recording size stats_segment tenants tier_spec wire);
+targets!(
+    bench_result certificate config cxl_switch elf fmapi profile recording size
+    stats_segment tenants tier_spec wire
+);
 
 /// Parses records `tag, length, bytes`, but does not check the length for a rare tag: the planted bug.
 fn canary(bytes: &[u8]) {

@@ -56,8 +56,11 @@ const RINGS: &[Ring] = &[
         crates: &[
             ("bench", &["test-support"]),
             ("e2e", &["test-support"]),
-            // Covers every decoder of untrusted bytes, in whichever crate.
-            ("fuzz", &["bench", "config", "core", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"]),
+            // Every decoder of foreign bytes, wherever it is.
+            (
+                "fuzz",
+                &["bench", "config", "core", "cxl-switch", "donor", "fmapi", "stats", "sys", "tiers", "tls", "wire"],
+            ),
             ("sim", &["core", "sys"]),
             ("xtask", &[]),
         ],
