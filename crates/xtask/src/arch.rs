@@ -48,6 +48,7 @@ const RINGS: &[Ring] = &[
         crates: &[
             // `aquifer bench` is a command like any other; the bench itself uses none of the product's crates.
             ("cli", &["bench", "config", "core", "donor", "stats", "sys", "test-support", "tiers", "wire"]),
+            ("cxl-switchd", &["cxl-switch", "fmapi"]),
             ("preload", &["config", "core", "pager", "stats", "sys", "tiers"]),
         ],
     },

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The control socket: one JSON object a line, each a failure to inject, each answered by one line.
+//!
+//! ```json
+//! {"answer": {"how": "busy", "opcode": 20993, "times": 3}}
+//! {"background_stalls": null}
+//! {"link_flap": {"port_id": 1, "down_ms": 500}}
+//! ```
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_cxl_switch::{AnswerFailure, Injection};
+use aquifer_fmapi::{ErrorKind, EventLog, Opcode, ReturnCode};
+use serde::Deserialize;
+
+use crate::args::Failure;
+use crate::server::Server;
+
+/// Bytes of a line.
+const LINE_BYTES_MAX: u64 = 4096;
+/// How long a line may take to come. There is one tester at a time, so that it may not stay for ever.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+const NS_PER_MS: u64 = 1_000_000;
+
+/// How an answer fails.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum How {
+    /// Busy (0006h), and nothing is carried out.
+    Busy,
+    /// It comes later by so much.
+    DelayMs(u64),
+    /// It never comes.
+    Drop,
+    /// It comes twice.
+    Duplicate,
+    /// This return code, and nothing is carried out.
+    ReturnCode(u16),
+    /// So many bytes of it are left.
+    Truncate(usize),
+    /// It has another tag.
+    WrongTag,
+}
+
+impl How {
+    fn failure(self) -> AnswerFailure {
+        match self {
+            Self::Busy => AnswerFailure::Code(ReturnCode::BUSY),
+            Self::DelayMs(ms) => AnswerFailure::Delay { by_ns: ms.saturating_mul(NS_PER_MS) },
+            Self::Drop => AnswerFailure::Drop,
+            Self::Duplicate => AnswerFailure::Duplicate,
+            Self::ReturnCode(code) => AnswerFailure::Code(ReturnCode(code)),
+            Self::Truncate(bytes) => AnswerFailure::Truncate { bytes },
+            Self::WrongTag => AnswerFailure::WrongTag,
+        }
+    }
+}
+
+fn once() -> u32 {
+    1
+}
+
+/// A line.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Command {
+    Answer {
+        how: How,
+        #[serde(default)]
+        opcode: Option<u16>,
+        #[serde(default = "once")]
+        times: u32,
+    },
+    BackPressure {
+        device: usize,
+        percent: u8,
+    },
+    BackgroundFails {
+        return_code: u16,
+    },
+    BackgroundStalls,
+    EventOverflow {
+        log: u8,
+    },
+    InsertDevice {
+        device: usize,
+    },
+    LinkFlap {
+        port_id: u8,
+        down_ms: u64,
+    },
+    MldError {
+        port_id: u8,
+        kind: u8,
+    },
+    RemoveDevice {
+        device: usize,
+    },
+}
+
+impl Command {
+    fn injection(self) -> Injection {
+        match self {
+            Self::Answer { how, opcode, times } => {
+                Injection::Answer { failure: how.failure(), opcode: opcode.map(Opcode), times }
+            }
+            Self::BackPressure { device, percent } => Injection::BackPressure { device, percent },
+            Self::BackgroundFails { return_code } => {
+                Injection::BackgroundFails { return_code: ReturnCode(return_code) }
+            }
+            Self::BackgroundStalls => Injection::BackgroundStalls,
+            Self::EventOverflow { log } => Injection::EventOverflow { log: EventLog::of_bits(log) },
+            Self::InsertDevice { device } => Injection::InsertDevice { device },
+            Self::LinkFlap { port_id, down_ms } => {
+                Injection::LinkFlap { port_id, down_ns: down_ms.saturating_mul(NS_PER_MS) }
+            }
+            Self::MldError { port_id, kind } => Injection::MldError { port_id, kind: ErrorKind::of_bits(kind) },
+            Self::RemoveDevice { device } => Injection::RemoveDevice { device },
+        }
+    }
+}
+
+/// Carries out the lines of one tester.
+pub fn serve(server: &Arc<Server>, stream: UnixStream) {
+    let _ = stream.set_read_timeout(Some(READ_TIMEOUT));
+    let _ = stream.set_write_timeout(Some(READ_TIMEOUT));
+    let Ok(mut writer) = stream.try_clone() else { return };
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        match reader.by_ref().take(LINE_BYTES_MAX).read_line(&mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let done = carry_out(server, &line);
+        let answer = match &done {
+            Ok(()) => serde_json::json!({ "ok": true }),
+            Err(failure) => serde_json::json!({ "ok": false, "cause": failure.cause, "remedy": failure.remedy }),
+        };
+        if writeln!(writer, "{answer}").is_err() || !line.ends_with('\n') {
+            return;
+        }
+    }
+}
+
+fn carry_out(server: &Server, line: &str) -> Result<(), Failure> {
+    let command: Command = serde_json::from_str(line).map_err(|error| {
+        let remedy = "send one JSON object a line, such as {\"link_flap\": {\"port_id\": 1, \"down_ms\": 500}}";
+        Failure::new(format!("no command: {error}"), remedy)
+    })?;
+    server.inject(command.injection())
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! MCTP packets on a stream of bytes, as Jackrabbit's emulator has them: each has 68 bytes, and the last one of a
+//! message is filled up with zeros. How long a message is says its CCI header.
+//!
+//! | offset | bytes | field |
+//! |--------|-------|-------|
+//! | 0 | 1 | 3:0 version, 1 |
+//! | 1 | 1 | endpoint that it is for |
+//! | 2 | 1 | endpoint that sends it |
+//! | 3 | 1 | 2:0 tag, 3 the sender owns the tag (a request), 5:4 sequence, 6 end of message, 7 start of message |
+//! | 4 | 64 | body; the first byte of a message is its type: 7 the FM API, 8 the component command interface |
+
+use aquifer_fmapi::{Dialect, HEADER_BYTES, Header, Payload, Reader};
+
+/// Bytes of a packet, and of its header.
+pub const PACKET_BYTES: usize = 68;
+const PACKET_HEADER_BYTES: usize = 4;
+const BODY_BYTES: usize = PACKET_BYTES - PACKET_HEADER_BYTES;
+/// The longest message that is put together: the switch's 8 KiB, and what fills up the last packet.
+pub const MESSAGE_BYTES_MAX: usize = (8 << 10) + BODY_BYTES;
+const VERSION: u8 = 1;
+const TAG: u8 = 7;
+const OWNER: u8 = 1 << 3;
+const END: u8 = 1 << 6;
+const START: u8 = 1 << 7;
+/// Tags, of each of which one message may be under way.
+const TAGS: usize = 8;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageType {
+    /// The FM API, DSP0324.
+    FabricManager,
+    /// The component command interface, DSP0281.
+    ComponentCommand,
+}
+
+impl MessageType {
+    fn bits(self) -> u8 {
+        match self {
+            Self::FabricManager => 7,
+            Self::ComponentCommand => 8,
+        }
+    }
+
+    fn of_bits(bits: u8) -> Option<Self> {
+        [Self::FabricManager, Self::ComponentCommand].into_iter().find(|kind| kind.bits() == bits)
+    }
+}
+
+/// A message, and how it came: an answer goes back so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// What it is.
+    pub kind: MessageType,
+    /// The endpoint that it is for.
+    pub to: u8,
+    /// The endpoint that sends it.
+    pub from: u8,
+    /// Its tag.
+    pub tag: u8,
+    /// True for a request.
+    pub is_owner: bool,
+    /// Its bytes, as many as its header says if they are there.
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Partial {
+    is_owner: bool,
+    sequence: u8,
+    bytes: Vec<u8>,
+}
+
+/// Puts messages together from packets. A packet that belongs to no message, or is out of order, is dropped with what
+/// it was to continue, as MCTP has it.
+#[derive(Debug)]
+pub struct Assembler {
+    dialect: &'static Dialect,
+    partial: [Option<Partial>; TAGS],
+}
+
+impl Assembler {
+    /// For a peer that writes so.
+    pub fn new(dialect: &'static Dialect) -> Self {
+        Self { dialect, partial: Default::default() }
+    }
+
+    /// Takes a packet. Returns the message that it ends.
+    pub fn take(&mut self, packet: &[u8; PACKET_BYTES]) -> Option<Received> {
+        let [version, to, from, flags, body @ ..] = packet;
+        let (tag, is_owner, sequence) = (flags & TAG, flags & OWNER != 0, flags >> 4 & 3);
+        if version & 0xf != VERSION {
+            return None;
+        }
+        let kept = self.partial[usize::from(tag)].take();
+        let mut partial = match kept {
+            _ if flags & START != 0 => Partial { is_owner, sequence, bytes: Vec::new() },
+            Some(partial) if partial.is_owner == is_owner && partial.sequence == sequence => partial,
+            _ => return None,
+        };
+        if partial.bytes.len() + body.len() > MESSAGE_BYTES_MAX {
+            return None;
+        }
+        partial.bytes.extend_from_slice(body);
+        partial.sequence = (sequence + 1) & 3;
+        if flags & END == 0 {
+            self.partial[usize::from(tag)] = Some(partial);
+            return None;
+        }
+        let kind = MessageType::of_bits(partial.bytes.remove(0))?;
+        let mut bytes = partial.bytes;
+        if let Ok(header) = Header::read(&mut Reader::new(&bytes, self.dialect)) {
+            bytes.truncate(HEADER_BYTES + header.payload_bytes as usize);
+        }
+        Some(Received { kind, to: *to, from: *from, tag, is_owner, bytes })
+    }
+}
+
+/// The packets of a message. `sequence` is the sender's, and goes on from message to message.
+pub fn packets(message: &Received, sequence: &mut u8) -> Vec<u8> {
+    let body = [&[message.kind.bits()][..], &message.bytes].concat();
+    let count = body.len().div_ceil(BODY_BYTES);
+    let mut bytes = Vec::with_capacity(count * PACKET_BYTES);
+    for (at, part) in body.chunks(BODY_BYTES).enumerate() {
+        let ends = [(message.is_owner, OWNER), (at == 0, START), (at + 1 == count, END)];
+        let flags = ends.iter().filter(|(holds, _)| *holds).fold(0, |flags, (_, flag)| flags | flag);
+        bytes.extend_from_slice(&[VERSION, message.to, message.from, flags | *sequence << 4 | message.tag & TAG]);
+        bytes.extend_from_slice(part);
+        bytes.resize((at + 1) * PACKET_BYTES, 0);
+        *sequence = (*sequence + 1) & 3;
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aquifer_fmapi::{Category, Message, Opcode, ReturnCode};
+
+    fn message(length: usize, dialect: &Dialect) -> Received {
+        let payload = (0..length).map(|at| at as u8).collect();
+        let message = Message::new(Category::Request, 9, Opcode(0x5300), ReturnCode::SUCCESS, payload);
+        let bytes = message.encode(dialect);
+        Received { kind: MessageType::FabricManager, to: 8, from: 9, tag: 5, is_owner: true, bytes }
+    }
+
+    fn each(bytes: &[u8]) -> Vec<[u8; PACKET_BYTES]> {
+        bytes.chunks(PACKET_BYTES).map(|packet| packet.try_into().expect("whole packets")).collect()
+    }
+
+    #[test]
+    fn messages_of_any_length_are_put_together_again() {
+        for dialect in [&Dialect::STANDARD, &Dialect::JACKRABBIT] {
+            let (mut assembler, mut sequence) = (Assembler::new(dialect), 0);
+            for length in [0, 50, 51, 52, 115, 116, 4096, 8180] {
+                let sent = message(length, dialect);
+                let all = each(&packets(&sent, &mut sequence));
+                let mut taken: Vec<Option<Received>> = all.iter().map(|packet| assembler.take(packet)).collect();
+                assert_eq!(taken.pop().unwrap(), Some(sent), "{length}");
+                assert!(taken.iter().all(Option::is_none));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_order_too_long_or_of_another_kind_is_dropped() {
+        let mut assembler = Assembler::new(&Dialect::STANDARD);
+        let all = each(&packets(&message(300, &Dialect::STANDARD), &mut 0));
+        let mut take = |order: &[usize]| order.iter().filter_map(|at| assembler.take(&all[*at])).count();
+        assert_eq!(take(&[1, 2, 3, 4]), 0);
+        assert_eq!(take(&[0, 2, 3, 4]), 0);
+        assert_eq!(take(&[0, 1, 0, 1, 2, 3, 4]), 1);
+        let mut other = all[0];
+        (other[3], other[4]) = (START | END, 0x70);
+        assert_eq!(assembler.take(&other), None);
+        let mut wrong = all[0];
+        wrong[0] = 2;
+        assert_eq!(assembler.take(&wrong), None);
+        // A message without an end takes no more room than the longest one.
+        let mut packet = all[0];
+        assembler.take(&packet);
+        for sequence in 1..1000u16 {
+            packet[3] = OWNER | 5 | (sequence as u8 & 3) << 4;
+            assert_eq!(assembler.take(&packet), None);
+            let kept = assembler.partial[5].as_ref().map_or(0, |partial| partial.bytes.len());
+            assert!(kept <= MESSAGE_BYTES_MAX);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A CXL switch in software, as a program: the FM API over TCP and Unix sockets, and a control socket for failures.
+//!
+//! The switch itself is pure (`aquifer-cxl-switch`). Here are its clock, its sockets and its threads: one for each
+//! connection, one that lets time pass. `framing.rs` has the bytes, `server.rs` the threads, `control.rs` the commands
+//! of the control socket, `args.rs` what is said on the command line.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod control;
+mod framing;
+mod listen;
+mod server;
+
+pub use args::{Args, Failure, run};
+pub use framing::{Assembler, MESSAGE_BYTES_MAX, MessageType, PACKET_BYTES, Received, packets};

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The sockets that managers and testers connect to. Each listener has a thread; the last one is the caller's.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::args::{Args, Failure};
+use crate::control;
+use crate::server::{Server, Stream};
+
+/// How long a listener waits after it could not accept, so as not to spin where descriptors have run out.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Listens everywhere, and returns where nothing can be listened on.
+pub fn serve(server: &Arc<Server>, args: &Args) -> Result<(), Failure> {
+    let mut listeners: Vec<thread::JoinHandle<()>> = Vec::new();
+    if let Some(path) = &args.socket {
+        let (listener, server) = (unix(path, "--socket")?, Arc::clone(server));
+        println!("listening on {}", path.display());
+        listeners
+            .push(spawn("socket", move || accept(|| listener.accept().map(|(it, _)| it), |it| managed(&server, it)))?);
+    }
+    if let Some(path) = &args.control {
+        let (listener, server) = (unix(path, "--control")?, Arc::clone(server));
+        println!("controlled by {}", path.display());
+        listeners.push(spawn("control", move || {
+            accept(|| listener.accept().map(|(it, _)| it), |it| control::serve(&server, it));
+        })?);
+    }
+    if !args.no_tcp {
+        let refuse = |error| {
+            let remedy = "give another --listen ADDRESS:PORT, or --no-tcp with --socket PATH";
+            Failure::new(format!("cannot listen on {}: {error}", args.listen), remedy)
+        };
+        let listener = TcpListener::bind(&args.listen).map_err(refuse)?;
+        println!("listening on {}", listener.local_addr().map_err(refuse)?);
+        let server = Arc::clone(server);
+        listeners
+            .push(spawn("tcp", move || accept(|| listener.accept().map(|(it, _)| it), |it| managed(&server, it)))?);
+    }
+    let server = Arc::clone(server);
+    listeners.push(spawn("time", move || server.let_time_pass())?);
+    // They run until a signal ends the process; one that panics ends it, too.
+    for listener in listeners {
+        listener.join().map_err(|_| Failure::new("a thread of the switch has failed", "report what it printed"))?;
+    }
+    Ok(())
+}
+
+/// Starts a thread, or says that there are too many.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>, Failure> {
+    let started = thread::Builder::new().name(name.into()).spawn(body);
+    started.map_err(|error| Failure::new(format!("cannot start a thread: {error}"), "raise the limit of processes"))
+}
+
+fn accept<S>(mut next: impl FnMut() -> io::Result<S>, mut take: impl FnMut(S)) {
+    loop {
+        match next() {
+            Ok(stream) => take(stream),
+            Err(error) => {
+                eprintln!("aquifer-cxl-switchd: cannot accept a connection: {error}; raise the limit of open files");
+                thread::sleep(ACCEPT_RETRY);
+            }
+        }
+    }
+}
+
+/// A manager has connected: it is served by a thread of its own, or turned away.
+fn managed(server: &Arc<Server>, stream: impl Stream) {
+    let served = Arc::clone(server);
+    if let Err(failure) = served.admit(Box::new(stream)) {
+        eprintln!("aquifer-cxl-switchd: {failure}");
+    }
+}
+
+/// A socket at a path, in the place of one that nobody listens on any more.
+fn unix(path: &Path, option: &str) -> Result<UnixListener, Failure> {
+    let is_socket = path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        let _ = std::fs::remove_file(path);
+    }
+    UnixListener::bind(path).map_err(|error| {
+        let remedy = format!("give {option} a path that is free, in a directory that can be written to");
+        Failure::new(format!("cannot listen on {}: {error}", path.display()), remedy)
+    })
+}

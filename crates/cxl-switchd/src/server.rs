@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Carries messages between managers and the switch, lets time pass, and acts for the hosts.
+//!
+//! Threads: one reads each connection, one lets time pass. The switch is behind one lock, `state`; it is never held
+//! while bytes are written. A connection's writer has a lock of its own, and a bound on how long it waits for its peer.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use aquifer_cxl_switch::{Connection, Effect, HostAction, Injection, Outcome, Switch};
+use aquifer_fmapi::{Category, Dialect, Header, Payload, Reader};
+use clap::ValueEnum;
+
+use crate::args::Failure;
+use crate::framing::{Assembler, MessageType, PACKET_BYTES, Received, packets};
+use crate::listen::spawn;
+
+/// How long a peer may take to read what is written to it; then its connection ends.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Answers that wait for their time. More are sent at once.
+const LATE_MAX: usize = 256;
+/// The longest sleep of the thread that lets time pass.
+const TICK: Duration = Duration::from_secs(1);
+/// Hosts of one device at most: its heads, or its logical devices.
+const HOSTS_MAX: u16 = 32;
+/// This endpoint, until a manager has named it.
+const OWN_EID: u8 = 8;
+
+/// What simulated hosts do with dynamic capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Hosts {
+    /// They take what is offered, and give back what they are asked for
+    Answer,
+    /// Nothing, so that offers stay pending
+    Wait,
+}
+
+/// A stream of packets, either way.
+pub trait Stream: Read + Write + Send + 'static {
+    /// The same stream, to write to.
+    fn twin(&self) -> io::Result<Box<dyn Stream>>;
+    /// Ends it in both directions.
+    fn end(&self);
+}
+
+impl Stream for TcpStream {
+    fn twin(&self) -> io::Result<Box<dyn Stream>> {
+        let twin = self.try_clone()?;
+        twin.set_nodelay(true)?;
+        twin.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        Ok(Box::new(twin))
+    }
+
+    fn end(&self) {
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+impl Stream for UnixStream {
+    fn twin(&self) -> io::Result<Box<dyn Stream>> {
+        let twin = self.try_clone()?;
+        twin.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        Ok(Box::new(twin))
+    }
+
+    fn end(&self) {
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+/// A manager that is connected.
+struct Peer {
+    writer: Mutex<(Box<dyn Stream>, u8)>,
+}
+
+impl Peer {
+    /// Writes a message; a peer that does not read it is cut off.
+    fn send(&self, message: &Received) {
+        let mut writer = lock(&self.writer);
+        let (stream, sequence) = &mut *writer;
+        let bytes = packets(message, sequence);
+        if stream.write_all(&bytes).is_err() {
+            stream.end();
+        }
+    }
+}
+
+/// A message to a connection, when it is due.
+struct Late {
+    due_ns: u64,
+    connection: u32,
+    message: Received,
+}
+
+struct State {
+    switch: Switch,
+    peers: BTreeMap<u32, Arc<Peer>>,
+    late: Vec<Late>,
+    last_id: u32,
+}
+
+/// See the module.
+pub struct Server {
+    state: Mutex<State>,
+    /// Something is due earlier than before.
+    changed: Condvar,
+    started: Instant,
+    dialect: &'static Dialect,
+    connections_max: usize,
+    hosts: Hosts,
+    is_traced: bool,
+}
+
+/// No lock is poisoned: a panic ends the process (`main.rs`).
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Server {
+    /// With nobody connected.
+    pub fn new(
+        switch: Switch,
+        dialect: &'static Dialect,
+        connections: u16,
+        hosts: Hosts,
+        is_traced: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State { switch, peers: BTreeMap::new(), late: Vec::new(), last_id: 0 }),
+            changed: Condvar::new(),
+            started: Instant::now(),
+            dialect,
+            connections_max: connections.into(),
+            hosts,
+            is_traced,
+        })
+    }
+
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Serves a connection on a thread of its own, if there is room for it.
+    pub fn admit(self: Arc<Self>, stream: Box<dyn Stream>) -> Result<(), Failure> {
+        let refuse = |error: io::Error| Failure::new(format!("a connection has failed: {error}"), "connect again");
+        let writer = Mutex::new((stream.twin().map_err(refuse)?, 0));
+        let id = {
+            let mut state = lock(&self.state);
+            let connected = state.peers.len();
+            if connected >= self.connections_max {
+                stream.end();
+                let cause = format!("a connection was turned away: {connected} are there");
+                return Err(Failure::new(cause, "disconnect one, or raise --connections"));
+            }
+            state.last_id = state.last_id.wrapping_add(1);
+            let id = state.last_id;
+            state.peers.insert(id, Arc::new(Peer { writer }));
+            id
+        };
+        let server = Arc::clone(&self);
+        let started = spawn("manager", move || {
+            server.read(id, stream);
+            lock(&server.state).peers.remove(&id);
+        });
+        if started.is_err() {
+            lock(&self.state).peers.remove(&id);
+        }
+        started.map(drop)
+    }
+
+    /// Reads packets until the peer is gone.
+    fn read(&self, id: u32, mut stream: Box<dyn Stream>) {
+        let mut assembler = Assembler::new(self.dialect);
+        let mut packet = [0; PACKET_BYTES];
+        while stream.read_exact(&mut packet).is_ok() {
+            if let Some(message) = assembler.take(&packet).filter(|message| message.is_owner) {
+                self.answer(id, &message);
+            }
+        }
+        stream.end();
+    }
+
+    fn answer(&self, id: u32, message: &Received) {
+        let header = Header::read(&mut Reader::new(&message.bytes, self.dialect));
+        // The generic sets come as either type; the FM API's come as its own.
+        let is_fabric_manager = header.is_ok_and(|header| header.opcode.is_fabric_manager());
+        if is_fabric_manager && message.kind != MessageType::FabricManager {
+            return self.say("an FM API command came as MCTP type 8; send it as type 7");
+        }
+        let connection = Connection { id, ingress_port_id: 0, dialect: self.dialect };
+        self.step(Some(message), |switch, now_ns| switch.receive(now_ns, &connection, &message.bytes));
+    }
+
+    /// Something goes wrong.
+    pub fn inject(&self, injection: Injection) -> Result<(), Failure> {
+        let mut refused = None;
+        self.step(None, |switch, now_ns| {
+            switch.inject(now_ns, injection).unwrap_or_else(|refusal| {
+                refused = Some(refusal);
+                Outcome::default()
+            })
+        });
+        refused.map_or(Ok(()), |refusal| {
+            let text = refusal.to_string();
+            let (cause, remedy) = text.split_once("; ").unwrap_or((&text, "look at 5101h"));
+            Err(Failure::new(cause, remedy))
+        })
+    }
+
+    /// One step of the switch, and all that follows from it.
+    fn step(&self, request: Option<&Received>, step: impl FnOnce(&mut Switch, u64) -> Outcome) {
+        let now_ns = self.now_ns();
+        let mut state = lock(&self.state);
+        let mut outcome = step(&mut state.switch, now_ns);
+        self.act_for_hosts(&mut state.switch, now_ns, &mut outcome);
+        if let Some(refusal) = &outcome.refusal {
+            self.say(&refusal.to_string());
+        }
+        let mut due = Vec::new();
+        for reply in &outcome.replies {
+            let message = self.address(request, &reply.bytes);
+            let late = Late { due_ns: reply.due_ns, connection: reply.connection, message };
+            if reply.due_ns > now_ns && state.late.len() < LATE_MAX {
+                state.late.push(late);
+            } else if let Some(peer) = state.peers.get(&reply.connection) {
+                due.push((Arc::clone(peer), late.message));
+            }
+        }
+        drop(state);
+        self.changed.notify_one();
+        due.iter().for_each(|(peer, message)| peer.send(message));
+    }
+
+    /// An answer goes back as its request came; a notification is a request of ours.
+    fn address(&self, request: Option<&Received>, bytes: &[u8]) -> Received {
+        let header = Header::read(&mut Reader::new(bytes, self.dialect));
+        let is_notification = header.is_ok_and(|header| header.category == Category::Request);
+        match request {
+            Some(request) if !is_notification => Received {
+                kind: request.kind,
+                to: request.from,
+                from: request.to,
+                tag: request.tag,
+                is_owner: false,
+                bytes: bytes.to_vec(),
+            },
+            _ => Received {
+                kind: MessageType::ComponentCommand,
+                to: request.map_or(0, |request| request.from),
+                from: request.map_or(OWN_EID, |request| request.to),
+                tag: 0,
+                is_owner: true,
+                bytes: bytes.to_vec(),
+            },
+        }
+    }
+
+    /// Carries out the effects: hosts answer, and what is traced is printed.
+    fn act_for_hosts(&self, switch: &mut Switch, now_ns: u64, outcome: &mut Outcome) {
+        let mut at = 0;
+        while let Some(effect) = outcome.effects.get(at).cloned() {
+            at += 1;
+            if self.is_traced {
+                eprintln!("{now_ns:>14} {effect:?}");
+            }
+            if self.hosts == Hosts::Wait {
+                continue;
+            }
+            match &effect {
+                // A host that was not bound when it was offered something answers when it is.
+                Effect::Bound { .. } | Effect::CapacityOffered { .. } => self.take_offers(switch, now_ns, outcome),
+                Effect::CapacityReleaseRequested { device, host_id, extents } => {
+                    let ranges = extents.iter().map(|it| it.start..it.start + it.length).collect();
+                    self.act(switch, now_ns, outcome, (*device, *host_id), HostAction::ReleaseCapacity { ranges });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Every host that can takes all that it is offered. A device has at most 64 offers for each.
+    fn take_offers(&self, switch: &mut Switch, now_ns: u64, outcome: &mut Outcome) {
+        for device in 0..switch.config().devices.len() {
+            for host_id in 0..HOSTS_MAX {
+                while let Some(accepted) = switch.oldest_offer(device, host_id) {
+                    let action = HostAction::AnswerOffer { accepted };
+                    if !self.act(switch, now_ns, outcome, (device, host_id), action) {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A host does something, if it is bound. False where it did not.
+    fn act(
+        &self,
+        switch: &mut Switch,
+        now_ns: u64,
+        outcome: &mut Outcome,
+        (device, host_id): (usize, u16),
+        action: HostAction,
+    ) -> bool {
+        let Some((vcs_id, vppb_id)) = switch.vppb_of_host(device, host_id) else { return false };
+        let answer = switch.host(now_ns, vcs_id, vppb_id, &action);
+        outcome.replies.extend(answer.outcome.replies);
+        outcome.effects.extend(answer.outcome.effects);
+        answer.result.inspect_err(|failure| self.say(&failure.to_string())).is_ok()
+    }
+
+    fn say(&self, what: &str) {
+        if self.is_traced {
+            eprintln!("{:>14} {what}", self.now_ns());
+        }
+    }
+
+    /// Ends background operations and sends late answers when they are due. Never returns.
+    pub fn let_time_pass(&self) {
+        loop {
+            let now_ns = self.now_ns();
+            let (due, later): (Vec<Late>, Vec<Late>) = {
+                let mut state = lock(&self.state);
+                std::mem::take(&mut state.late).into_iter().partition(|late| late.due_ns <= now_ns)
+            };
+            let peers: Vec<(Option<Arc<Peer>>, Received)> = {
+                let mut state = lock(&self.state);
+                state.late.extend(later);
+                due.into_iter().map(|late| (state.peers.get(&late.connection).cloned(), late.message)).collect()
+            };
+            for (peer, message) in peers {
+                peer.inspect(|peer| peer.send(&message));
+            }
+            self.step(None, Switch::advance);
+            let state = lock(&self.state);
+            let late = state.late.iter().map(|late| late.due_ns);
+            let deadline = state.switch.deadline_ns().into_iter().chain(late).min();
+            let left = deadline.map_or(TICK, |due_ns| Duration::from_nanos(due_ns.saturating_sub(self.now_ns())));
+            drop(self.changed.wait_timeout(state, left.min(TICK)));
+        }
+    }
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The program as managers and testers meet it: over TCP, over Unix sockets, with bad input, and with more managers
+//! than it takes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use aquifer_cxl_switchd::{Assembler, MessageType, PACKET_BYTES, Received, packets};
+use aquifer_fmapi::*;
+
+/// How long a test waits for an answer that must come.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Polls of a background operation of 20 ms, 10 ms apart.
+const POLLS_MAX: usize = 3000;
+
+fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-cxl-switchd"));
+    command.args(arguments);
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    program(arguments).output().expect("the program starts")
+}
+
+/// A switch that runs until it is dropped, and the directory of its sockets.
+struct Running {
+    child: Child,
+    directory: PathBuf,
+    address: String,
+}
+
+impl Running {
+    fn new(name: &str, arguments: &[&str]) -> Self {
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut command = program(&["--listen", "127.0.0.1:0", "--socket", "s", "--control", "c"]);
+        let mut child = command.args(arguments).current_dir(&directory).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said: Vec<String> = (0..3).map(|_| lines.next().unwrap().unwrap()).collect();
+        assert_eq!(said[..2], ["listening on s", "controlled by c"]);
+        let address = said[2].strip_prefix("listening on ").unwrap().to_owned();
+        Self { child, directory, address }
+    }
+
+    fn tcp(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
+        stream
+    }
+
+    fn unix(&self, name: &str) -> UnixStream {
+        let stream = UnixStream::connect(self.directory.join(name)).unwrap();
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
+        stream
+    }
+
+    /// What the control socket answers to a line.
+    fn control(&self, line: &str) -> serde_json::Value {
+        let mut stream = self.unix("c");
+        writeln!(stream, "{line}").unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).expect("JSON")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A manager on a stream.
+struct Client<S> {
+    stream: S,
+    assembler: Assembler,
+    sequence: u8,
+    tag: u8,
+    dialect: &'static Dialect,
+}
+
+impl<S: Read + Write> Client<S> {
+    fn new(stream: S, dialect: &'static Dialect) -> Self {
+        Self { stream, assembler: Assembler::new(dialect), sequence: 0, tag: 0, dialect }
+    }
+
+    fn send(&mut self, request: &Request, kind: MessageType) -> Message {
+        self.tag = (self.tag + 1) & 7;
+        let message = Message::request(self.tag, request, self.dialect);
+        let bytes = message.encode(self.dialect);
+        let sent = Received { kind, to: 8, from: 9, tag: self.tag, is_owner: true, bytes };
+        self.stream.write_all(&packets(&sent, &mut self.sequence)).unwrap();
+        message
+    }
+
+    fn receive(&mut self) -> Received {
+        let mut packet = [0; PACKET_BYTES];
+        loop {
+            self.stream.read_exact(&mut packet).expect("an answer");
+            if let Some(message) = self.assembler.take(&packet) {
+                return message;
+            }
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Response, ReturnCode> {
+        let kind = match request.opcode().is_fabric_manager() {
+            true => MessageType::FabricManager,
+            false => MessageType::ComponentCommand,
+        };
+        let asked = self.send(request, kind);
+        let told = self.receive();
+        assert_eq!((told.kind, told.to, told.from, told.tag, told.is_owner), (kind, 9, 8, self.tag, false));
+        let answer = Message::decode(&told.bytes, self.dialect).unwrap();
+        assert_eq!(answer.check_answers(&asked.header, self.dialect), Ok(()));
+        match answer.header.return_code {
+            ReturnCode::SUCCESS => Ok(Response::decode(request, &answer.payload, self.dialect).unwrap()),
+            code => Err(code),
+        }
+    }
+
+    fn bind(&mut self, vcs_id: u8, port_id: u8, ld_id: u16) -> Result<Response, ReturnCode> {
+        self.ask(&Request::BindVppb(BindVppb { vcs_id, vppb_id: 0, port_id, ld_id }))
+    }
+
+    fn wait(&mut self) -> ReturnCode {
+        for _ in 0..POLLS_MAX {
+            let status = self.ask(&Request::GetBackgroundStatus(GetBackgroundStatus {}));
+            let Ok(Response::GetBackgroundStatus(status)) = status else { panic!("{status:?}") };
+            if !status.is_running {
+                return ReturnCode(status.return_code);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the operation does not end");
+    }
+}
+
+#[test]
+fn a_manager_binds_over_tcp_and_another_one_sees_it_over_a_unix_socket() {
+    let running = Running::new("binds", &[]);
+    let mut first = Client::new(running.tcp(), &Dialect::STANDARD);
+    let mut second = Client::new(running.unix("s"), &Dialect::STANDARD);
+    for example in ["small", "box"] {
+        let printed = output(&["--example", example, "--print-example"]);
+        let config: Result<aquifer_cxl_switch::SwitchConfig, _> = serde_json::from_slice(&printed.stdout);
+        assert_eq!(config.unwrap().check(), Ok(()));
+    }
+    let Ok(Response::IdentifySwitch(identity)) = second.ask(&Request::IdentifySwitch(IdentifySwitch {})) else {
+        panic!("refused")
+    };
+    assert_eq!((identity.physical_ports, identity.virtual_switches), (8, 2));
+    assert_eq!(first.bind(0, 1, 2), Err(ReturnCode::BACKGROUND_STARTED));
+    assert_eq!(first.wait(), ReturnCode::SUCCESS);
+    let get = GetVirtualSwitches { first_vppb: 0, vppbs_most: 1, vcs_ids: vec![0] };
+    let Ok(Response::GetVirtualSwitches(told)) = second.ask(&Request::GetVirtualSwitches(get)) else {
+        panic!("refused")
+    };
+    assert_eq!(told.switches[0].vppbs, [Vppb { status: BindingStatus::Ld, port_id: 1, ld_id: 2 }]);
+}
+
+#[test]
+fn long_messages_go_in_many_packets_and_hosts_answer_offers() {
+    let running = Running::new("long", &[]);
+    let mut client = Client::new(running.tcp(), &Dialect::STANDARD);
+    let data = vec![7; 4096];
+    let write =
+        LdMemoryRequest { port_id: 1, is_write: true, bytes: 4096, first_byte_enables: 15, data, ..Default::default() };
+    let write = LdMemoryRequest { last_byte_enables: 15, ..write };
+    assert!(client.ask(&Request::LdMemoryRequest(write)).is_ok());
+    let read = LdMemoryRequest { port_id: 1, bytes: 4096, ..Default::default() };
+    let told = client.ask(&Request::LdMemoryRequest(read));
+    assert_eq!(told, Ok(Response::LdMemoryRequest(LdMemoryData { bytes: 4096, data: vec![7; 4096] })));
+    // An offer before there is a host waits for it.
+    let tunnelled = |client: &mut Client<TcpStream>, request: &Request| {
+        let message = Message::request(1, request, &Dialect::STANDARD).encode(&Dialect::STANDARD);
+        let tunnel = Tunnel { port_or_ld_id: 2, message, ..Default::default() };
+        let Ok(Response::Tunnel(told)) = client.ask(&Request::Tunnel(tunnel)) else { panic!("refused") };
+        let answer = Message::decode(&told.message, &Dialect::STANDARD).unwrap();
+        assert_eq!(answer.header.return_code, ReturnCode::SUCCESS);
+        Response::decode(request, &answer.payload, &Dialect::STANDARD).unwrap()
+    };
+    let add = Request::InitiateDcAdd(InitiateDcAdd { length: 64 << 20, ..Default::default() });
+    tunnelled(&mut client, &add);
+    let list = Request::GetDcExtentLists(GetDcExtentLists { host_id: 0, count: 9, first_extent: 0 });
+    let count = |response| match response {
+        Response::GetDcExtentLists(told) => told.extents.len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(count(tunnelled(&mut client, &list)), 0);
+    assert_eq!(client.bind(0, 2, BindVppb::NO_LD), Err(ReturnCode::BACKGROUND_STARTED));
+    assert_eq!(client.wait(), ReturnCode::SUCCESS);
+    assert_eq!(count(tunnelled(&mut client, &list)), 1);
+    tunnelled(&mut client, &add);
+    assert_eq!(count(tunnelled(&mut client, &list)), 2);
+}
+
+#[test]
+fn failures_are_injected_by_the_control_socket() {
+    let running = Running::new("control", &[]);
+    let mut client = Client::new(running.tcp(), &Dialect::STANDARD);
+    let busy = running.control(r#"{"answer": {"how": "busy", "opcode": 20993, "times": 2}}"#);
+    assert_eq!(busy["ok"], true);
+    for _ in 0..2 {
+        assert_eq!(client.bind(0, 0, BindVppb::NO_LD), Err(ReturnCode::BUSY));
+    }
+    assert_eq!(running.control(r#""background_stalls""#)["ok"], true);
+    assert_eq!(client.bind(0, 0, BindVppb::NO_LD), Err(ReturnCode::BACKGROUND_STARTED));
+    assert!(client.ask(&Request::AbortBackground(AbortBackground {})).is_ok());
+    assert_eq!(client.wait(), ReturnCode::ABORTED);
+    // A late answer comes late, and an answer that is lost does not.
+    assert_eq!(running.control(r#"{"answer": {"how": {"delay_ms": 30}}}"#)["ok"], true);
+    assert!(client.ask(&Request::Identify(Identify {})).is_ok());
+    assert_eq!(running.control(r#"{"answer": {"how": "drop"}}"#)["ok"], true);
+    client.send(&Request::Identify(Identify {}), MessageType::ComponentCommand);
+    assert!(client.ask(&Request::IdentifySwitch(IdentifySwitch {})).is_ok());
+    for (line, cause) in [
+        (r#"{"remove_device": {"device": 9}}"#, "no such device"),
+        (r#"{"link_flap": {"port_id": 99, "down_ms": 1}}"#, "no such port"),
+        (r#"{"link_flap": {"port_id": 1, "down_ms": 18446744073709551615}}"#, "a number is out of range"),
+        ("nonsense", "no command"),
+        (r#"{"unheard_of": {}}"#, "no command"),
+    ] {
+        let refused = running.control(line);
+        let said = refused["cause"].as_str().unwrap();
+        assert!(refused["ok"] == false && said.starts_with(cause), "{line}: {refused}");
+        assert!(!refused["remedy"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_manager_is_notified_of_what_others_do() {
+    let running = Running::new("notified", &[]);
+    let mut watching = Client::new(running.tcp(), &Dialect::STANDARD);
+    let mut acting = Client::new(running.tcp(), &Dialect::STANDARD);
+    let policy = Request::SetMctpEventPolicy(SetMctpEventPolicy { events: 1 << 15 });
+    assert!(watching.ask(&policy).is_ok());
+    assert_eq!(acting.bind(0, 0, BindVppb::NO_LD), Err(ReturnCode::BACKGROUND_STARTED));
+    // Nobody polls: time passes by itself.
+    let notified = watching.receive();
+    assert!(notified.is_owner);
+    let message = Message::decode(&notified.bytes, &Dialect::STANDARD).unwrap();
+    let request = Request::decode(message.header.opcode, &message.payload, &Dialect::STANDARD);
+    assert_eq!(request, Ok(Request::EventNotification(EventNotification { events: 1 << 15 })));
+}
+
+#[test]
+fn a_manager_in_another_dialect_is_understood() {
+    let running = Running::new("dialect", &["--dialect", "jackrabbit"]);
+    const JACKRABBIT: Dialect = Dialect::JACKRABBIT;
+    let mut client = Client::new(running.tcp(), &JACKRABBIT);
+    assert!(client.ask(&Request::Identify(Identify {})).is_ok());
+    assert_eq!(client.bind(0, 1, 1), Err(ReturnCode::BACKGROUND_STARTED));
+    let message =
+        Message::request(1, &Request::GetLdCapabilities(GetLdCapabilities {}), &JACKRABBIT).encode(&JACKRABBIT);
+    let tunnel = Tunnel { port_or_ld_id: 1, message, ..Default::default() };
+    assert!(client.ask(&Request::Tunnel(tunnel)).is_ok());
+}
+
+#[test]
+fn strangers_and_those_who_are_too_many_are_turned_away() {
+    let running = Running::new("strangers", &["--connections", "2"]);
+    let mut first = Client::new(running.tcp(), &Dialect::STANDARD);
+    assert!(first.ask(&Request::Identify(Identify {})).is_ok());
+    let mut stranger = running.tcp();
+    stranger.write_all(&[0xff; 10 * PACKET_BYTES + 5]).unwrap();
+    // The stranger has the second place; a third one finds none, and is told by the end of its connection.
+    let turned_away = |running: &Running| {
+        let mut third = Client::new(running.tcp(), &Dialect::STANDARD);
+        let message = Message::request(1, &Request::Identify(Identify {}), &Dialect::STANDARD);
+        let bytes = message.encode(&Dialect::STANDARD);
+        let kind = MessageType::ComponentCommand;
+        let sent = Received { kind, to: 8, from: 9, tag: 1, is_owner: true, bytes };
+        let _ = third.stream.write_all(&packets(&sent, &mut 0));
+        third.stream.read(&mut [0; PACKET_BYTES]).map_or(true, |bytes| bytes == 0)
+    };
+    assert!(turned_away(&running));
+    drop(stranger);
+    // Its place is free once its thread has seen it go.
+    let is_served = (0..POLLS_MAX).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        !turned_away(&running)
+    });
+    assert!(is_served);
+    // An FM API command of the wrong type is not answered, and the next one is.
+    first.send(&Request::IdentifySwitch(IdentifySwitch {}), MessageType::ComponentCommand);
+    assert!(first.ask(&Request::IdentifySwitch(IdentifySwitch {})).is_ok());
+}
+
+#[test]
+fn the_example_is_a_configuration_and_bad_ones_are_refused_in_one_line() {
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let path = directory.join(format!("config-{}.json", std::process::id()));
+    let name = path.to_str().unwrap();
+    let example = String::from_utf8(output(&["--print-example"]).stdout).unwrap();
+    let change = |from: &str, to: &str| {
+        assert!(example.contains(from), "{from}");
+        example.replacen(from, to, 1)
+    };
+    for (config, said) in [
+        (change("\"link_width\": 16", "\"link_width\": 3"), "ports[0]: link_width is 3; give 1, 2, 4, 8 or 16 lanes"),
+        (change("\"upstream_port\": 6", "\"upstream_port\": 0"), "port 0 is not an upstream port; name a port"),
+        (change("\"vppbs\": 8", "\"vppbs\": 8, \"colour\": 1"), "unknown field `colour`"),
+        (String::new(), "EOF while parsing a value at line 1 column 0; begin with the output of --print-example"),
+        ("x".repeat(2 << 20), "2097152 bytes; give at most 1048576"),
+    ] {
+        std::fs::write(&path, config).unwrap();
+        let refused = output(&["--config", name, "--listen", "127.0.0.1:0"]);
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{error}");
+        assert!(error.contains(said) && error.contains(name) && error.lines().count() == 1, "{error}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    for (arguments, code, said) in [
+        (&["--config", "/nowhere/at/all"][..], 1, "No such file or directory (os error 2); name a file"),
+        (&["--listen", "256.0.0.1:1"], 1, "give another --listen ADDRESS:PORT"),
+        (&["--no-tcp"], 2, "--socket"),
+        (&["--connections", "0"], 2, "1..=64"),
+        (&["--dialect", "french"], 2, "possible values: jackrabbit, libcxlmi, opencis, standard"),
+        (&["--no-tcp", "--socket", "/nowhere/s"], 1, "give --socket a path that is free"),
+    ] {
+        let refused = output(arguments);
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(code), "{error}");
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn the_help_has_examples_and_a_stale_socket_is_replaced() {
+    let help = String::from_utf8(output(&["--help"]).stdout).unwrap();
+    assert!(help.contains("Examples:") && help.contains("--print-example > switch.json"), "{help}");
+    let mut running = Running::new("stale", &[]);
+    running.child.kill().unwrap();
+    running.child.wait().unwrap();
+    let mut again = program(&["--no-tcp", "--socket", "s"]);
+    let child = again.current_dir(&running.directory).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Running { child, directory: running.directory.clone(), address: String::new() };
+    let mut line = String::new();
+    BufReader::new(child.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "listening on s\n");
+    let mut client = Client::new(child.unix("s"), &Dialect::STANDARD);
+    assert!(client.ask(&Request::Identify(Identify {})).is_ok());
+}
