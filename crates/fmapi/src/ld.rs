@@ -123,7 +123,8 @@ macro_rules! allocations {
 }
 
 allocations! {
-    /// Set LD Allocations (5402h), request. Goes on in the background.
+    /// Set LD Allocations (5402h), request. One peer carries it out in the background, though the specification does
+    /// not.
     SetLdAllocations
 }
 allocations! {

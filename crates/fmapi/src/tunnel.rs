@@ -158,7 +158,10 @@ impl Payload for LdMemoryRequest {
         let [first, last]: [u8; 2] = input.read()?;
         let ([ld_id, bytes], address): ([u16; 2], _) = (input.read()?, input.read()?);
         let is_write = last >> 7 == 1;
-        let data = if is_write { input.take(bytes.into())?.to_vec() } else { Vec::new() };
+        // One peer sends as many bytes with a read, which mean nothing.
+        let has_data = is_write || input.left() > 0;
+        let sent = if has_data { input.take(bytes.into())? } else { &[] };
+        let data = if is_write { sent.to_vec() } else { Vec::new() };
         if usize::from(bytes) > LD_MEMORY_BYTES_MOST {
             return input.refuse("the length", bytes.into());
         }

@@ -104,3 +104,13 @@ fn a_request_without_a_list_may_leave_its_count_out() {
     asked.extend([0, 0]);
     assert!(Request::decode(Opcode::INITIATE_DC_ADD, &asked, &Dialect::STANDARD).is_err());
 }
+
+#[test]
+fn a_read_may_come_with_data_that_means_nothing() {
+    let asked = [1, 0, 0xf0, 0x0f, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let decode = |bytes: &[u8]| Request::decode(Opcode::SEND_LD_MEMORY_REQUEST, bytes, &Dialect::STANDARD);
+    let read = decode(&asked);
+    assert!(read.is_ok());
+    assert_eq!(decode(&[&asked[..], &[9; 4]].concat()), read);
+    assert!(decode(&[&asked[..], &[9; 3]].concat()).is_err() && decode(&[&asked[..], &[9; 5]].concat()).is_err());
+}
