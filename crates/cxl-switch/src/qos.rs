@@ -43,8 +43,10 @@ impl Qos {
     pub fn answer(&mut self, context: &Context, request: &Request) -> Option<Answer> {
         let lds = self.limits.len();
         let listed = |first: u8, count: usize| range(lds, first, count).filter(|range| range.len() + 2 <= context.room);
+        // One peer asks for 255 to get them all.
         let told = |list: &[u8], first_ld_id: u8, count: usize| {
-            let fractions = list[listed(first_ld_id, count)?].to_vec();
+            let left = lds.saturating_sub(first_ld_id.into());
+            let fractions = list[listed(first_ld_id, count.min(left))?].to_vec();
             Some(QosFractions { first_ld_id, fractions })
         };
         let invalid = ReturnCode::INVALID_INPUT;

@@ -32,7 +32,7 @@ const SWITCH_BYTES: usize = 4;
 const VPPB_BYTES: usize = 4;
 /// Nanoseconds of a millisecond.
 const NS_PER_MS: u64 = 1_000_000;
-/// Bits of an AER error that mean something: severity and bit position.
+/// Bits of an AER error that mean something: severity and bit position. The others are reserved, and ignored.
 const AER_ERROR: u32 = 1 << 31 | 0x1f;
 
 /// What a vPPB can be bound to.
@@ -176,7 +176,8 @@ impl Switch {
         if self.background.is_running() {
             return Err(ReturnCode::BUSY);
         }
-        if let UnbindOption::Reserved(_) = unbind.option {
+        // The four bits above the option are reserved.
+        if let UnbindOption::Reserved(_) = UnbindOption::of_bits(unbind.option.bits() & 0xf) {
             return Err(ReturnCode::INVALID_INPUT);
         }
         let Some(vppb) = self.vppb(unbind.vcs_id, unbind.vppb_id) else { return Err(ReturnCode::INVALID_INPUT) };
@@ -275,10 +276,11 @@ impl Switch {
         let vcs = self.config.virtual_switches.get(usize::from(event.vcs_id)).filter(|vcs| vcs.enabled);
         // Instance 0 is the upstream port, the vPPBs follow it.
         let is_there = vcs.is_some_and(|vcs| event.vppb_id <= vcs.vppbs);
-        if !is_there || event.error & !AER_ERROR != 0 {
+        if !is_there {
             return Err(ReturnCode::INVALID_INPUT);
         }
-        let GenerateAerEvent { vcs_id, vppb_id: instance, error, tlp_header } = *event;
+        let GenerateAerEvent { vcs_id, vppb_id: instance, tlp_header, .. } = *event;
+        let error = event.error & AER_ERROR;
         context.effect(Effect::AerGenerated { vcs_id, instance, error, tlp_header });
         Ok(Response::GenerateAerEvent(Empty {}))
     }

@@ -132,7 +132,7 @@ fn switch() -> Vec<Line> {
             .bad(unbind(9, 0, UnbindOption::ManagedRemoval))
             .bad(unbind(0, 99, UnbindOption::ManagedRemoval))
             .bad(unbind(0, 0, UnbindOption::Reserved(3))),
-        line(aer(0, 8, 1 << 31 | 4)).bad(aer(9, 0, 0)).bad(aer(0, 9, 0)).bad(aer(0, 0, 1 << 6)),
+        line(aer(0, 8, 1 << 31 | 4)).bad(aer(9, 0, 0)).bad(aer(0, 9, 0)),
         Line { is_open: false, ..line(tunnel(1, TunnelTarget::PortOrLd)) }
             .bad(tunnel(99, TunnelTarget::PortOrLd))
             .bad(tunnel(5, TunnelTarget::PortOrLd))
@@ -185,7 +185,8 @@ fn mld() -> Vec<Line> {
             .bad(control(26, 25, 8))
             .bad(control(10, 25, 16)),
         line(Request::GetQosStatus(GetQosStatus {})),
-        line(allocated(4, 0)).bad(allocated(4, 1)).bad(allocated(0, 0)),
+        // More than there are is all of them.
+        line(allocated(255, 0)).bad(allocated(1, 4)).bad(allocated(0, 0)),
         line(set_allocated(0, 4)).bad(set_allocated(1, 4)).bad(set_allocated(0, 0)),
         line(limit(1, 3)).bad(limit(1, 4)).bad(limit(0, 0)),
         line(set_limit(3, 1)).bad(set_limit(4, 1)).bad(set_limit(0, 0)),

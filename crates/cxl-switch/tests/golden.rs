@@ -4,6 +4,9 @@
 //! Every exchange that was recorded of QEMU's switch and of the devices behind it (crates/fmapi/tests/golden/qemu.json)
 //! is asked of ours. Where QEMU answers, ours does, with the same fields in the same places; where QEMU refuses, ours
 //! refuses, or answers because it can more. What differs on purpose is listed.
+//!
+//! And what Jackrabbit's `jack` (f1a0cd8) asked of `aquifer-cxl-switchd --dialect jackrabbit`, and printed as it
+//! should, is answered byte by byte (golden/jack.json).
 
 use aquifer_cxl_switch::*;
 use aquifer_fmapi::*;
@@ -148,4 +151,21 @@ fn the_captured_exchange_of_a_timestamp_is_answered_byte_by_byte() {
     let outcome = manager.switch.receive(0, &manager.connection, &asked);
     let told = [1, 0, 0, 0, 3, 8, 0, 0, 0, 0, 0, 0, 0x2b, 1, 0xad, 0x9c, 0xa4, 0x8a, 0xd2, 0x16];
     assert_eq!(outcome.replies[0].bytes, told);
+}
+
+#[test]
+fn what_jack_was_answered_it_is_answered_still() {
+    const JACKRABBIT: Dialect = Dialect::JACKRABBIT;
+    let vectors: Vec<Value> = serde_json::from_str(include_str!("golden/jack.json")).expect("JSON");
+    let mut switch = Switch::new(SwitchConfig::example()).expect("a good configuration");
+    let connection = Connection { id: 1, ingress_port_id: 0, dialect: &JACKRABBIT };
+    let mut now_ns = 0;
+    for vector in &vectors {
+        // Each command came when the operation before it had ended.
+        now_ns += 150_000_000;
+        let outcome = switch.receive(now_ns, &connection, &bytes(&vector["request"]));
+        let told = &outcome.replies[0].bytes;
+        assert_eq!(*told, bytes(&vector["response"]), "{}", vector["note"]);
+    }
+    assert!(vectors.len() >= 40, "{}", vectors.len());
 }
