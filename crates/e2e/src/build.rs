@@ -102,11 +102,15 @@ pub fn compile(name: &str, sources: &[PathBuf]) -> Option<PathBuf> {
 
 /// Compiles C and links it with these libraries, such as `m`.
 pub fn compile_linked(name: &str, sources: &[PathBuf], libraries: &[String]) -> Option<PathBuf> {
+    compile_with(name, sources, &[], libraries)
+}
+
+fn compile_with(name: &str, sources: &[PathBuf], more: &[&str], libraries: &[String]) -> Option<PathBuf> {
     let built = scratch(&format!("cc-{name}")).join(name);
     let warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"];
     let flags = ["-O1", "-g", "-std=gnu11", "-pthread", "-o"];
     let libraries = libraries.iter().map(|library| format!("-l{library}"));
-    match Command::new("cc").args(warnings).args(flags).arg(&built).args(sources).args(libraries).output() {
+    match Command::new("cc").args(warnings).args(more).args(flags).arg(&built).args(sources).args(libraries).output() {
         Ok(output) if output.status.success() => Some(built),
         Ok(output) => panic!("{name} does not compile: {}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => {
@@ -121,6 +125,13 @@ pub fn compile_text(name: &str, source: &str) -> Option<PathBuf> {
     let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
     std::fs::write(&path, source).expect("the scratch directory can be written");
     compile(name, &[path])
+}
+
+/// Compiles C from text to a library that can be preloaded.
+pub fn compile_library(name: &str, source: &str) -> Option<PathBuf> {
+    let path = scratch(&format!("source-{name}")).join(format!("{name}.c"));
+    std::fs::write(&path, source).expect("the scratch directory can be written");
+    compile_with(name, &[path], &["-shared", "-fPIC"], &["dl".to_owned()])
 }
 
 /// Compiles the body of a C `main`, which can call `touch(MIB)`: new memory whose bytes are `at >> 12 | 1`.

@@ -18,6 +18,7 @@
 
 pub mod attacks;
 pub mod away;
+pub mod ballast;
 pub mod build;
 pub mod donor;
 pub mod guest;
@@ -30,5 +31,6 @@ pub mod rdma_guest;
 pub mod run;
 pub mod stress;
 pub mod stress_rows;
+pub mod suites;
 pub mod tier_kinds;
 pub mod verifying;

@@ -3,10 +3,10 @@
 
 //! The rows of the stress suite: what runs in parallel with the torture program, named as in vendors' test reports.
 //!
-//! A row whose program is not installed is skipped. A row that is compared with a native run (LTP, xfstests, blktests)
-//! fails only if the native run passes.
+//! A row that lacks its program says so. Those that have a native run to compare with (LTP, xfstests, blktests) are in
+//! `suites.rs`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,17 +16,13 @@ use crate::guest::{BARE_RIGHT, QEMU_WORDS, bare};
 use crate::programs;
 use crate::programs::trial::{Server, Verdict, installed, succeeded};
 use crate::run::{LIMIT, managed, run};
+use crate::suites;
 use crate::tier_kinds::TierKind;
 
 /// The budget of a row that sets none of its own.
 const DRAM: &str = "24MiB";
 /// Capacity of each donor, in MiB.
 const DONOR_MIB: u64 = 768;
-/// LTP's tests of memory and of forks: the prefixes of their file names.
-const LTP_NAMES: [&str; 12] =
-    ["brk", "clone0", "fork0", "madvise", "mlock", "mmap", "mprotect", "mremap", "msync", "munmap", "vfork", "vma0"];
-/// Where LTP is installed, unless `LTPROOT` names another directory.
-const LTP_ROOT: &str = "/opt/ltp";
 
 /// One row.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +53,9 @@ pub struct Turn {
 pub const ALL: [Row; 22] = [
     Row { name: "stress-ng", title: "stress-ng, memory stressors with --verify", run: application },
     Row { name: "memtester", title: "memory testers: memtester", run: memtester },
-    Row { name: "ltp", title: "Linux Test Project, memory and fork tests", run: ltp },
-    Row { name: "xfstests", title: "xfstests", run: xfstests },
-    Row { name: "blktests", title: "blktests", run: blktests },
+    Row { name: "ltp", title: "Linux Test Project, memory and fork tests", run: suites::ltp },
+    Row { name: "xfstests", title: "xfstests", run: suites::xfstests },
+    Row { name: "blktests", title: "blktests", run: suites::blktests },
     Row { name: "fio", title: "fio on a mapping, with verification", run: fio },
     Row { name: "iperf3", title: "iPerf3", run: iperf3 },
     Row { name: "netperf", title: "Netperf", run: netperf },
@@ -98,6 +94,11 @@ impl Row {
 impl Turn {
     /// Runs a program, and expects this exit status.
     fn expect(&self, program: &Path, arguments: &[&str], right: i32) -> Result<Verdict, String> {
+        self.expect_of(right, |words| managed(words, program, arguments))
+    }
+
+    /// The same for a command that is made of the words for `aquifer run`.
+    pub(crate) fn expect_of(&self, right: i32, command: impl FnOnce(&[&str]) -> Command) -> Result<Verdict, String> {
         let name = format!("stress-{}-{}", self.name, self.number);
         let tiers = match self.kind.make(&name, DONOR_MIB) {
             Ok(tiers) => tiers,
@@ -105,21 +106,11 @@ impl Turn {
         };
         let mut words = vec!["--dram", DRAM, "--delivery", self.delivery];
         words.extend(tiers.words.iter().map(String::as_str));
-        let ended = run(managed(&words, program, arguments), LIMIT + Duration::from_secs(self.seconds * 4));
+        let ended = run(command(&words), LIMIT + Duration::from_secs(self.seconds * 4));
         if ended.status == Some(right) {
             return Ok(Verdict::Works(format!("over {}", self.kind.name())));
         }
         succeeded(&ended).and_then(|()| Err(format!("exit status 0 instead of {right}")))
-    }
-
-    /// Runs one test of a suite natively, and then managed if it passes natively. Returns whether it could be compared.
-    fn like_native(&self, program: &Path, arguments: &[&str], directory: &Path) -> Result<bool, String> {
-        let mut native = Command::new(program);
-        native.args(arguments).current_dir(directory);
-        if run(native, LIMIT).status != Some(0) {
-            return Ok(false);
-        }
-        self.expect(program, arguments, 0).map(|verdict| matches!(verdict, Verdict::Works(_)))
     }
 }
 
@@ -141,55 +132,6 @@ fn application(turn: &Turn) -> Result<Verdict, String> {
 fn memtester(turn: &Turn) -> Result<Verdict, String> {
     let program = program!(&["memtester"]);
     turn.expect(&program, &["20M", "1"], 0)
-}
-
-fn ltp(turn: &Turn) -> Result<Verdict, String> {
-    let root = std::env::var_os("LTPROOT").map_or_else(|| PathBuf::from(LTP_ROOT), PathBuf::from);
-    let folder = root.join("testcases/bin");
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        return Ok(Verdict::Skipped(format!("LTP is not at {}; LTPROOT names another place", root.display())));
-    };
-    let names = entries.flatten().map(|entry| entry.path());
-    let is_ours = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        LTP_NAMES.iter().any(|start| name.starts_with(start)) && path.extension().is_none()
-    };
-    let mut tests: Vec<PathBuf> = names.filter(is_ours).collect();
-    tests.sort();
-    suite(turn, &tests.iter().map(|test| (test.clone(), Vec::new())).collect::<Vec<_>>(), &folder)
-}
-
-fn xfstests(turn: &Turn) -> Result<Verdict, String> {
-    checks(turn, "XFSTESTS_DIR", &["generic/013", "generic/075", "generic/091", "generic/127"])
-}
-
-fn blktests(turn: &Turn) -> Result<Verdict, String> {
-    checks(turn, "BLKTESTS_DIR", &["block/002", "block/006", "loop/001", "loop/002"])
-}
-
-/// A suite with a script `check` in the directory that a variable names. The suite's own configuration names its
-/// devices.
-fn checks(turn: &Turn, variable: &str, tests: &[&'static str]) -> Result<Verdict, String> {
-    let directory = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.join("check").is_file());
-    let Some(directory) = directory else {
-        return Ok(Verdict::Skipped(format!("{variable} does not name a directory where it is built and configured")));
-    };
-    let check = directory.join("check");
-    suite(turn, &tests.iter().map(|test| (check.clone(), vec![*test])).collect::<Vec<_>>(), &directory)
-}
-
-fn suite(turn: &Turn, tests: &[(PathBuf, Vec<&str>)], directory: &Path) -> Result<Verdict, String> {
-    let mut compared = 0;
-    for (program, arguments) in tests {
-        let name = program.display();
-        compared += usize::from(
-            turn.like_native(program, arguments, directory).map_err(|why| format!("{name} {arguments:?}: {why}"))?,
-        );
-    }
-    if compared == 0 {
-        return Ok(Verdict::Skipped("none of its tests passes natively here".to_owned()));
-    }
-    Ok(Verdict::Works(format!("{compared} of {} tests, which pass natively", tests.len())))
 }
 
 fn fio(turn: &Turn) -> Result<Verdict, String> {
