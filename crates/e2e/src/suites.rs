@@ -50,9 +50,9 @@ const LTP_LEFT_OUT: [(&str, &str); 12] = [
     ("madvise07", "poisons memory of the machine"),
     ("madvise11", "takes memory of the machine offline"),
     ("mlock01", "locks 11 MiB: more than may be locked of a small budget"),
-    ("mlock03", "locks each mapping of the process, ours too, and is slow"),
+    ("mlock03", "locks all that is reserved for frames, and so all memory of the machine"),
     ("mlockall01", "MCL_FUTURE is refused"),
-    ("mmap22", "removes a control group at once when its last task has ended"),
+    ("mmap22", "finds its control group busy when it removes it; why is not known"),
     ("munlock01", "locks 11 MiB, too"),
     ("munlockall01", "locks all of a process whose memory is evicted"),
 ];
