@@ -68,8 +68,8 @@ programs! {
     polars "polars";
 }
 
-/// SBCL's heap was not managed at all: it is mapped by syscall(2), which nothing saw. Under signal delivery its collector
-/// then did not find the stacks of threads that waited (tests/signal_stacks.rs).
+/// SBCL's heap was not managed at all: it is mapped by syscall(2), which nothing saw. Under signal delivery its
+/// collector then did not find the stacks of threads that waited (tests/signal_stacks.rs).
 #[test]
 fn sbcl_keeps_its_heap_within_the_budget() {
     let program = match installed(&["sbcl"]) {

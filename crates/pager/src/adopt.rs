@@ -213,8 +213,8 @@ impl Adopter {
         }
     }
 
-    /// Before a call that copies the process. `by_library`: it is the C library's fork(3), whose handlers take the locks
-    /// of the program's heap. Returns what [`fork_ended`](Self::fork_ended) needs.
+    /// Before a call that copies the process. `by_library`: it is the C library's fork(3), whose handlers take the
+    /// locks of the program's heap. Returns what [`fork_ended`](Self::fork_ended) needs.
     pub fn fork_begins(&'static self, by_library: bool) -> Forks {
         let before = thread_slot::forks();
         let count = u32::from(by_library);

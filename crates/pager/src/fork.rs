@@ -137,8 +137,8 @@ impl Adopter {
                 state.managed_bytes -= cut(&mut postponed.ranges, range.start, range.end);
             }
             state.managed_bytes -= removed_bytes;
-            // Made past the C library's fork(3): another thread of the parent's, or the code that a signal has interrupted,
-            // may have had the locks of the program's heap, and nobody opens them.
+            // Made past the C library's fork(3): another thread of the parent's, or the code that a signal has
+            // interrupted, may have had the locks of the program's heap, and nobody opens them.
             let by_library = thread_slot::forks().last_is_by_library != 0;
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.said.become_child();

@@ -3,8 +3,9 @@
 
 //! syscall(2): calls on memory that the program makes by their number go where those by name go.
 //!
-//! SBCL maps its heap so, and none of it was managed: below the budget no call traps, and nothing else sees these. Every
-//! other number goes on to the C library's syscall(2) with all registers as they were, and traps there where calls trap.
+//! SBCL maps its heap so, and none of it was managed: below the budget no call traps, and nothing else sees these.
+//! Every other number goes on to the C library's syscall(2) with all registers as they were, and traps there where
+//! calls trap.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 

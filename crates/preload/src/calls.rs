@@ -383,8 +383,8 @@ impl Caller {
         result
     }
 
-    /// Before a trapped call is made on the program's own stack: brings its words. False where it cannot be made there: it
-    /// is no wait of futex(2), or has found its word away too often.
+    /// Before a trapped call is made on the program's own stack: brings its words. False where it cannot be made there:
+    /// it is no wait of futex(2), or has found its word away too often.
     ///
     /// # Safety
     /// As for the system call.

@@ -75,7 +75,10 @@ fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
 
 /// Defines functions of the C library that copy the process, with the names that we wrap.
 macro_rules! forking {
-    ($($(#[$doc:meta])* $name:ident = $next:ident($($argument:ident: $kind:ty),*) -> $result:ty = $fails:expr, $by_library:expr;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $next:ident($($argument:ident: $kind:ty),*) -> $result:ty = $fails:expr, $by_library:expr;
+    )*) => {
         $(
             $(#[$doc])*
             ///
@@ -98,7 +101,9 @@ forking! {
     /// daemon(3).
     daemon = daemon(stay: c_int, keep: c_int) -> c_int = -1, true;
     /// forkpty(3).
-    forkpty = forkpty(master: *mut c_int, name: *mut c_char, term: *const c_void, size: *const c_void) -> c_int = -1, true;
+    forkpty = forkpty(
+        master: *mut c_int, name: *mut c_char, term: *const c_void, size: *const c_void
+    ) -> c_int = -1, true;
 }
 
 /// clone(2), the C library's function. It takes any number of arguments up to these.

@@ -8,9 +8,9 @@
 //! wrapped ones, `calls.rs`. A few are ours to answer: those that change signal masks and actions, on which
 //! trapping itself depends, those that change mappings under the pager, and those that would close our descriptors.
 //!
-//! The handler runs at a system call of the program, on the thread's alternate stack. Signals that others send are blocked
-//! until a call is made from it that may wait: a handler of the program's should find the program's stack in its context,
-//! where collectors of garbage look for roots.
+//! The handler runs at a system call of the program, on the thread's alternate stack. Signals that others send are
+//! blocked until a call is made from it that may wait: a handler of the program's should find the program's stack in
+//! its context, where collectors of garbage look for roots.
 
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
@@ -118,8 +118,10 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     }
     let errno = signals::errno();
     let mut closed = Some(closed);
-    if number == libc::SYS_vmsplice {
-        closed.take().map(|closed| closed.open(mask));
+    if number == libc::SYS_vmsplice
+        && let Some(closed) = closed.take()
+    {
+        closed.open(mask);
     }
     if let Some(result) = answer(number, args) {
         trapped.set_result(result);
@@ -134,7 +136,9 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         if unsafe { caller.may_wait_outside(number, &args) } && trapped.wait_here() {
             return signals::set_errno(errno);
         }
-        closed.take().map(|closed| closed.open(mask));
+        if let Some(closed) = closed.take() {
+            closed.open(mask);
+        }
         // SAFETY: as above.
         let result = unsafe { caller.call(number, masked.args()) };
         trapped.set_result(result);

@@ -238,7 +238,7 @@ mod tests {
             found.expect("the bound exists").rsplit_once(' ').unwrap().1.to_owned()
         };
         assert_eq!((fetch("0.000002048"), fetch("0.000004096"), fetch("+Inf")), ("0".into(), "1".into(), "2".into()));
-        assert!(text.contains(r#"program="odd \"name\\\n""#));
+        assert!(text.contains(r#"program="odd \"name\\?""#));
     }
 
     #[test]

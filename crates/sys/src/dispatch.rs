@@ -319,9 +319,9 @@ impl Trapped {
         self.jump();
     }
 
-    /// As [`call_here`](Self::call_here), for a wait of futex(2) whose word was just brought. If it is away again when the
-    /// kernel looks, the program's call traps once more, and the thread has one more failed wait. False, and nothing is
-    /// done, where the call must be made otherwise.
+    /// As [`call_here`](Self::call_here), for a wait of futex(2) whose word was just brought. If it is away again when
+    /// the kernel looks, the program's call traps once more, and the thread has one more failed wait. False, and
+    /// nothing is done, where the call must be made otherwise.
     pub fn wait_here(&mut self) -> bool {
         if self.is_libcs_point() {
             return false;

@@ -95,9 +95,9 @@ pub fn map_anonymous(len: usize) -> Result<usize, Errno> {
 const APART_BELOW_BYTES: usize = 64 << 30;
 const APART_BYTES: usize = 32 << 30;
 
-/// Like [`map_anonymous`], for memory that is mapped at a moment when the program does not expect a mapping. It lies away
-/// from the addresses that the kernel gives to the program's next mappings: a program may have left a hole there for a
-/// stack of its own to grow into (MAP_GROWSDOWN).
+/// Like [`map_anonymous`], for memory that is mapped at a moment when the program does not expect a mapping. It lies
+/// away from the addresses that the kernel gives to the program's next mappings: a program may have left a hole there
+/// for a stack of its own to grow into (MAP_GROWSDOWN).
 pub fn map_apart(len: usize) -> Result<usize, Errno> {
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     // In whole pages, like `len`: the kernel ignores a hint at which no mapping can begin.

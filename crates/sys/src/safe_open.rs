@@ -213,7 +213,9 @@ fn check(path: &Path, purpose: Purpose, file: &File, in_shared_directory: bool) 
 fn is_own_descriptor(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     let names: [&[u8]; 3] = [b"/dev/stdin", b"/dev/stdout", b"/dev/stderr"];
-    bytes.starts_with(b"/dev/fd/") || bytes.starts_with(b"/proc/self/fd/") || names.contains(&bytes)
+    let number = [&b"/dev/fd/"[..], b"/proc/self/fd/"].iter().find_map(|folder| bytes.strip_prefix(*folder));
+    // Digits only: `/dev/fd/../../tmp/x` names no descriptor.
+    number.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit)) || names.contains(&bytes)
 }
 
 /// The descriptor's number, for the kernel.

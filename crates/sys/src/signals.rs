@@ -76,8 +76,8 @@ pub fn with_restorer(action: KernelAction) -> KernelAction {
     KernelAction { flags: action.flags | SA_RESTORER, restorer, ..action }
 }
 
-/// The action that runs the code at `handler`, on the alternate stack where there is one, with what others send blocked:
-/// a handler of the program's that interrupted it would find our stack in its context.
+/// The action that runs the code at `handler`, on the alternate stack where there is one, with what others send
+/// blocked: a handler of the program's that interrupted it would find our stack in its context.
 pub fn trap_action(handler: usize) -> KernelAction {
     let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER) as u64 | SA_RESTORER;
     let mask = !(OURS | SYNCHRONOUS);

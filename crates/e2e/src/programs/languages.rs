@@ -42,8 +42,8 @@ pub fn perl(trial: &Trial) -> Result<Verdict, String> {
     script(trial, "perl", &[], ("heap.pl", text), trial.size(60_000, 3_000_000))
 }
 
-/// SBCL maps its heap by syscall(2), protects pages for its collector and the ends of its stacks, and handles the faults on
-/// an alternate stack.
+/// SBCL maps its heap by syscall(2), protects pages for its collector and the ends of its stacks, and handles the
+/// faults on an alternate stack.
 pub fn sbcl(trial: &Trial) -> Result<Verdict, String> {
     let program = match installed(&["sbcl"]) {
         Ok(program) => program,

@@ -110,3 +110,17 @@ fn refusals_name_the_remedy() {
         assert!(text(objection).ends_with(remedy), "{}", text(objection));
     }
 }
+
+#[test]
+fn only_a_number_names_an_own_descriptor() {
+    for (path, expected) in [
+        ("/dev/fd/3", true),
+        ("/proc/self/fd/12", true),
+        ("/dev/stdout", true),
+        ("/dev/fd/", false),
+        ("/dev/fd/../../tmp/x", false),
+        ("/proc/self/fd/3/x", false),
+    ] {
+        assert_eq!(is_own_descriptor(Path::new(path)), expected, "{path}");
+    }
+}
