@@ -3,9 +3,9 @@
 
 //! The library that `aquifer run` preloads: puts an unchanged program's memory under the pager's care.
 //!
-//! `start.rs` reads the configuration before `main` runs. `heap.rs` is the program's malloc, `mappings.rs`
-//! its mmap (`remap.rs` its mremap; `by_number.rs` all of them by syscall(2)), both over adopted memory; `choice.rs`
-//! says which mapping gets which delivery.
+//! `start.rs` reads the configuration before `main` runs. `heap.rs` is the program's malloc, `mappings.rs` its mmap
+//! (`remap.rs` its mremap; `by_number.rs` all of them by syscall(2)), both over adopted memory; `choice.rs` says which
+//! mapping gets which delivery.
 //!
 //! System calls on memory that only a signal can bring come in through `transfers.rs` and `stdio.rs` by name, and
 //! through `trap.rs` otherwise; `calls.rs` does them with what `pointers.rs` says they touch, `bounce.rs` what is

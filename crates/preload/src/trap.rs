@@ -81,7 +81,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     unsafe { signal_stack::reclaim(context) };
     let _at = TrappedAt(signal_stack::trap_begins(trapped.stack()));
     let mask = *trapped.mask();
-    let closed = Closed(Interrupted::new(mask));
+    let mut closed = Closed(Some(Interrupted::new(mask)));
     let (number, args) = (trapped.number(), trapped.args());
     match number {
         libc::SYS_exit => {
@@ -117,10 +117,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         return trapped.set_result(result);
     }
     let errno = signals::errno();
-    let mut closed = Some(closed);
-    if number == libc::SYS_vmsplice
-        && let Some(closed) = closed.take()
-    {
+    if number == libc::SYS_vmsplice {
         closed.open(mask);
     }
     if let Some(result) = answer(number, args) {
@@ -136,9 +133,7 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
         if unsafe { caller.may_wait_outside(number, &args) } && trapped.wait_here() {
             return signals::set_errno(errno);
         }
-        if let Some(closed) = closed.take() {
-            closed.open(mask);
-        }
+        closed.open(mask);
         // SAFETY: as above.
         let result = unsafe { caller.call(number, masked.args()) };
         trapped.set_result(result);
@@ -148,20 +143,22 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     }
 }
 
-/// Signals that others send are blocked, and known to the pager's own waits.
-struct Closed(Interrupted);
+/// Signals that others send are blocked, and known to the pager's own waits, until it is opened.
+struct Closed(Option<Interrupted>);
 
 impl Closed {
     /// From now on they come, as `mask` has it: before a call that may wait.
-    fn open(self, mask: u64) {
-        drop(self);
-        signals::set_mask(mask);
+    fn open(&mut self, mask: u64) {
+        if let Some(interrupted) = self.0.take() {
+            interrupted.end();
+            signals::set_mask(mask);
+        }
     }
 }
 
 impl Drop for Closed {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.take().inspect(Interrupted::end);
     }
 }
 
