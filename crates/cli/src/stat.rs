@@ -110,12 +110,16 @@ fn is_exceeded(snapshot: &Snapshot) -> bool {
     crate::run::exceeds_budget(used, snapshot.gauge(Gauge::DramBudgetBytes))
 }
 
+/// From how many columns on the table has the number of faults as well.
+const WIDTH_WITH_FAULTS: usize = 92;
+
 /// One line for each instance.
 fn summary(snapshots: &[Snapshot], width: usize) -> String {
     if snapshots.is_empty() {
         return String::new();
     }
-    let head = ["PID", "PROGRAM", "RESIDENT", "BUDGET", "STORED", "FAULTS", "FETCHED", "SUGGEST", "ERRORS"];
+    let head =
+        ["PID", "PROGRAM", "RESIDENT", "UNMANAGED", "BUDGET", "STORED", "FETCHED", "SUGGEST", "ERRORS", "FAULTS"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(snapshots.iter().map(|snapshot| {
         let bytes = |gauge: Gauge| short_bytes(snapshot.gauge(gauge));
@@ -125,14 +129,18 @@ fn summary(snapshots: &[Snapshot], width: usize) -> String {
             snapshot.gauge(Gauge::Pid).to_string(),
             base_name(snapshot.text(Text::Program)).to_owned(),
             bytes(Gauge::ResidentBytes),
+            bytes(Gauge::UnmanagedResidentBytes),
             bytes(Gauge::DramBudgetBytes),
             bytes(Gauge::StoredBytes),
-            short(snapshot.counter(Counter::Faults)),
             short_bytes(snapshot.counter(Counter::FetchedBytes)),
             if is_little { "-".to_owned() } else { short_bytes(suggested) },
             short(snapshot.counter(Counter::Errors)),
+            short(snapshot.counter(Counter::Faults)),
         ]
     }));
+    if width < WIDTH_WITH_FAULTS {
+        rows.iter_mut().for_each(|row| _ = row.pop());
+    }
     shorten(&mut rows, 1, width);
     columns(&rows, width)
 }
@@ -142,7 +150,7 @@ fn shorten(rows: &mut [Vec<String>], column: usize, width: usize) {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widest = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let others: usize = (0..count).filter(|other| *other != column).map(|other| widest(other).unwrap_or(0) + 2).sum();
-    let room = width.saturating_sub(others).max(8);
+    let room = width.saturating_sub(others).max(7);
     rows.iter_mut().filter_map(|row| row.get_mut(column)).for_each(|cell| *cell = cut(cell, room));
 }
 
@@ -302,6 +310,7 @@ mod tests {
         counters.set(Gauge::ResidentBytes, (1023 << 20) + (1 << 19));
         counters.set(Gauge::DramBudgetBytes, (1023 << 20) + (1 << 19));
         counters.set(Gauge::StoredBytes, 1 << 40);
+        counters.set(Gauge::UnmanagedResidentBytes, 150 << 20);
         counters.set(Gauge::SuggestedDramBytes, 1536 << 20);
         counters.add(Counter::Faults, 123_456_789);
         counters.add(Counter::FetchedBytes, 5 << 30);
@@ -309,6 +318,9 @@ mod tests {
         let golden = include_str!("../tests/golden/stat.table");
         assert!(table == golden, "the table is not the golden one any more; it is now:\n{table}");
         assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+        let wide = summary(&[counters.snapshot()], WIDTH_WITH_FAULTS);
+        assert!(wide.lines().all(|line| line.chars().count() <= WIDTH_WITH_FAULTS), "{wide}");
+        assert!(wide.contains("FAULTS") && wide.contains("123M"), "{wide}");
         assert_eq!(summary(&[], 80), "");
     }
 
