@@ -3,7 +3,7 @@
 
 //! Private memory that the program has reserved without the right to write, and opens in pieces by mprotect(2).
 //!
-//! V8, SBCL, .NET and WebAssembly runtimes do so: gigabytes of addresses, of which some are used. What is opened is
+//! V8 does so, as do .NET and WebAssembly runtimes: gigabytes of addresses, of which some are used. What is opened is
 //! ordinary private memory, and comes into our care a granule of 2 MiB at a time, before it can be written to: many
 //! small pieces cost one registration, and no more mappings than the program itself has made. What was opened stays in
 //! our care, whatever its rights become, until it is unmapped.
