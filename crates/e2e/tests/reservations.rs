@@ -3,9 +3,9 @@
 
 //! Memory that a program reserves without access and opens in pieces is kept within the budget.
 //!
-//! V8 reserves gigabytes with PROT_NONE and opens what it needs by mprotect(2); .NET does the same, and SBCL maps its heap
-//! by syscall(2). None of this memory used to be managed: Node had 845 MiB in DRAM with a budget of 340 MiB. The program
-//! here does as these runtimes do, and checks every byte.
+//! V8 reserves gigabytes with PROT_NONE and opens what it needs by mprotect(2); .NET does the same, and SBCL maps its
+//! heap by syscall(2). None of this memory used to be managed: Node had 845 MiB in DRAM with a budget of 340 MiB. The
+//! program here does as these runtimes do, and checks every byte.
 
 use aquifer_e2e::build::{compile_text, scratch};
 use aquifer_e2e::run::{LIMIT, managed, run, stats};
