@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Takes into the desired state what is in use and not known, after a state was lost. Nobody is disturbed.
+//!
+//! What programs use becomes a volume that is bound to their host, as its agent reports it. What is lent, and is not used
+//! by the host that it was lent to, becomes a member that leaves: it is released when that agent has confirmed it. Where the
+//! agent does not answer, the lease stays a stray, and is asked about again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::bytes::Bytes;
+use crate::desired::{Edit, Leaving, Volume, Why};
+use crate::id::{HostId, LdId, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId};
+use crate::observed::{HostReport, LdBinding, LeaseState, MemberState, Observed, VolumeReport};
+use crate::reconcile::standing::agent;
+use crate::reconcile::{MemberLease, States};
+use crate::topology::{FaultDomain, LatencyClass};
+use crate::volume::{Member, Place, Source, Span, VolumeSpec};
+
+/// What could not be adopted, and stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotAdopted {
+    /// No pool has the source.
+    NoPool {
+        /// The source.
+        source: Source,
+    },
+    /// No zone has the host.
+    NoZone {
+        /// The host.
+        host: HostId,
+    },
+    /// Members of the volume are missing, or the switch of one has not said yet to what it is bound.
+    Incomplete {
+        /// The volume.
+        volume: VolumeId,
+    },
+}
+
+impl std::fmt::Display for NotAdopted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoPool { source } => write!(f, "{source} is in use and in no pool; add it to one, and adopt again"),
+            Self::NoZone { host } => {
+                write!(f, "host {host} has volumes and is in no zone; add it to one, and adopt again")
+            }
+            Self::Incomplete { volume } => write!(
+                f,
+                "volume {volume} lacks members, or their switch does not answer; adopt again when it does, or end its programs"
+            ),
+        }
+    }
+}
+
+impl Edit<'_> {
+    /// Adopts all that can be. `draw` gives a new volume id each time, for LDs that are bound and in no volume.
+    /// May be called again with newer reports.
+    pub fn adopt(&mut self, observed: &Observed, mut draw: impl FnMut() -> VolumeId) -> Vec<NotAdopted> {
+        let version = self.desired.version;
+        let mut not_adopted = BTreeSet::new();
+        for (host, report) in &observed.hosts {
+            if agent(self.desired, observed, host).is_none() {
+                continue;
+            }
+            for (id, view) in &report.volumes {
+                if !self.desired.volumes.contains_key(id)
+                    && let Err(why) = self.adopt_volume(*id, host, report, view, observed)
+                {
+                    not_adopted.insert(why);
+                }
+            }
+        }
+        self.adopt_unused(observed, &mut not_adopted);
+        self.adopt_lds(observed, &mut draw, &mut not_adopted);
+        self.desired.version = version + u64::from(self.desired.version != version);
+        not_adopted.into_iter().collect()
+    }
+
+    /// A volume that a host has and nobody knows.
+    fn adopt_volume(
+        &mut self,
+        id: VolumeId,
+        host: &HostId,
+        report: &HostReport,
+        view: &VolumeReport,
+        observed: &Observed,
+    ) -> Result<(), NotAdopted> {
+        let (zone, leases) = (self.zone_with(host)?, view.members.values().map(|member| &member.lease));
+        let mut pool = None;
+        for lease in leases.clone() {
+            pool = Some(self.pool_with(&lease.source)?);
+        }
+        let pool = pool.ok_or(NotAdopted::Incomplete { volume: id })?;
+        let vppbs = bound_vppbs(observed);
+        // A host that lost its LD to another volume may still list it: that LD is known.
+        let taken = self.desired.vppbs_taken();
+        let is_free = |vppb: &VppbAddress| !taken.contains(vppb);
+        let is_known =
+            |source: &Source| !matches!(source, Source::LogicalDevice { .. }) || vppbs.get(source).is_some_and(is_free);
+        if !leases.clone().all(|lease| is_known(&lease.source)) {
+            return Err(NotAdopted::Incomplete { volume: id });
+        }
+        let member = |lease: &MemberLease| Member {
+            id: lease.member,
+            source: lease.source.clone(),
+            bytes: lease.bytes,
+            vppb: vppbs.get(&lease.source).cloned(),
+        };
+        let (spans, rest) = spans(id, view, member)?;
+        let mut volume = Volume {
+            name: adopted_name(id),
+            spec: self.spec_of(pool, zone, view, &spans),
+            spans,
+            leaving: BTreeMap::new(),
+            host: Some(host.clone()),
+            released: false,
+            next_member: next_member(id, view, report, observed),
+            next_span: SpanId(leases.map(|lease| lease.place.span.0 + 1).max().unwrap_or(1)),
+        };
+        volume.spec.size = volume.usable_bytes();
+        for (lease, why) in rest {
+            volume.leave(host.clone(), lease.place, member(lease), why);
+        }
+        self.desired.volumes.insert(id, volume);
+        self.changed();
+        Ok(())
+    }
+
+    /// Leases and dynamic capacity that nobody knows, and that the host that has them does not use.
+    fn adopt_unused(&mut self, observed: &Observed, not_adopted: &mut BTreeSet<NotAdopted>) {
+        let unused = |lent: &Lent| {
+            let report = agent(self.desired, observed, &lent.host);
+            report.is_some_and(|report| report.member(lent.volume, lent.member).is_none())
+                && !self.knows(lent.volume, lent.member)
+        };
+        let unused: Vec<Lent> = lent(observed).filter(unused).collect();
+        for lent in unused {
+            if let Err(why) = self.adopt_lent(lent) {
+                not_adopted.insert(why);
+            }
+        }
+    }
+
+    fn adopt_lent(&mut self, lent: Lent) -> Result<(), NotAdopted> {
+        let Lent { source, volume: id, member, host, bytes } = lent;
+        let (zone, pool) = (self.zone_with(&host)?, self.pool_with(&source)?);
+        let spec = self.spec_of(pool, zone, &VolumeReport::default(), &[]);
+        let volume = self.desired.volumes.entry(id).or_insert_with(|| Volume {
+            name: adopted_name(id),
+            spec,
+            spans: Vec::new(),
+            leaving: BTreeMap::new(),
+            host: None,
+            released: true,
+            next_member: MemberId(1),
+            next_span: SpanId(1),
+        });
+        volume.next_member = volume.next_member.max(MemberId(member.0 + 1));
+        let place = Place { span: SpanId(0), shard: 0 };
+        let member = Member { id: member, source, bytes, vppb: None };
+        let why = if volume.released { Why::Unbound } else { Why::Lost };
+        volume.leaving.insert(member.id, Leaving { member, place, host, why });
+        self.changed();
+        Ok(())
+    }
+
+    /// LDs that are bound and in no volume: each is one, bound to the host that has it.
+    fn adopt_lds(
+        &mut self,
+        observed: &Observed,
+        draw: &mut impl FnMut() -> VolumeId,
+        not_adopted: &mut BTreeSet<NotAdopted>,
+    ) {
+        for (device, report) in observed.devices.iter().filter(|(_, report)| report.standing.answers()) {
+            let states = States { desired: self.desired, observed };
+            let unknown = states.unknown_lds(device, report).into_iter();
+            let bound = unknown.filter_map(|(ld_id, ld)| match &ld.binding {
+                LdBinding::Bound(vppb) => Some((ld_id, vppb.clone())),
+                LdBinding::Busy | LdBinding::Unbound => None,
+            });
+            let bound: Vec<(LdId, VppbAddress)> = bound.collect();
+            for (ld_id, vppb) in bound {
+                let source = Source::LogicalDevice { device: device.clone(), ld_id };
+                let Some(host) = self.topology.host_of(&vppb.switch, vppb.vcs_id).cloned() else { continue };
+                // It may be a member of a volume: its host's agent knows.
+                let Some(report) = agent(self.desired, observed, &host) else { continue };
+                let mut members = report.volumes.values().flat_map(|view| view.members.values());
+                if members.any(|member| member.lease.source == source) {
+                    continue;
+                }
+                let parts = self.topology.parts();
+                let size = parts.devices.get(device).and_then(|device| {
+                    device.lds().into_iter().find(|(listed, _)| *listed == ld_id).map(|(_, bytes)| bytes)
+                });
+                let Some(bytes) = size else { continue };
+                let member = Member { id: MemberId(1), source, bytes, vppb: Some(vppb) };
+                if let Err(why) = self.adopt_ld(draw(), member, host) {
+                    not_adopted.insert(why);
+                }
+            }
+        }
+    }
+
+    fn adopt_ld(&mut self, id: VolumeId, member: Member, host: HostId) -> Result<(), NotAdopted> {
+        let (zone, pool) = (self.zone_with(&host)?, self.pool_with(&member.source)?);
+        let spans = vec![Span { id: SpanId(1), members: vec![member] }];
+        let mut volume = Volume {
+            name: adopted_name(id),
+            spec: self.spec_of(pool, zone, &VolumeReport::default(), &spans),
+            spans,
+            leaving: BTreeMap::new(),
+            host: Some(host),
+            released: false,
+            next_member: MemberId(2),
+            next_span: SpanId(2),
+        };
+        volume.spec.size = volume.usable_bytes();
+        self.desired.volumes.insert(id, volume);
+        self.changed();
+        Ok(())
+    }
+
+    fn knows(&self, id: VolumeId, member: MemberId) -> bool {
+        let volume = self.desired.volumes.get(&id);
+        volume.is_some_and(|volume| volume.leaving.contains_key(&member) || volume.member(member).is_some())
+    }
+
+    fn zone_with(&self, host: &HostId) -> Result<ZoneId, NotAdopted> {
+        let zone = self.desired.zones.iter().find(|(_, zone)| zone.hosts.contains(host));
+        zone.map(|(name, _)| name.clone()).ok_or_else(|| NotAdopted::NoZone { host: host.clone() })
+    }
+
+    fn pool_with(&self, source: &Source) -> Result<PoolId, NotAdopted> {
+        self.desired.pool_of(source).cloned().ok_or_else(|| NotAdopted::NoPool { source: source.clone() })
+    }
+
+    /// What would have been asked for to get this.
+    fn spec_of(&self, pool: PoolId, zone: ZoneId, view: &VolumeReport, spans: &[Span]) -> VolumeSpec {
+        let class = |source: &Source| match source {
+            Source::Slabs { donor } => self.topology.parts().donors.get(donor).map(|donor| donor.class),
+            Source::DynamicCapacity { .. } | Source::LogicalDevice { .. } => Some(LatencyClass::Cxl),
+        };
+        let members = spans.iter().flat_map(|span| &span.members);
+        VolumeSpec {
+            size: Default::default(),
+            pool,
+            zone,
+            class: members.filter_map(|member| class(&member.source)).max().unwrap_or(LatencyClass::Tcp),
+            redundancy: view.redundancy,
+            spread: FaultDomain::Host,
+            width: 1,
+            presentation: view.presentation.clone(),
+            expires_at: None,
+        }
+    }
+}
+
+fn adopted_name(id: VolumeId) -> VolumeName {
+    format!("adopted-{id}").parse().expect("hexadecimal digits are characters of a name")
+}
+
+/// One that is greater than all that anybody has heard of.
+fn next_member(id: VolumeId, view: &VolumeReport, report: &HostReport, observed: &Observed) -> MemberId {
+    let left = report.left.get(&id).into_iter().flatten();
+    let lent = observed.donors.values().filter_map(|donor| donor.leases.get(&id)).flat_map(|leases| leases.keys());
+    let most = view.members.keys().chain(left).chain(lent).max();
+    MemberId(most.map_or(0, |most| most.0) + 1)
+}
+
+/// What a host was lent.
+struct Lent {
+    source: Source,
+    volume: VolumeId,
+    member: MemberId,
+    host: HostId,
+    bytes: Bytes,
+}
+
+/// All leases, and all dynamic capacity, of sources that answer.
+fn lent(observed: &Observed) -> impl Iterator<Item = Lent> {
+    let donors = observed.donors.iter().filter(|(_, report)| report.standing.answers());
+    let leases = donors.flat_map(|(donor, report)| {
+        let leases = report.leases.iter().flat_map(|(volume, leases)| leases.iter().map(move |one| (*volume, one)));
+        leases.filter(|(_, (_, lease))| matches!(lease.state, LeaseState::Lent { .. })).map(
+            |(volume, (member, lease))| {
+                let source = Source::Slabs { donor: donor.clone() };
+                Lent { source, volume, member: *member, host: lease.host.clone(), bytes: lease.bytes }
+            },
+        )
+    });
+    let devices = observed.devices.iter().filter(|(_, report)| report.standing.answers());
+    let extents = devices.flat_map(|(device, report)| {
+        let tags = report.extents.iter().flat_map(|(volume, tags)| tags.iter().map(move |one| (*volume, one)));
+        tags.map(|(volume, (member, extent))| {
+            let source = Source::DynamicCapacity { device: device.clone() };
+            Lent { source, volume, member: *member, host: extent.host.clone(), bytes: extent.bytes }
+        })
+    });
+    leases.chain(extents)
+}
+
+/// What each LD is bound to.
+fn bound_vppbs(observed: &Observed) -> BTreeMap<Source, VppbAddress> {
+    let lds = observed.devices.iter().flat_map(|(device, report)| report.lds.iter().map(move |ld| (device, ld)));
+    lds.filter_map(|(device, (ld_id, ld))| match &ld.binding {
+        LdBinding::Bound(vppb) => Some((Source::LogicalDevice { device: device.clone(), ld_id: *ld_id }, vppb.clone())),
+        _ => None,
+    })
+    .collect()
+}
+
+type Rest<'a> = Vec<(&'a MemberLease, Why)>;
+
+/// The spans of a volume, with the best member of each place, and the members that are left over.
+fn spans<'a>(
+    id: VolumeId,
+    view: &'a VolumeReport,
+    member: impl Fn(&MemberLease) -> Member,
+) -> Result<(Vec<Span>, Rest<'a>), NotAdopted> {
+    let (mut spans, mut rest) = (BTreeMap::<SpanId, Vec<Member>>::new(), Vec::new());
+    let places: BTreeSet<Place> = view.members.values().map(|member| member.lease.place).collect();
+    for place in places {
+        // In sync, else the youngest: it replaces the others.
+        let best = view.at(place).max_by_key(|(id, one)| (one.state == MemberState::InSync, **id));
+        for (id, one) in view.at(place) {
+            if best.is_some_and(|(best, _)| best == id) {
+                spans.entry(place.span).or_default().push(member(&one.lease));
+            } else {
+                let why = if one.state == MemberState::Broken { Why::Lost } else { Why::Replaced };
+                rest.push((&one.lease, why));
+            }
+        }
+    }
+    let complete = |members: &Vec<Member>| members.len() == view.redundancy.members();
+    if !spans.values().all(complete) {
+        return Err(NotAdopted::Incomplete { volume: id });
+    }
+    Ok((spans.into_iter().map(|(id, members)| Span { id, members }).collect(), rest))
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The changes that a request makes to the desired state: all of one, or none of it and a refusal.
+//!
+//! Each is idempotent: what is as it was asked for already does not change, and the version stays.
+
+use std::collections::BTreeSet;
+
+use super::{Desired, Volume, Why};
+use crate::bytes::Bytes;
+use crate::id::{DonorId, HostId, MemberId, SpanId, VolumeId, VolumeName, VppbAddress};
+use crate::observed::Observed;
+use crate::placement::{Capacity, Choice, Placement, Reach, Refusal, Request, check_spec};
+use crate::topology::Topology;
+use crate::volume::{Member, Source, Span, VolumeSpec};
+
+/// A desired state under change, with the capacity that goes with it.
+pub struct Edit<'a> {
+    /// Where everything is.
+    pub topology: &'a Topology,
+    /// What changes.
+    pub desired: &'a mut Desired,
+    /// What is free, kept up with the changes.
+    pub capacity: &'a mut Capacity,
+}
+
+impl Edit<'_> {
+    /// Creates a volume, unbound. The caller draws `id` at random.
+    pub fn create(&mut self, id: VolumeId, name: VolumeName, spec: VolumeSpec) -> Result<(), Refusal> {
+        if self.desired.volume_named(&name).is_some() {
+            return Err(Refusal::NameTaken { name });
+        }
+        if self.desired.volumes.contains_key(&id) {
+            return Err(Refusal::IdTaken);
+        }
+        check_spec(&spec)?;
+        if !self.desired.pools.contains_key(&spec.pool) {
+            return Err(Refusal::UnknownPool { pool: spec.pool });
+        }
+        let reaches = Reach::of(self.topology, None);
+        let placement = self.capacity.place(&Request { spec: &spec, bytes: spec.size, reaches: &reaches })?;
+        let mut volume = Volume {
+            name,
+            spec,
+            spans: Vec::new(),
+            leaving: Default::default(),
+            host: None,
+            released: false,
+            next_member: MemberId(1),
+            next_span: SpanId(1),
+        };
+        let placed = volume.add_spans(placement);
+        self.put(id, volume, &placed);
+        Ok(())
+    }
+
+    /// Binds a volume to a host. Where the host cannot reach it, it is placed anew: an unbound volume holds no bytes.
+    pub fn bind(&mut self, id: VolumeId, host: &HostId) -> Result<(), Refusal> {
+        let volume = self.desired.wanted(id)?;
+        match &volume.host {
+            Some(bound) if bound == host => return Ok(()),
+            Some(bound) => return Err(Refusal::Bound { volume: volume.name.clone(), host: bound.clone() }),
+            None => {}
+        }
+        if !self.topology.parts().hosts.contains_key(host) {
+            return Err(Refusal::UnknownHost { host: host.clone() });
+        }
+        if self.desired.dead_hosts.contains_key(host) {
+            return Err(Refusal::DeadHost { host: host.clone() });
+        }
+        let zone = &volume.spec.zone;
+        if !self.desired.zones.get(zone).is_some_and(|zone| zone.hosts.contains(host)) {
+            return Err(Refusal::HostOutsideZone { host: host.clone(), zone: zone.clone() });
+        }
+        let mut bound = volume.clone();
+        let mut placed = Vec::new();
+        if !volume.places().all(|(_, member)| self.reaches(host, &member.source)) {
+            placed = self.place_anew(&mut bound, host)?;
+        }
+        bound.host = Some(host.clone());
+        if let Err(refusal) = self.choose_vppbs(&mut bound, host) {
+            self.capacity.refund(&bound.spec.zone, &placed);
+            return Err(refusal);
+        }
+        self.put(id, bound, &placed);
+        Ok(())
+    }
+
+    /// Unbinds a volume. Its members leave, and what it is placed on stays reserved for the next binding.
+    pub fn unbind(&mut self, id: VolumeId) -> Result<(), Refusal> {
+        let mut unbound = self.desired.wanted(id)?.clone();
+        if unbound.leave_host() {
+            self.put(id, unbound, &[]);
+        }
+        Ok(())
+    }
+
+    /// Releases a volume. It goes when nothing of it is lent any more.
+    pub fn release(&mut self, id: VolumeId) -> Result<(), Refusal> {
+        let mut released = self.desired.wanted(id)?.clone();
+        released.release();
+        self.put(id, released, &[]);
+        Ok(())
+    }
+
+    /// Makes a volume at least this large. What it has stays where it is.
+    pub fn grow(&mut self, id: VolumeId, size: Bytes) -> Result<(), Refusal> {
+        let volume = self.desired.wanted(id)?;
+        if size <= volume.spec.size {
+            return Ok(());
+        }
+        let mut grown = volume.clone();
+        grown.spec.size = size;
+        check_spec(&grown.spec)?;
+        let missing = size.minus(volume.usable_bytes());
+        let mut placed = Vec::new();
+        if missing > Bytes::ZERO {
+            // What is added is one more span where that is possible, however the rest is striped.
+            let spec = VolumeSpec { width: 1, ..grown.spec.clone() };
+            let reaches = Reach::of(self.topology, grown.host.as_ref());
+            let placement = self.capacity.place(&Request { spec: &spec, bytes: missing, reaches: &reaches })?;
+            placed = grown.add_spans(placement);
+            if let Some(host) = grown.host.clone()
+                && let Err(refusal) = self.choose_vppbs(&mut grown, &host)
+            {
+                self.capacity.refund(&grown.spec.zone, &placed);
+                return Err(refusal);
+            }
+        }
+        self.put(id, grown, &placed);
+        Ok(())
+    }
+
+    /// Makes a volume smaller. Whole spans leave, from its end; what remains may be more than was asked for.
+    pub fn shrink(&mut self, id: VolumeId, size: Bytes) -> Result<(), Refusal> {
+        let volume = self.desired.wanted(id)?;
+        if size >= volume.spec.size {
+            return Ok(());
+        }
+        if size == Bytes::ZERO {
+            return Err(Refusal::Size { size });
+        }
+        let mut shrunk = volume.clone();
+        shrunk.spec.size = size;
+        while let Some(last) = shrunk.spans.last()
+            && shrunk.usable_bytes().minus(shrunk.usable_bytes_of(last)) >= size
+        {
+            let span = shrunk.spans.pop();
+            if let Some((host, span)) = shrunk.host.clone().zip(span) {
+                shrunk.shrink_span(&host, span);
+            }
+        }
+        self.put(id, shrunk, &[]);
+        Ok(())
+    }
+
+    /// Puts another member in the place of one. The other one leaves, when its bytes are where they are needed.
+    pub fn replace(&mut self, id: VolumeId, member: MemberId, why: Why) -> Result<MemberId, Refusal> {
+        let volume = self.desired.wanted(id)?;
+        let unknown = || Refusal::UnknownMember { volume: volume.name.clone(), member };
+        let (place, old) = volume.member(member).ok_or_else(unknown)?;
+        let span = volume.spans.iter().find(|span| span.id == place.span).ok_or_else(unknown)?;
+        let others = span.members.iter().filter(|other| other.id != member);
+        let others: Vec<Source> = others.map(|other| other.source.clone()).collect();
+        let reaches = Reach::of(self.topology, volume.host.as_ref());
+        let avoid: BTreeSet<Source> = [old.source.clone()].into();
+        let chosen = self.capacity.place_member(&volume.spec, &reaches, old.bytes, &others, &avoid)?;
+        // A whole LD, or a block, may be more than was there before.
+        if let Err(refusal) = self.capacity.charge(&volume.spec.zone, chosen.bytes.minus(old.bytes)) {
+            self.capacity.give_back(&chosen);
+            return Err(refusal);
+        }
+        self.capacity.retake_zone(&volume.spec.zone, chosen.bytes.min(old.bytes));
+        let mut changed = volume.clone();
+        let new = changed.mint_member();
+        let old =
+            changed.swap(place, Member { id: new, source: chosen.source.clone(), bytes: chosen.bytes, vppb: None });
+        if let Some(host) = changed.host.clone() {
+            changed.leave(host.clone(), place, old, why);
+            if let Err(refusal) = self.choose_vppbs(&mut changed, &host) {
+                self.capacity.refund(&changed.spec.zone, &[chosen]);
+                return Err(refusal);
+            }
+        }
+        self.put(id, changed, &[chosen]);
+        Ok(new)
+    }
+
+    /// Changes what needs no other placement.
+    pub(crate) fn change_spec(&mut self, id: VolumeId, change: impl FnOnce(&mut VolumeSpec)) -> Result<(), Refusal> {
+        let mut changed = self.desired.wanted(id)?.clone();
+        change(&mut changed.spec);
+        self.put(id, changed, &[]);
+        Ok(())
+    }
+
+    /// Moves everything off a donor from now on, or no longer.
+    pub fn drain(&mut self, donor: &DonorId, draining: bool) {
+        let changed = match draining {
+            true => self.desired.draining.insert(donor.clone()),
+            false => self.desired.draining.remove(donor),
+        };
+        if changed {
+            self.changed();
+        }
+    }
+
+    /// An operator's word that a host is powered off, so that what it had may be taken without its agent's word.
+    pub fn declare_dead(&mut self, host: &HostId, observed: &Observed) {
+        let incarnation = observed.hosts.get(host).map(|report| report.incarnation).unwrap_or_default();
+        if self.desired.dead_hosts.insert(host.clone(), incarnation) != Some(incarnation) {
+            self.changed();
+        }
+    }
+
+    /// An operator's word that a donor is gone for good. It comes back only restarted, with nothing lent.
+    pub fn retire(&mut self, donor: &DonorId, observed: &Observed) {
+        let incarnation = observed.donors.get(donor).map(|report| report.incarnation).unwrap_or_default();
+        if self.desired.retired_donors.insert(donor.clone(), incarnation) != Some(incarnation) {
+            self.changed();
+        }
+    }
+
+    fn reaches(&self, host: &HostId, source: &Source) -> bool {
+        let (Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. }) = source else { return true };
+        let switch = self.topology.slot(device).map(|slot| &slot.switch);
+        self.topology.vcss(host).iter().any(|(seen, _)| Some(seen) == switch)
+    }
+
+    /// Places an unbound volume where a host can reach it. What it had can be taken for that.
+    fn place_anew(&mut self, volume: &mut Volume, host: &HostId) -> Result<Vec<Choice>, Refusal> {
+        let (zone, old) = (volume.spec.zone.clone(), volume.taken());
+        self.capacity.refund(&zone, &old);
+        volume.spans.clear();
+        // What still leaves keeps its room.
+        self.capacity.retake(&zone, &volume.taken());
+        let reaches = Reach::of(self.topology, Some(host));
+        let placement =
+            self.capacity.place(&Request { spec: &volume.spec, bytes: volume.spec.size, reaches: &reaches });
+        self.capacity.refund(&zone, &volume.taken());
+        self.capacity.retake(&zone, &old);
+        placement.map(|placement| volume.add_spans(placement))
+    }
+
+    /// Chooses a vPPB for each LD that has none, in the virtual CXL switch of the host that has most of them free: so a
+    /// host's upstream ports carry about the same.
+    fn choose_vppbs(&self, volume: &mut Volume, host: &HostId) -> Result<(), Refusal> {
+        let needs_one =
+            |member: &Member| matches!(member.source, Source::LogicalDevice { .. }) && member.vppb.is_none();
+        if !volume.places().any(|(_, member)| needs_one(member)) {
+            return Ok(());
+        }
+        let mut taken: BTreeSet<VppbAddress> = self.desired.vppbs_taken().into_iter().cloned().collect();
+        taken.extend(volume.places().filter_map(|(_, member)| member.vppb.clone()));
+        for member in volume.places_mut().filter(|member| needs_one(member)) {
+            let Source::LogicalDevice { device, .. } = &member.source else { continue };
+            let switch = self.topology.slot(device).map(|slot| &slot.switch);
+            let free =
+                self.topology.vcss(host).iter().filter(|(seen, _)| Some(seen) == switch).map(|(switch, vcs_id)| {
+                    let vcs = &self.topology.parts().switches[switch].vcss[vcs_id];
+                    let address =
+                        |vppb_id: &_| VppbAddress { switch: switch.clone(), vcs_id: *vcs_id, vppb_id: *vppb_id };
+                    let is_free = |address: &VppbAddress| !taken.contains(address) && self.capacity.is_free(address);
+                    vcs.vppbs.iter().map(address).filter(is_free).collect::<Vec<_>>()
+                });
+            let most = free.max_by_key(Vec::len).unwrap_or_default();
+            let vppb = most.into_iter().next().ok_or_else(|| Refusal::NoVppb { host: host.clone() })?;
+            taken.insert(vppb.clone());
+            member.vppb = Some(vppb);
+        }
+        Ok(())
+    }
+
+    /// Puts a volume as it shall be, of which `placed` was reserved a moment ago.
+    fn put(&mut self, id: VolumeId, volume: Volume, placed: &[Choice]) {
+        let zone = &volume.spec.zone;
+        self.capacity.refund(zone, placed);
+        if let Some(old) = self.desired.volumes.get(&id) {
+            self.capacity.refund(zone, &old.taken());
+        }
+        self.capacity.retake(zone, &volume.taken());
+        self.desired.volumes.insert(id, volume);
+        self.changed();
+    }
+
+    /// Counts a change.
+    pub(crate) fn changed(&mut self) {
+        self.desired.version += 1;
+    }
+}
+
+impl Desired {
+    /// A volume that is wanted.
+    pub(crate) fn wanted(&self, id: VolumeId) -> Result<&Volume, Refusal> {
+        let volume = self.volumes.get(&id).filter(|volume| !volume.released);
+        volume.ok_or_else(|| Refusal::UnknownVolume { volume: id.to_string() })
+    }
+}
+
+impl Volume {
+    fn places_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.spans.iter_mut().flat_map(|span| &mut span.members)
+    }
+
+    /// Adds spans at the end, and returns all that was placed.
+    fn add_spans(&mut self, placement: Placement) -> Vec<Choice> {
+        for choices in &placement.spans {
+            let id = self.next_span;
+            self.next_span = SpanId(id.0 + 1);
+            let mint = |Choice { source, bytes }| Member { id: self.mint_member(), source, bytes, vppb: None };
+            let members = choices.iter().cloned().map(mint).collect();
+            self.spans.push(Span { id, members });
+        }
+        placement.spans.into_iter().flatten().collect()
+    }
+
+    /// Ends its binding and its placement.
+    pub(crate) fn release(&mut self) {
+        self.leave_host();
+        self.spans.clear();
+        self.released = true;
+    }
+
+    /// Moves a span's members, and what they replace, to those that leave with the span.
+    fn shrink_span(&mut self, host: &HostId, span: Span) {
+        for leaving in self.leaving.values_mut().filter(|leaving| leaving.place.span == span.id) {
+            leaving.why = Why::Shrunk;
+        }
+        for (place, member) in span.places() {
+            self.leave(host.clone(), place, member.clone(), Why::Shrunk);
+        }
+    }
+
+    /// Moves all members to those that leave, and gives the spans new ones. Whether it was bound.
+    fn leave_host(&mut self) -> bool {
+        let Some(host) = self.host.take() else { return false };
+        for leaving in self.leaving.values_mut() {
+            leaving.why = Why::Unbound;
+        }
+        let places: Vec<_> = self.places().map(|(place, member)| (place, member.clone())).collect();
+        for (place, old) in places {
+            let id = self.mint_member();
+            let new = Member { id, vppb: None, ..old };
+            let old = self.swap(place, new);
+            self.leave(host.clone(), place, old, Why::Unbound);
+        }
+        true
+    }
+
+    /// Puts a member at a place, and returns the one that was there.
+    fn swap(&mut self, place: crate::volume::Place, new: Member) -> Member {
+        let span = self.spans.iter_mut().find(|span| span.id == place.span);
+        let member = span.and_then(|span| span.members.get_mut(usize::from(place.shard)));
+        std::mem::replace(member.expect("the place was found in this volume"), new)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Changes keep the desired state consistent, happen as a whole, and say why where they do not happen.
+
+use super::*;
+use crate::desired::Corrupt;
+use crate::example::{desired, id, memory_box, observed, racks};
+use crate::topology::{FaultDomain, LatencyClass};
+use crate::volume::{Presentation, Redundancy};
+
+const V: VolumeId = VolumeId(1);
+
+fn spec(gib: u64, class: LatencyClass) -> VolumeSpec {
+    VolumeSpec {
+        size: Bytes::gib(gib),
+        pool: id("main"),
+        zone: id("lab"),
+        class,
+        redundancy: Redundancy::None,
+        spread: FaultDomain::Host,
+        width: 1,
+        presentation: Presentation::OneRange,
+        expires_at: None,
+    }
+}
+
+/// Does something to a desired state, and checks it afterwards.
+fn edit<T>(topology: &Topology, desired: &mut Desired, work: impl FnOnce(&mut Edit<'_>) -> T) -> T {
+    let observed = observed(topology);
+    let mut capacity = Capacity::new(topology, desired, &observed);
+    let mut edit = Edit { topology, desired, capacity: &mut capacity };
+    let result = work(&mut edit);
+    desired.check().expect("a consistent state");
+    result
+}
+
+#[test]
+fn a_host_of_the_box_gets_one_device_or_all_22() {
+    let topology = memory_box();
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        edit.create(V, id("all"), spec(22 * 256, LatencyClass::Cxl)).expect("there is room");
+        edit.bind(V, &id("h0")).expect("h0 sees the switch");
+        let refusal = edit.create(VolumeId(2), id("more"), spec(1, LatencyClass::Cxl)).expect_err("nothing is left");
+        assert!(refusal.to_string().contains("pool main has 0B free"), "{refusal}");
+    });
+    let volume = &desired.volumes[&V];
+    assert_eq!((volume.spans.len(), volume.usable_bytes()), (22, Bytes::gib(22 * 256)));
+    let vppbs: BTreeSet<_> = volume.places().map(|(_, member)| member.vppb.clone().expect("a vPPB")).collect();
+    assert_eq!(vppbs.len(), 22);
+    edit(&topology, &mut desired, |edit| {
+        edit.shrink(V, Bytes::gib(256)).expect("smaller");
+        edit.grow(V, Bytes::gib(512)).expect_err("what leaves is not free yet");
+    });
+    let volume = &desired.volumes[&V];
+    assert_eq!((volume.spans.len(), volume.leaving.len()), (1, 21));
+    assert!(volume.leaving.values().all(|leaving| leaving.why == Why::Shrunk));
+}
+
+#[test]
+fn changes_are_idempotent() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        edit.create(V, id("v"), spec(8, LatencyClass::Tcp)).expect("room");
+        edit.bind(V, &id("h0")).expect("bound");
+        let version = edit.desired.version;
+        edit.bind(V, &id("h0")).expect("it is");
+        edit.grow(V, Bytes::gib(8)).expect("it is");
+        edit.shrink(V, Bytes::gib(8)).expect("it is");
+        edit.drain(&id("d0000"), false);
+        assert_eq!(edit.desired.version, version);
+        edit.unbind(V).expect("bound");
+        let version = edit.desired.version;
+        edit.unbind(V).expect("it is unbound");
+        assert_eq!(edit.desired.version, version);
+    });
+}
+
+type Try = fn(&mut Edit<'_>) -> Result<(), Refusal>;
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    desired.zones.get_mut(&id("lab")).expect("listed").hosts.remove(&id("h1"));
+    edit(&topology, &mut desired, |edit| edit.create(V, id("v"), spec(8, LatencyClass::Tcp)).expect("room"));
+    let before = desired.clone();
+    let cases: [(&str, Try); 9] = [
+        ("a volume v exists", |edit| edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp))),
+        ("id was drawn before", |edit| edit.create(V, id("w"), spec(1, LatencyClass::Tcp))),
+        ("volume of 0B", |edit| edit.create(VolumeId(2), id("w"), spec(0, LatencyClass::Tcp))),
+        ("at class Rdma or faster", |edit| edit.create(VolumeId(2), id("w"), spec(1, LatencyClass::Rdma))),
+        ("no pool other", |edit| {
+            edit.create(VolumeId(2), id("w"), VolumeSpec { pool: id("other"), ..spec(1, LatencyClass::Tcp) })
+        }),
+        ("no zone other", |edit| {
+            edit.create(VolumeId(2), id("w"), VolumeSpec { zone: id("other"), ..spec(1, LatencyClass::Tcp) })
+        }),
+        ("h1 is not in zone lab", |edit| edit.bind(V, &id("h1"))),
+        ("h9 is not in the topology", |edit| edit.bind(V, &id("h9"))),
+        ("no volume 0000000000000009", |edit| edit.grow(VolumeId(9), Bytes::gib(1))),
+    ];
+    for (what, change) in cases {
+        let refusal = edit(&topology, &mut desired, change).expect_err(what).to_string();
+        assert!(refusal.contains(what) && refusal.contains(';'), "{refusal}");
+        assert_eq!(desired, before, "{what}");
+    }
+}
+
+#[test]
+fn an_unbound_volume_keeps_its_room_and_gets_new_members() {
+    let topology = racks(1);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| {
+        edit.create(V, id("v"), spec(64, LatencyClass::Tcp)).expect("all there is");
+        edit.bind(V, &id("h0")).expect("bound");
+        edit.unbind(V).expect("unbound");
+        edit.create(VolumeId(2), id("w"), spec(1, LatencyClass::Tcp)).expect_err("reserved for v");
+        edit.bind(V, &id("h1")).expect("bound again");
+    });
+    let volume = &desired.volumes[&V];
+    assert_eq!(volume.leaving.keys().collect::<Vec<_>>(), [&MemberId(1)]);
+    assert_eq!(volume.places().map(|(_, member)| member.id).collect::<Vec<_>>(), [MemberId(2)]);
+    edit(&topology, &mut desired, |edit| edit.release(V).expect("released"));
+    assert_eq!(desired.volumes[&V].leaving.len(), 2, "nothing that may be lent is dropped");
+    edit(&topology, &mut desired, |edit| {
+        edit.create(VolumeId(2), id("v"), spec(1, LatencyClass::Tcp)).expect_err("not given back yet");
+    });
+}
+
+#[test]
+fn a_changed_state_of_another_format_or_cut_is_refused() {
+    let topology = racks(8);
+    let mut desired = desired(&topology);
+    edit(&topology, &mut desired, |edit| edit.create(V, id("v"), spec(8, LatencyClass::Tcp)).expect("room"));
+    let text = serde_json::to_string(&desired).expect("JSON");
+    assert_eq!(serde_json::from_str::<Desired>(&text).expect("the same"), desired);
+    assert!(serde_json::from_str::<Desired>(&text[..text.len() - 9]).is_err(), "cut short");
+    let damaged = |damage: fn(&mut Desired)| {
+        let mut desired = desired.clone();
+        damage(&mut desired);
+        desired.check().expect_err("damage")
+    };
+    assert_eq!(damaged(|desired| desired.format = 2), Corrupt::Format { found: 2 });
+    assert_eq!(damaged(|desired| desired.zones.clear()), Corrupt::Unlisted { volume: V });
+    assert_eq!(
+        damaged(|desired| desired.volumes.get_mut(&V).expect("listed").next_member = MemberId(1)),
+        Corrupt::Member { volume: V, member: MemberId(1) }
+    );
+    assert_eq!(
+        damaged(|desired| desired.volumes.get_mut(&V).expect("listed").spans[0].members.clear()),
+        Corrupt::Span { volume: V }
+    );
+}

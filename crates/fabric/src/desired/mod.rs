@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the pool shall be: pools, zones, volumes with their placement and their bindings. What a fabric manager stores.
+//!
+//! Written before it is acted on: a lease, a binding of an LD or dynamic capacity exists only for a member that is in here,
+//! in a span or among those that are [`Leaving`]. A member is dropped only when it was seen given back (`settle.rs`). So
+//! whatever is lost of the observations, nothing that was lent is forgotten.
+//!
+//! Changes: `change.rs`. Consistency of what was read from a store: `check.rs`.
+
+mod change;
+mod check;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+pub use change::Edit;
+pub use check::Corrupt;
+
+use crate::bytes::Bytes;
+use crate::id::{
+    DeviceId, DonorId, HostId, Incarnation, MemberId, PoolId, SpanId, VolumeId, VolumeName, VppbAddress, ZoneId,
+};
+use crate::placement::Choice;
+use crate::volume::{Member, Place, Source, Span, VolumeSpec};
+
+/// The version of the stored form. Another one is refused.
+pub const FORMAT: u32 = 1;
+
+/// Donors and devices from which volumes are placed. Each belongs to one pool at most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pool {
+    /// Its donors.
+    pub donors: BTreeSet<DonorId>,
+    /// Its devices.
+    pub devices: BTreeSet<DeviceId>,
+    /// How much more than there is may be promised, in hundredths of it: 0 promises what there is. Of donors alone.
+    pub overcommit_percent: u16,
+}
+
+/// One tenant's hosts and quota.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Zone {
+    /// What its volumes may take from pools in sum, redundancy counted.
+    pub quota: Bytes,
+    /// Hosts that may have its volumes.
+    #[serde(default)]
+    pub hosts: BTreeSet<HostId>,
+}
+
+/// Why a member leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Why {
+    /// Its bytes are lost.
+    Lost,
+    /// Another member takes its place.
+    Replaced,
+    /// Its span leaves the volume.
+    Shrunk,
+    /// The volume leaves the host.
+    Unbound,
+}
+
+/// A member that was lent, perhaps, and must be given back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leaving {
+    /// The member.
+    pub member: Member,
+    /// The place that it had.
+    pub place: Place,
+    /// The host that it was lent to.
+    pub host: HostId,
+    /// Why it leaves.
+    pub why: Why,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Volume {
+    /// What people call it. No other volume that is wanted has the same.
+    pub name: VolumeName,
+    /// What was asked for.
+    pub spec: VolumeSpec,
+    /// Where it is. Unbound, this is a reservation, and nothing is lent.
+    pub spans: Vec<Span>,
+    /// Members that are on their way out.
+    #[serde(default)]
+    pub leaving: BTreeMap<MemberId, Leaving>,
+    /// The host that has it.
+    #[serde(default)]
+    pub host: Option<HostId>,
+    /// `true` when it was released: it goes when nothing of it is lent any more.
+    #[serde(default)]
+    pub released: bool,
+    /// The id of the next member.
+    pub next_member: MemberId,
+    /// The id of the next span.
+    pub next_span: SpanId,
+}
+
+impl Volume {
+    /// The members of all spans with their places.
+    pub fn places(&self) -> impl Iterator<Item = (Place, &Member)> {
+        self.spans.iter().flat_map(Span::places)
+    }
+
+    /// The member of a span with this id.
+    pub fn member(&self, id: MemberId) -> Option<(Place, &Member)> {
+        self.places().find(|(_, member)| member.id == id)
+    }
+
+    /// What its spans take from the pool.
+    pub fn raw_bytes(&self) -> Bytes {
+        self.spans.iter().map(Span::raw_bytes).sum()
+    }
+
+    /// What its spans hold.
+    pub fn usable_bytes(&self) -> Bytes {
+        self.spans.iter().map(|span| self.usable_bytes_of(span)).sum()
+    }
+
+    /// What one of its spans holds. An LD that is larger than its span's other members does not help.
+    pub(crate) fn usable_bytes_of(&self, span: &Span) -> Bytes {
+        let least = span.members.iter().map(|member| member.bytes).min().unwrap_or_default();
+        self.spec.redundancy.span_bytes(least)
+    }
+
+    /// What it takes of each source. What an unbound volume gives back has the room that its next binding takes, unless it
+    /// was placed elsewhere since.
+    pub(crate) fn taken(&self) -> Vec<Choice> {
+        let (mut taken, mut returning) = (BTreeMap::<&Source, Bytes>::new(), BTreeMap::<&Source, Bytes>::new());
+        for (_, member) in self.places() {
+            let bytes = taken.entry(&member.source).or_default();
+            *bytes = bytes.plus(member.bytes);
+        }
+        for leaving in self.leaving.values() {
+            let to = if leaving.why == Why::Unbound { &mut returning } else { &mut taken };
+            let bytes = to.entry(&leaving.member.source).or_default();
+            *bytes = bytes.plus(leaving.member.bytes);
+        }
+        for (source, bytes) in returning {
+            let room = taken.entry(source).or_default();
+            *room = bytes.max(*room);
+        }
+        taken.into_iter().map(|(source, bytes)| Choice { source: source.clone(), bytes }).collect()
+    }
+
+    /// A member id that was not given before.
+    pub(crate) fn mint_member(&mut self) -> MemberId {
+        let id = self.next_member;
+        self.next_member = MemberId(id.0 + 1);
+        id
+    }
+
+    /// Moves a member that may have been lent to those that leave.
+    pub(crate) fn leave(&mut self, host: HostId, place: Place, member: Member, why: Why) {
+        self.leaving.insert(member.id, Leaving { member, place, host, why });
+    }
+}
+
+/// All that the pool shall be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Desired {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Counts the changes. Whoever stores it compares it with what is stored, under its term.
+    pub version: u64,
+    /// Pools.
+    #[serde(default)]
+    pub pools: BTreeMap<PoolId, Pool>,
+    /// Zones.
+    #[serde(default)]
+    pub zones: BTreeMap<ZoneId, Zone>,
+    /// Volumes, also those that are released and not gone yet.
+    #[serde(default)]
+    pub volumes: BTreeMap<VolumeId, Volume>,
+    /// Donors from which everything shall move away.
+    #[serde(default)]
+    pub draining: BTreeSet<DonorId>,
+    /// Hosts that an operator has declared dead, with the incarnation that is. What they had is taken without their word.
+    #[serde(default)]
+    pub dead_hosts: BTreeMap<HostId, Incarnation>,
+    /// Donors that an operator has given up, with the incarnation that is. What they lent is gone without their word.
+    #[serde(default)]
+    pub retired_donors: BTreeMap<DonorId, Incarnation>,
+}
+
+impl Default for Desired {
+    fn default() -> Desired {
+        Desired {
+            format: FORMAT,
+            version: 0,
+            pools: BTreeMap::new(),
+            zones: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            draining: BTreeSet::new(),
+            dead_hosts: BTreeMap::new(),
+            retired_donors: BTreeMap::new(),
+        }
+    }
+}
+
+impl Desired {
+    /// The wanted volume with this name.
+    pub fn volume_named(&self, name: &VolumeName) -> Option<(VolumeId, &Volume)> {
+        self.volumes
+            .iter()
+            .find(|(_, volume)| !volume.released && volume.name == *name)
+            .map(|(id, volume)| (*id, volume))
+    }
+
+    /// What the volumes of a zone take from pools, also what is on its way out.
+    pub fn zone_bytes(&self, zone: &ZoneId) -> Bytes {
+        let volumes = self.volumes.values().filter(|volume| volume.spec.zone == *zone);
+        volumes.flat_map(Volume::taken).map(|taken| taken.bytes).sum()
+    }
+
+    /// The pool of a source.
+    pub fn pool_of(&self, source: &Source) -> Option<&PoolId> {
+        let has = |pool: &Pool| match source {
+            Source::Slabs { donor } => pool.donors.contains(donor),
+            Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. } => pool.devices.contains(device),
+        };
+        self.pools.iter().find(|(_, pool)| has(pool)).map(|(name, _)| name)
+    }
+
+    /// The vPPBs that are taken by members, also by those that leave.
+    pub fn vppbs_taken(&self) -> BTreeSet<&VppbAddress> {
+        let volumes = self.volumes.values();
+        let taken = volumes.flat_map(|volume| {
+            let leaving = volume.leaving.values().map(|leaving| &leaving.member);
+            volume.places().map(|(_, member)| member).chain(leaving).filter_map(|member| member.vppb.as_ref())
+        });
+        taken.collect()
+    }
+}

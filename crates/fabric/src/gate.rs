@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Refuses what a deposed fabric manager says, and what was delayed on its way.
+//!
+//! A donor and an agent keep a [`Gate`] each and ask it before they carry out a [`Command`]. Within a term a command is
+//! carried out only if it is newer than all before, so that what was overtaken is refused; after a greater term was seen,
+//! all of a smaller one is refused; and a command for another incarnation is never carried out. The sender repeats what
+//! it still needs: every step may be repeated.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Incarnation, Term};
+use crate::reconcile::Step;
+
+/// One step on its way to a donor, an agent or a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// The sender's term.
+    pub term: Term,
+    /// Counts the sender's commands to this end within its term, from 1 on.
+    pub sequence: u64,
+    /// The incarnation of the receiver that the sender knows.
+    pub incarnation: Incarnation,
+    /// What to do.
+    pub step: Step,
+}
+
+/// Why a command is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stale {
+    /// It is for another start of this end, which knew other things.
+    Incarnation,
+    /// A newer command came first.
+    Sequence,
+    /// A fabric manager with a greater term was here.
+    Term {
+        /// The greatest term so far.
+        seen: Term,
+    },
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Incarnation => f.write_str("the command is for an earlier start of this end; read its report again"),
+            Self::Sequence => f.write_str("a newer command was carried out; read the report of this end again"),
+            Self::Term { seen } => {
+                write!(f, "term {seen} was seen; this fabric manager was deposed and must step down")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Stale {}
+
+/// What an end remembers of the commands that it has admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    incarnation: Incarnation,
+    term: Term,
+    sequence: u64,
+}
+
+impl Gate {
+    /// The gate of an end that has just started, with the greatest term that it has seen in all its incarnations. An end
+    /// stores its term before it acts on it: one that had forgotten it would obey a deposed manager, which knows it as
+    /// empty and lends what nobody desires any more.
+    pub const fn new(incarnation: Incarnation, term: Term) -> Gate {
+        Gate { incarnation, term, sequence: 0 }
+    }
+
+    /// The greatest term that was admitted.
+    pub const fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Whether to report to a fabric manager. If so, all that one of a smaller term has sent is refused from now on: who
+    /// reads a report knows that nothing older follows it.
+    pub fn report_to(&mut self, term: Term) -> Result<(), Stale> {
+        if term < self.term {
+            return Err(Stale::Term { seen: self.term });
+        }
+        if term > self.term {
+            (self.term, self.sequence) = (term, 0);
+        }
+        Ok(())
+    }
+
+    /// Whether a command may be carried out. If so, it is the newest one now.
+    pub fn admit(&mut self, command: &Command) -> Result<(), Stale> {
+        if command.incarnation != self.incarnation {
+            return Err(Stale::Incarnation);
+        }
+        if command.term < self.term {
+            return Err(Stale::Term { seen: self.term });
+        }
+        if command.term == self.term && command.sequence <= self.sequence {
+            return Err(Stale::Sequence);
+        }
+        (self.term, self.sequence) = (command.term, command.sequence);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{MemberId, VolumeId};
+
+    fn command(term: u64, sequence: u64, incarnation: u64) -> Command {
+        let donor = "d".parse().expect("a name");
+        let step = Step::Release { donor, volume: VolumeId(1), member: MemberId(1) };
+        Command { term: Term(term), sequence, incarnation: Incarnation(incarnation), step }
+    }
+
+    #[test]
+    fn only_what_is_newer_is_admitted() {
+        let mut gate = Gate::new(Incarnation(7), Term(0));
+        assert_eq!(gate.admit(&command(1, 1, 7)), Ok(()));
+        assert_eq!(gate.admit(&command(1, 1, 7)), Err(Stale::Sequence));
+        assert_eq!(gate.admit(&command(1, 9, 6)), Err(Stale::Incarnation));
+        assert_eq!(gate.admit(&command(2, 1, 7)), Ok(()));
+        assert_eq!(gate.admit(&command(1, 99, 7)), Err(Stale::Term { seen: Term(2) }));
+        assert_eq!(gate.report_to(Term(1)), Err(Stale::Term { seen: Term(2) }));
+        assert_eq!(gate.report_to(Term(3)), Ok(()));
+        assert_eq!(gate.admit(&command(2, 2, 7)), Err(Stale::Term { seen: Term(3) }));
+        assert_eq!(gate.term(), Term(3));
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The pool's model: what it consists of, what it shall be, what is seen of it, and the steps from one to the other.
+//!
+//! Pure: no I/O, no clock, no threads. Time, randomness and order are arguments, so that a fabric manager, its simulator
+//! and its tests make the same decisions. A fabric manager repeats one round: it reads the reports of donors, agents and
+//! switches ([`Observed`]); drops what is over ([`settle`]) and replaces what ails ([`Edit::repair`]); stores the
+//! [`Desired`] state; and sends the steps of [`reconcile`] to the ends, which refuse what is stale ([`Gate`]).
+//!
+//! Donors stay the authority over their memory: they mint the fencing tokens. Losing a fabric manager stops changes, and
+//! never a program; one that has lost its state adopts what is in use ([`Edit::adopt`]).
+//!
+//! ```
+//! use aquifer_fabric::{Bytes, Capacity, Desired, Edit, Observed, Parts, Step, Topology, VolumeId, reconcile};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let parts: Parts = serde_json::from_str(
+//!     r#"{"enclosures": {"e0": {"rack": "r0"}}, "hosts": {"h0": {"enclosure": "e0"}},
+//!         "donors": {"d0": {"enclosure": "e0", "class": "tcp", "capacity": "64GiB"}}}"#,
+//! )?;
+//! let topology = Topology::new(parts)?;
+//! let mut desired: Desired = serde_json::from_str(
+//!     r#"{"format": 1, "version": 0, "pools": {"main": {"donors": ["d0"]}},
+//!         "zones": {"lab": {"quota": "32GiB", "hosts": ["h0"]}}}"#,
+//! )?;
+//! let observed: Observed = serde_json::from_str(
+//!     r#"{"donors": {"d0": {"incarnation": 1, "standing": "up", "term": 1, "capacity": "64GiB", "leases": {}}},
+//!         "hosts": {"h0": {"incarnation": 1, "standing": "up", "term": 1, "volumes": {}, "left": {}}}}"#,
+//! )?;
+//!
+//! let mut capacity = Capacity::new(&topology, &desired, &observed);
+//! let mut edit = Edit { topology: &topology, desired: &mut desired, capacity: &mut capacity };
+//! let spec = serde_json::from_str(r#"{"size": "8GiB", "pool": "main", "zone": "lab", "class": "tcp"}"#)?;
+//! edit.create(VolumeId(7), "scratch".parse()?, spec)?;
+//! edit.bind(VolumeId(7), &"h0".parse()?)?;
+//!
+//! let round = reconcile(&desired, &observed);
+//! assert!(matches!(&round.steps[..], [Step::Grant { bytes, .. }] if *bytes == Bytes::gib(8)));
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod adopt;
+mod audit;
+mod bytes;
+mod declaration;
+mod desired;
+mod gate;
+mod id;
+mod observed;
+mod placement;
+mod plan;
+mod reconcile;
+mod repair;
+mod settle;
+mod topology;
+mod volume;
+
+#[cfg(test)]
+mod example;
+
+pub use adopt::NotAdopted;
+pub use audit::{Broken, Link, NotALink, Record, Tail, verify};
+pub use bytes::{Bytes, NotBytes, SLAB};
+pub use declaration::{Declaration, DeclaredVolume};
+pub use desired::{Corrupt, Desired, Edit, FORMAT, Leaving, Pool, Volume, Why, Zone};
+pub use gate::{Command, Gate, Stale};
+pub use id::*;
+pub use observed::*;
+pub use placement::{Capacity, Choice, Placement, Reach, Refusal, Request};
+pub use plan::{Change, NotApplied, apply, diff};
+pub use reconcile::{End, MemberLease, Reason, Round, Step, Stray, Waiting, reconcile};
+pub use repair::Unrepaired;
+pub use settle::settle;
+pub use topology::*;
+pub use volume::*;

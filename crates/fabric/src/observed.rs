@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What donors, agents and switches report: the newest report of each. May be old, may be absent, is never guessed.
+//!
+//! Decisions rest on facts that stay true while a report is under way: a member that an agent lists as *left* never joins
+//! again, a lease that a donor lists as *released* is never granted again, a broken member stays broken.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::Bytes;
+use crate::desired::Why;
+use crate::id::{DeviceId, DonorId, HostId, Incarnation, LdId, MemberId, Millis, Term, Token, VolumeId, VppbAddress};
+use crate::reconcile::MemberLease;
+use crate::volume::{Place, Presentation, Redundancy};
+
+/// Whether an end answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// It answers, and wants its memory back.
+    Draining,
+    /// It has not answered since then. The rest of its report is what it said last.
+    Gone {
+        /// When it was first missed.
+        since: Millis,
+    },
+    /// It answers.
+    #[default]
+    Up,
+}
+
+impl Standing {
+    /// Whether a step for this end makes sense.
+    pub const fn answers(self) -> bool {
+        !matches!(self, Self::Gone { .. })
+    }
+}
+
+/// How far a lease is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum LeaseState {
+    /// Lent, to whoever shows the token.
+    Lent {
+        /// The token.
+        token: Token,
+    },
+    /// Given back and wiped. Listed until it is forgotten, and never granted again.
+    Released,
+    /// Given back, and not wiped yet.
+    Wiping {
+        /// What is not wiped yet.
+        left: Bytes,
+    },
+}
+
+/// A lease as its donor has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseReport {
+    /// Whom it was lent to.
+    pub host: HostId,
+    /// Its slabs in sum.
+    pub bytes: Bytes,
+    /// How far it is.
+    pub state: LeaseState,
+}
+
+/// What a donor reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DonorReport {
+    /// Which start of it this is.
+    pub incarnation: Incarnation,
+    /// Whether it answers.
+    pub standing: Standing,
+    /// The greatest term that it has seen.
+    pub term: Term,
+    /// What it lends.
+    pub capacity: Bytes,
+    /// Its leases.
+    pub leases: BTreeMap<VolumeId, BTreeMap<MemberId, LeaseReport>>,
+}
+
+impl DonorReport {
+    /// The lease of a member.
+    pub fn lease(&self, volume: VolumeId, member: MemberId) -> Option<&LeaseReport> {
+        self.leases.get(&volume)?.get(&member)
+    }
+}
+
+/// How far a member is at its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum MemberState {
+    /// Its source refuses its token, or has lost its bytes.
+    Broken,
+    /// It gets its bytes.
+    Copying {
+        /// What it has not got yet.
+        left: Bytes,
+    },
+    /// It has all bytes of its place.
+    InSync,
+    /// Its bytes move elsewhere, since its span leaves.
+    Leaving {
+        /// What has not moved yet.
+        left: Bytes,
+    },
+}
+
+/// A member as its host's agent has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberReport {
+    /// What the agent was told to use.
+    pub lease: MemberLease,
+    /// How far it is.
+    pub state: MemberState,
+}
+
+/// A volume as its host's agent has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeReport {
+    /// Its redundancy.
+    pub redundancy: Redundancy,
+    /// What programs see of it.
+    pub presentation: Presentation,
+    /// Its members.
+    pub members: BTreeMap<MemberId, MemberReport>,
+}
+
+impl VolumeReport {
+    /// The members of one place.
+    pub fn at(&self, place: Place) -> impl Iterator<Item = (&MemberId, &MemberReport)> {
+        self.members.iter().filter(move |(_, member)| member.lease.place == place)
+    }
+
+    /// Whether a place has its bytes without `except`.
+    fn has_place_without(&self, place: Place, except: MemberId) -> bool {
+        self.at(place).any(|(id, member)| *id != except && member.state == MemberState::InSync)
+    }
+
+    /// Whether a member may leave, as far as the host knows. An agent asks before it lets one go: the manager may have
+    /// decided on an older report.
+    pub fn may_leave(&self, member: MemberId, why: Why) -> bool {
+        let Some(leaving) = self.members.get(&member) else { return true };
+        let place = leaving.lease.place;
+        if leaving.state == MemberState::Broken {
+            return true;
+        }
+        match why {
+            Why::Shrunk | Why::Unbound => true,
+            Why::Replaced => self.has_place_without(place, member),
+            Why::Lost => {
+                let places = self.members.values().map(|other| other.lease.place).filter(|of| of.span == place.span);
+                let places: BTreeSet<Place> = places.collect();
+                let having = places.into_iter().filter(|of| self.has_place_without(*of, member)).count();
+                having >= self.redundancy.members_needed()
+            }
+        }
+    }
+}
+
+/// What an agent reports of its host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostReport {
+    /// Which start of the host this is. An agent that is restarted knows what it had; a host that is restarted has nothing.
+    pub incarnation: Incarnation,
+    /// Whether the agent answers.
+    pub standing: Standing,
+    /// The greatest term that it has seen.
+    pub term: Term,
+    /// The volumes that programs of this host can use.
+    pub volumes: BTreeMap<VolumeId, VolumeReport>,
+    /// Members that have left, or shall never join. Listed until they are forgotten.
+    pub left: BTreeMap<VolumeId, BTreeSet<MemberId>>,
+}
+
+impl HostReport {
+    /// Whether the agent has confirmed that a member has left.
+    pub fn has_left(&self, volume: VolumeId, member: MemberId) -> bool {
+        self.left.get(&volume).is_some_and(|left| left.contains(&member))
+    }
+
+    /// A member, as the agent has it.
+    pub fn member(&self, volume: VolumeId, member: MemberId) -> Option<&MemberReport> {
+        self.volumes.get(&volume)?.members.get(&member)
+    }
+}
+
+/// What a logical device is bound to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum LdBinding {
+    /// A vPPB.
+    Bound(VppbAddress),
+    /// A bind or an unbind is under way.
+    Busy,
+    /// Nothing.
+    #[default]
+    Unbound,
+}
+
+/// What a logical device holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Content {
+    /// Perhaps a host's bytes.
+    Used,
+    /// Zeros.
+    #[default]
+    Wiped,
+    /// It is being sanitized.
+    Wiping,
+}
+
+/// A logical device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LdReport {
+    /// What it is bound to.
+    pub binding: LdBinding,
+    /// What it holds. `Used` from the moment in which it is bound.
+    pub content: Content,
+}
+
+/// What is known of a device, from its switch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceReport {
+    /// Whether its switch answers for it.
+    pub standing: Standing,
+    /// Its LDs.
+    pub lds: BTreeMap<LdId, LdReport>,
+    /// Dynamic capacity that hosts have, by its tag: the volume and the member.
+    pub extents: BTreeMap<VolumeId, BTreeMap<MemberId, ExtentReport>>,
+}
+
+/// Dynamic capacity with one tag.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtentReport {
+    /// Whose it is.
+    pub host: HostId,
+    /// Its extents in sum.
+    pub bytes: Bytes,
+    /// `true` when the host has accepted it.
+    pub accepted: bool,
+}
+
+/// The newest report of each end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Observed {
+    /// Of donors.
+    pub donors: BTreeMap<DonorId, DonorReport>,
+    /// Of hosts.
+    pub hosts: BTreeMap<HostId, HostReport>,
+    /// Of devices.
+    pub devices: BTreeMap<DeviceId, DeviceReport>,
+}
+
+impl Observed {
+    /// The greatest term that any end has seen. After a lost state the next one must be greater.
+    pub fn term_most(&self) -> Term {
+        let donors = self.donors.values().map(|donor| donor.term);
+        donors.chain(self.hosts.values().map(|host| host.term)).max().unwrap_or_default()
+    }
+}

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What is free, in the order in which it is handed out.
+//!
+//! A *shelf* holds all sources of one pool, reach and class, for one kind of fault domain: its domains by the most that one
+//! source of them has free, and in each domain its sources by what they have free. Reserving moves one source on three
+//! shelves: a handful of look-ups in ordered maps, whatever the number of donors.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Choice, Pick, Refusal};
+use crate::bytes::{Bytes, SLAB};
+use crate::desired::Desired;
+use crate::id::{DeviceId, DonorId, EnclosureId, HostId, PoolId, RackId, SwitchId, VppbAddress, ZoneId};
+use crate::observed::{LdBinding, LeaseState, Observed, Standing};
+use crate::topology::{DeviceKind, FaultDomain, LatencyClass, Topology};
+use crate::volume::Source;
+
+/// From where a source can be used.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// From every host.
+    Network,
+    /// From the hosts of a switch.
+    Switch(SwitchId),
+}
+
+impl Reach {
+    /// What a host can reach; without one, all there is.
+    pub fn of(topology: &Topology, host: Option<&HostId>) -> Vec<Reach> {
+        let switches: BTreeSet<&SwitchId> = match host {
+            Some(host) => topology.vcss(host).iter().map(|(switch, _)| switch).collect(),
+            None => topology.parts().switches.keys().collect(),
+        };
+        let switches = switches.into_iter().cloned().map(Reach::Switch);
+        std::iter::once(Reach::Network).chain(switches).collect()
+    }
+}
+
+/// One fault domain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Domain {
+    Device(DeviceId),
+    Donor(DonorId),
+    Enclosure(EnclosureId),
+    Rack(RackId),
+}
+
+/// What one source has.
+#[derive(Clone, Debug)]
+struct Offer {
+    pool: PoolId,
+    reach: Reach,
+    class: LatencyClass,
+    enclosure: EnclosureId,
+    rack: RackId,
+    /// What may be promised of it in sum.
+    total: Bytes,
+    /// What is promised. More than `total` where a report says less than before.
+    reserved: Bytes,
+    /// The unit in which it is handed out; all of it for an LD.
+    unit: Bytes,
+    /// `true` while new members may come: it answers and is not draining.
+    open: bool,
+}
+
+impl Offer {
+    /// What can be handed out: whole units.
+    fn free(&self) -> Bytes {
+        let free = if self.open { self.total.minus(self.reserved) } else { Bytes::ZERO };
+        Bytes(free.0 - free.0 % self.unit.0)
+    }
+}
+
+/// Sources with room, for one kind of fault domain.
+#[derive(Clone, Debug, Default)]
+struct Shelf {
+    domains: BTreeMap<Domain, BTreeSet<(Bytes, Source)>>,
+    by_most: BTreeSet<(Bytes, Domain)>,
+    free: Bytes,
+}
+
+impl Shelf {
+    fn most(&self, domain: &Domain) -> Option<Bytes> {
+        self.domains.get(domain)?.last().map(|(free, _)| *free)
+    }
+
+    /// Puts a source on the shelf, or takes it off. Sources without room are on no shelf.
+    fn change(&mut self, domain: &Domain, free: Bytes, source: &Source, put: bool) {
+        if free == Bytes::ZERO {
+            return;
+        }
+        if let Some(most) = self.most(domain) {
+            self.by_most.remove(&(most, domain.clone()));
+        }
+        let sources = self.domains.entry(domain.clone()).or_default();
+        if put {
+            sources.insert((free, source.clone()));
+            self.free = self.free.plus(free);
+        } else {
+            sources.remove(&(free, source.clone()));
+            self.free = self.free.minus(free);
+        }
+        match self.most(domain) {
+            Some(most) => drop(self.by_most.insert((most, domain.clone()))),
+            None => drop(self.domains.remove(domain)),
+        }
+    }
+}
+
+/// What a zone takes.
+#[derive(Clone, Debug)]
+pub(super) struct Account {
+    pub quota: Bytes,
+    pub used: Bytes,
+}
+
+/// A source that was found.
+pub(super) struct Found {
+    pub source: Source,
+    pub domain: Domain,
+    pub free: Bytes,
+}
+
+type ShelfKey = (PoolId, Reach, LatencyClass, FaultDomain);
+
+/// What is free of each pool, and what each zone may still take.
+#[derive(Clone, Debug, Default)]
+pub struct Capacity {
+    offers: BTreeMap<Source, Offer>,
+    shelves: BTreeMap<ShelfKey, Shelf>,
+    zones: BTreeMap<ZoneId, Account>,
+    /// vPPBs that something is bound to, whoever knows of it.
+    vppbs_bound: BTreeSet<VppbAddress>,
+    /// Switches of which every device has reported, so that no vPPB is bound unseen.
+    switches_known: BTreeSet<SwitchId>,
+}
+
+impl Capacity {
+    /// Counts everything once. What follows is kept up change by change.
+    ///
+    /// A donor or device that has never reported offers nothing, and one that reports less than the topology says offers
+    /// that. Leases that nobody desires take room, too.
+    pub fn new(topology: &Topology, desired: &Desired, observed: &Observed) -> Capacity {
+        let mut capacity = Capacity::default();
+        capacity.look_at_switches(topology, observed);
+        for (name, pool) in &desired.pools {
+            let percent = pool.overcommit_percent.saturating_add(100);
+            for donor in &pool.donors {
+                capacity.offer_donor(topology, desired, observed, name, donor, percent);
+            }
+            for device in &pool.devices {
+                capacity.offer_device(topology, observed, name, device);
+            }
+        }
+        for (name, zone) in &desired.zones {
+            capacity.zones.insert(name.clone(), Account { quota: zone.quota, used: desired.zone_bytes(name) });
+        }
+        for volume in desired.volumes.values() {
+            volume.taken().iter().for_each(|taken| capacity.count(&taken.source, taken.bytes));
+        }
+        capacity.count_strays(desired, observed);
+        let offers: Vec<Source> = capacity.offers.keys().cloned().collect();
+        offers.iter().for_each(|source| capacity.shelve(source, true));
+        capacity
+    }
+
+    fn look_at_switches(&mut self, topology: &Topology, observed: &Observed) {
+        self.switches_known = topology.parts().switches.keys().cloned().collect();
+        for device in topology.parts().devices.keys() {
+            match (observed.devices.get(device), topology.slot(device)) {
+                (None, Some(slot)) => drop(self.switches_known.remove(&slot.switch)),
+                (None, None) => {}
+                (Some(report), _) => {
+                    self.vppbs_bound.extend(report.lds.values().filter_map(|ld| match &ld.binding {
+                        LdBinding::Bound(vppb) => Some(vppb.clone()),
+                        LdBinding::Busy | LdBinding::Unbound => None,
+                    }));
+                }
+            }
+        }
+    }
+
+    /// Whether a vPPB is known to be free: every device of its switch has reported, and none is bound to it.
+    pub(crate) fn is_free(&self, vppb: &VppbAddress) -> bool {
+        self.switches_known.contains(&vppb.switch) && !self.vppbs_bound.contains(vppb)
+    }
+
+    fn offer_donor(
+        &mut self,
+        topology: &Topology,
+        desired: &Desired,
+        observed: &Observed,
+        pool: &PoolId,
+        name: &DonorId,
+        percent: u16,
+    ) {
+        let (Some(donor), report) = (topology.parts().donors.get(name), observed.donors.get(name)) else { return };
+        let retired = |incarnation| desired.retired_donors.get(name) == Some(incarnation);
+        let up = report.is_some_and(|report| report.standing == Standing::Up && !retired(&report.incarnation));
+        let said = report.map_or(Bytes::ZERO, |report| report.capacity).min(donor.capacity);
+        let offer = Offer {
+            pool: pool.clone(),
+            reach: Reach::Network,
+            class: donor.class,
+            enclosure: donor.enclosure.clone(),
+            rack: topology.rack(&donor.enclosure).clone(),
+            total: said.percent(percent),
+            reserved: Bytes::ZERO,
+            unit: SLAB,
+            open: up && !desired.draining.contains(name),
+        };
+        self.offers.insert(Source::Slabs { donor: name.clone() }, offer);
+    }
+
+    fn offer_device(&mut self, topology: &Topology, observed: &Observed, pool: &PoolId, name: &DeviceId) {
+        let Some((device, slot)) = topology.parts().devices.get(name).zip(topology.slot(name)) else { return };
+        let report = observed.devices.get(name);
+        let is_known = self.switches_known.contains(&slot.switch);
+        let up = is_known && report.is_some_and(|report| report.standing == Standing::Up);
+        let offer = |total, unit, open| Offer {
+            pool: pool.clone(),
+            reach: Reach::Switch(slot.switch.clone()),
+            class: LatencyClass::Cxl,
+            enclosure: device.enclosure.clone(),
+            rack: topology.rack(&device.enclosure).clone(),
+            total,
+            reserved: Bytes::ZERO,
+            unit,
+            open,
+        };
+        if let DeviceKind::DynamicCapacity { capacity, block } = device.kind {
+            self.offers.insert(Source::DynamicCapacity { device: name.clone() }, offer(capacity, block, up));
+        }
+        for (ld_id, bytes) in device.lds() {
+            let ld = report.and_then(|report| report.lds.get(&ld_id));
+            let unbound = ld.is_some_and(|ld| ld.binding == LdBinding::Unbound);
+            let source = Source::LogicalDevice { device: name.clone(), ld_id };
+            self.offers.insert(source, offer(bytes, bytes, up && unbound));
+        }
+    }
+
+    /// Counts what is lent and in no desired state.
+    fn count_strays(&mut self, desired: &Desired, observed: &Observed) {
+        for (name, donor) in &observed.donors {
+            for (id, leases) in &donor.leases {
+                let volume = desired.volumes.get(id);
+                let is_known = |member| {
+                    volume.is_some_and(|one| one.member(member).is_some() || one.leaving.contains_key(&member))
+                };
+                let lent = leases.iter().filter(|(_, lease)| lease.state != LeaseState::Released);
+                let strays: Bytes = lent.filter(|(member, _)| !is_known(**member)).map(|(_, lease)| lease.bytes).sum();
+                self.count(&Source::Slabs { donor: name.clone() }, strays);
+            }
+        }
+    }
+
+    fn count(&mut self, source: &Source, bytes: Bytes) {
+        if let Some(offer) = self.offers.get_mut(source) {
+            offer.reserved = offer.reserved.plus(bytes);
+        }
+    }
+
+    /// Puts a source on its shelves, or takes it off.
+    fn shelve(&mut self, source: &Source, put: bool) {
+        let Some(offer) = self.offers.get(source) else { return };
+        for level in FaultDomain::ALL {
+            let key = (offer.pool.clone(), offer.reach.clone(), offer.class, level);
+            let domain = domain_of(source, offer, level);
+            self.shelves.entry(key).or_default().change(&domain, offer.free(), source, put);
+        }
+    }
+
+    /// The domain of a source.
+    pub(super) fn domain(&self, source: &Source, level: FaultDomain) -> Option<Domain> {
+        self.offers.get(source).map(|offer| domain_of(source, offer, level))
+    }
+
+    /// The account of a zone.
+    pub(super) fn zone(&mut self, zone: &ZoneId) -> Result<&mut Account, Refusal> {
+        self.zones.get_mut(zone).ok_or_else(|| Refusal::UnknownZone { zone: zone.clone() })
+    }
+
+    /// Takes back what a volume takes, also from its zone.
+    pub(crate) fn refund(&mut self, zone: &ZoneId, choices: &[Choice]) {
+        for choice in choices {
+            if let Some(account) = self.zones.get_mut(zone) {
+                account.used = account.used.minus(choice.bytes);
+            }
+            self.give_back(choice);
+        }
+    }
+
+    /// Reserves what a volume takes, whether there is room or not.
+    pub(crate) fn retake(&mut self, zone: &ZoneId, choices: &[Choice]) {
+        for choice in choices {
+            self.retake_zone(zone, choice.bytes);
+            self.change(&choice.source, |reserved| reserved.plus(choice.bytes));
+        }
+    }
+
+    /// Counts what a zone takes, within its quota or not.
+    pub(crate) fn retake_zone(&mut self, zone: &ZoneId, bytes: Bytes) {
+        if let Some(account) = self.zones.get_mut(zone) {
+            account.used = account.used.plus(bytes);
+        }
+    }
+
+    /// Takes back what was reserved of one source.
+    pub(crate) fn give_back(&mut self, choice: &Choice) {
+        self.change(&choice.source, |reserved| reserved.minus(choice.bytes));
+    }
+
+    /// Reserves `bytes` of what was found, rounded up to its unit.
+    pub(super) fn reserve(&mut self, found: Found, bytes: Bytes) -> Choice {
+        let unit = self.offers.get(&found.source).map_or(SLAB, |offer| offer.unit);
+        let bytes = Bytes(bytes.0.div_ceil(unit.0).saturating_mul(unit.0));
+        assert!(bytes <= found.free, "{bytes} reserved where {} are free", found.free);
+        self.change(&found.source, |reserved| reserved.plus(bytes));
+        Choice { source: found.source, bytes }
+    }
+
+    fn change(&mut self, source: &Source, change: impl FnOnce(Bytes) -> Bytes) {
+        self.shelve(source, false);
+        if let Some(offer) = self.offers.get_mut(source) {
+            offer.reserved = change(offer.reserved);
+        }
+        self.shelve(source, true);
+    }
+
+    /// The source with the most room on one shelf, outside the domains and sources that a pick must avoid.
+    pub(super) fn fullest(
+        &self,
+        pick: &Pick<'_>,
+        reach: &Reach,
+        class: LatencyClass,
+        looks: &mut usize,
+    ) -> Option<Found> {
+        let shelf = self.shelves.get(&(pick.pool.clone(), reach.clone(), class, pick.spread))?;
+        for (_, domain) in shelf.by_most.iter().rev() {
+            *looks += 1;
+            if pick.domains.contains(domain) {
+                continue;
+            }
+            for (free, source) in shelf.domains.get(domain).into_iter().flatten().rev() {
+                *looks += 1;
+                if !pick.avoid.contains(source) {
+                    return Some(Found { source: source.clone(), domain: domain.clone(), free: *free });
+                }
+            }
+        }
+        None
+    }
+
+    /// What is free of a pool in sum, and in how many domains.
+    pub(super) fn room(
+        &self,
+        pool: &PoolId,
+        reaches: &[Reach],
+        classes: &[LatencyClass],
+        level: FaultDomain,
+    ) -> (Bytes, usize) {
+        let keys = classes.iter().flat_map(|class| reaches.iter().map(|reach| (reach.clone(), *class)));
+        let shelves: Vec<&Shelf> =
+            keys.filter_map(|(reach, class)| self.shelves.get(&(pool.clone(), reach, class, level))).collect();
+        let domains: BTreeSet<&Domain> = shelves.iter().flat_map(|shelf| shelf.domains.keys()).collect();
+        (shelves.iter().map(|shelf| shelf.free).sum(), domains.len())
+    }
+}
+
+fn domain_of(source: &Source, offer: &Offer, level: FaultDomain) -> Domain {
+    match (level, source) {
+        (FaultDomain::Enclosure, _) => Domain::Enclosure(offer.enclosure.clone()),
+        (FaultDomain::Rack, _) => Domain::Rack(offer.rack.clone()),
+        (FaultDomain::Host, Source::Slabs { donor }) => Domain::Donor(donor.clone()),
+        (FaultDomain::Host, Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. }) => {
+            Domain::Device(device.clone())
+        }
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Decides which donors and devices hold a volume: a request and the capacity there is give spans, or a refusal.
+//!
+//! Rules, in this order. The slowest class that was asked for is taken first, faster ones when it is full. Members of one
+//! span never share the fault domain that was asked for. The first `width` spans are on different donors. Among the
+//! candidates, the one with the most free memory takes it, so that donors fill evenly. Nothing that is placed moves.
+//!
+//! One choice looks at as many entries of the index as it must skip: its own volume's members, never all donors.
+
+mod capacity;
+mod refusal;
+
+use std::collections::BTreeSet;
+
+pub use capacity::{Capacity, Reach};
+pub use refusal::Refusal;
+
+use crate::bytes::{Bytes, SLAB};
+use crate::id::{PoolId, ZoneId};
+use crate::topology::{FaultDomain, LatencyClass};
+use crate::volume::{Redundancy, SPANS_MOST, Source, VOLUME_MOST, VolumeSpec};
+use capacity::{Domain, Found};
+
+/// What is asked of the capacity.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The volume.
+    pub spec: &'a VolumeSpec,
+    /// How many bytes of it to place.
+    pub bytes: Bytes,
+    /// What can be reached from where it will be used.
+    pub reaches: &'a [Reach],
+}
+
+/// Where one member goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The source.
+    pub source: Source,
+    /// What it gives: as much as was asked for, or all of an LD.
+    pub bytes: Bytes,
+}
+
+/// Where a volume goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The members of each span.
+    pub spans: Vec<Vec<Choice>>,
+    /// Entries of the index that were looked at; each is one look-up in an ordered map.
+    pub looks: usize,
+}
+
+/// One pick of a source among those that have room.
+struct Pick<'a> {
+    pool: &'a PoolId,
+    classes: &'a [LatencyClass],
+    reaches: &'a [Reach],
+    spread: FaultDomain,
+    /// Domains that the other members of the span are in.
+    domains: BTreeSet<Domain>,
+    /// Sources that must not be taken.
+    avoid: &'a BTreeSet<Source>,
+}
+
+/// The classes that will do, in the order in which they are tried.
+fn classes(slowest: LatencyClass) -> Vec<LatencyClass> {
+    LatencyClass::ALL.into_iter().rev().filter(|class| *class <= slowest).collect()
+}
+
+/// Checks what does not depend on the capacity.
+pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), Refusal> {
+    if spec.size == Bytes::ZERO || spec.size > VOLUME_MOST {
+        return Err(Refusal::Size { size: spec.size });
+    }
+    if !spec.redundancy.is_possible() {
+        return Err(Refusal::Redundancy { redundancy: spec.redundancy });
+    }
+    if usize::from(spec.width) > SPANS_MOST {
+        return Err(Refusal::TooManySpans { size: spec.size });
+    }
+    Ok(())
+}
+
+impl Capacity {
+    /// Places a request and reserves what it takes. Nothing is reserved when it is refused.
+    pub fn place(&mut self, request: &Request<'_>) -> Result<Placement, Refusal> {
+        check_spec(request.spec)?;
+        let mut placement = Placement { spans: Vec::new(), looks: 0 };
+        let outcome = self.place_spans(request, &mut placement);
+        let raw = placement.spans.iter().flatten().map(|choice| choice.bytes).sum();
+        match outcome.and_then(|()| self.charge(&request.spec.zone, raw)) {
+            Ok(()) => Ok(placement),
+            Err(refusal) => {
+                placement.spans.iter().flatten().for_each(|choice| self.give_back(choice));
+                // What was free before the first span was reserved is what a person can make sense of.
+                if let Refusal::NotEnough { pool, class, .. } = refusal {
+                    let (free, _) = self.room(&pool, request.reaches, &classes(class), request.spec.spread);
+                    return Err(Refusal::NotEnough { pool, class, wanted: request.bytes, free });
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    fn place_spans(&mut self, request: &Request<'_>, placement: &mut Placement) -> Result<(), Refusal> {
+        let Request { spec, bytes, .. } = *request;
+        let width = usize::from(spec.width.max(1));
+        let per_span = Bytes(bytes.0.div_ceil(width as u64));
+        let (mut left, mut used) = (bytes, BTreeSet::new());
+        while left > Bytes::ZERO {
+            if placement.spans.len() == SPANS_MOST {
+                return Err(Refusal::TooManySpans { size: spec.size });
+            }
+            if placement.spans.len() >= width {
+                used.clear();
+            }
+            let want = spec.redundancy.member_bytes(per_span.min(left));
+            let span = self.place_span(request, want, &used, &mut placement.looks)?;
+            let least = span.iter().map(|choice| choice.bytes).min().unwrap_or_default();
+            used.extend(span.iter().map(|choice| choice.source.clone()));
+            left = left.minus(spec.redundancy.span_bytes(least));
+            placement.spans.push(span);
+        }
+        Ok(())
+    }
+
+    /// Members for one span, of `want` or less each, but all alike except for whole LDs.
+    fn place_span(
+        &mut self,
+        request: &Request<'_>,
+        want: Bytes,
+        used: &BTreeSet<Source>,
+        looks: &mut usize,
+    ) -> Result<Vec<Choice>, Refusal> {
+        let spec = request.spec;
+        let classes = classes(spec.class);
+        let mut pick = Pick {
+            pool: &spec.pool,
+            classes: &classes,
+            reaches: request.reaches,
+            spread: spec.spread,
+            domains: BTreeSet::new(),
+            avoid: used,
+        };
+        let mut found = Vec::new();
+        for _ in 0..spec.redundancy.members() {
+            let Some(one) = self.find(&pick, want, looks) else {
+                return Err(self.why_not(request, &classes, &pick));
+            };
+            pick.domains.insert(one.domain.clone());
+            found.push(one);
+        }
+        let least = found.iter().map(|one| one.free).min().unwrap_or_default().min(want);
+        Ok(found.into_iter().map(|one| self.reserve(one, least)).collect())
+    }
+
+    /// Places one member with at least `want`, in no domain of `others` and on none of `avoid`.
+    pub(crate) fn place_member(
+        &mut self,
+        spec: &VolumeSpec,
+        reaches: &[Reach],
+        want: Bytes,
+        others: &[Source],
+        avoid: &BTreeSet<Source>,
+    ) -> Result<Choice, Refusal> {
+        let classes = classes(spec.class);
+        let domains = others.iter().filter_map(|source| self.domain(source, spec.spread)).collect();
+        let pick = Pick { pool: &spec.pool, classes: &classes, reaches, spread: spec.spread, domains, avoid };
+        let request = Request { spec, bytes: want, reaches };
+        match self.find(&pick, want, &mut 0) {
+            Some(found) if found.free >= want => Ok(self.reserve(found, want)),
+            _ => Err(self.why_not(&request, &classes, &pick)),
+        }
+    }
+
+    /// The source for one member: the first class that has enough in one place, else the most that any has.
+    fn find(&self, pick: &Pick<'_>, want: Bytes, looks: &mut usize) -> Option<Found> {
+        let mut best: Option<Found> = None;
+        for class in pick.classes {
+            for reach in pick.reaches {
+                let found = self.fullest(pick, reach, *class, looks);
+                if found.as_ref().is_some_and(|found| best.as_ref().is_none_or(|best| found.free > best.free)) {
+                    best = found;
+                }
+            }
+            if best.as_ref().is_some_and(|best| best.free >= want) {
+                break;
+            }
+        }
+        best.filter(|best| best.free >= SLAB)
+    }
+
+    fn why_not(&self, request: &Request<'_>, classes: &[LatencyClass], pick: &Pick<'_>) -> Refusal {
+        let Request { spec, bytes, reaches } = *request;
+        let (free, domains) = self.room(&spec.pool, reaches, classes, spec.spread);
+        let needed = spec.redundancy.members().max(pick.domains.len() + 1);
+        if domains < needed && spec.redundancy != Redundancy::None {
+            return Refusal::TooFewDomains { pool: spec.pool.clone(), domain: spec.spread, needed, found: domains };
+        }
+        if !pick.avoid.is_empty() && spec.redundancy.span_bytes(free) >= bytes && usize::from(spec.width) > 1 {
+            return Refusal::TooNarrow { pool: spec.pool.clone(), width: spec.width };
+        }
+        Refusal::NotEnough { pool: spec.pool.clone(), class: spec.class, wanted: bytes, free }
+    }
+
+    /// Counts what a zone takes against its quota.
+    pub(crate) fn charge(&mut self, zone: &ZoneId, raw: Bytes) -> Result<(), Refusal> {
+        let account = self.zone(zone)?;
+        let used = account.used.plus(raw);
+        if used > account.quota {
+            let (quota, used) = (account.quota, account.used);
+            return Err(Refusal::Quota { zone: zone.clone(), quota, used, wanted: raw });
+        }
+        account.used = used;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

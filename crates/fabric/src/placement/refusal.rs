@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Why a change of the pool is refused. Each refusal names the cause and the remedy in one line.
+
+use std::fmt;
+
+use crate::bytes::Bytes;
+use crate::id::{HostId, MemberId, PoolId, VolumeName, ZoneId};
+use crate::topology::{FaultDomain, LatencyClass};
+use crate::volume::{COPIES_MOST, DATA_MOST, PARITY_MOST, Redundancy, SPANS_MOST, VOLUME_MOST};
+
+/// Why a change is refused. Nothing has changed then. The set may grow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The volume is bound to another host.
+    Bound {
+        /// The volume.
+        volume: VolumeName,
+        /// The host.
+        host: HostId,
+    },
+    /// The host was declared dead.
+    DeadHost {
+        /// The host.
+        host: HostId,
+    },
+    /// The zone of the volume does not list the host.
+    HostOutsideZone {
+        /// The host.
+        host: HostId,
+        /// The zone.
+        zone: ZoneId,
+    },
+    /// The id was drawn before.
+    IdTaken,
+    /// Another volume has the name.
+    NameTaken {
+        /// The name.
+        name: VolumeName,
+    },
+    /// The host has no vPPB left for an LD, or its switch has not reported all of them.
+    NoVppb {
+        /// The host.
+        host: HostId,
+    },
+    /// Less is free than is asked for.
+    NotEnough {
+        /// In which pool.
+        pool: PoolId,
+        /// The slowest class that would have done.
+        class: LatencyClass,
+        /// What was asked for.
+        wanted: Bytes,
+        /// What is free, in one place or in many.
+        free: Bytes,
+    },
+    /// The zone would take more than its quota.
+    Quota {
+        /// The zone.
+        zone: ZoneId,
+        /// Its quota.
+        quota: Bytes,
+        /// What it takes.
+        used: Bytes,
+        /// What was asked for, redundancy counted.
+        wanted: Bytes,
+    },
+    /// A redundancy outside its bounds.
+    Redundancy {
+        /// What was asked for.
+        redundancy: Redundancy,
+    },
+    /// A size of nothing, or beyond [`VOLUME_MOST`].
+    Size {
+        /// What was asked for.
+        size: Bytes,
+    },
+    /// Fewer fault domains have room than a span has members.
+    TooFewDomains {
+        /// In which pool.
+        pool: PoolId,
+        /// Which kind of domain.
+        domain: FaultDomain,
+        /// As many are needed.
+        needed: usize,
+        /// As many have room.
+        found: usize,
+    },
+    /// More than [`SPANS_MOST`] spans would be needed.
+    TooManySpans {
+        /// The size of the volume.
+        size: Bytes,
+    },
+    /// Fewer donors have room than the width that was asked for.
+    TooNarrow {
+        /// In which pool.
+        pool: PoolId,
+        /// The width.
+        width: u16,
+    },
+    /// The host is not in the topology.
+    UnknownHost {
+        /// The host.
+        host: HostId,
+    },
+    /// The volume has no such member.
+    UnknownMember {
+        /// The volume.
+        volume: VolumeName,
+        /// The member.
+        member: MemberId,
+    },
+    /// There is no such pool.
+    UnknownPool {
+        /// Its name.
+        pool: PoolId,
+    },
+    /// There is no such volume, or it was released.
+    UnknownVolume {
+        /// Its name or its id.
+        volume: String,
+    },
+    /// There is no such zone.
+    UnknownZone {
+        /// Its name.
+        zone: ZoneId,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bound { volume, host } => write!(f, "volume {volume} is bound to host {host}; unbind it there first"),
+            Self::DeadHost { host } => {
+                write!(f, "host {host} was declared dead; restart it, so that it has nothing left")
+            }
+            Self::HostOutsideZone { host, zone } => {
+                write!(f, "host {host} is not in zone {zone}; add it to the zone, or bind to one of its hosts")
+            }
+            Self::IdTaken => f.write_str("the volume id was drawn before; draw another one"),
+            Self::NameTaken { name } => write!(f, "a volume {name} exists; choose another name, or release that one"),
+            Self::NoVppb { host } => write!(
+                f,
+                "host {host} has no vPPB that is known to be free; unbind an LD there, use a donor's slabs, or wait until \
+                 its switch has reported"
+            ),
+            Self::NotEnough { pool, class, wanted, free } => write!(
+                f,
+                "pool {pool} has {free} free at class {class:?} or faster, {wanted} were asked for; add donors, release \
+                 volumes, or ask for less"
+            ),
+            Self::Quota { zone, quota, used, wanted } => write!(
+                f,
+                "zone {zone} uses {used} of its quota of {quota}, and {wanted} more were asked for; raise the quota, or \
+                 release volumes of the zone"
+            ),
+            Self::Redundancy { redundancy } => write!(
+                f,
+                "redundancy {redundancy} is not possible; use none, a mirror of 2 to {COPIES_MOST} copies, or parity with \
+                 2 to {DATA_MOST} + 1 to {PARITY_MOST} shards"
+            ),
+            Self::Size { size } => {
+                write!(f, "a volume of {size} is not possible; ask for more than 0B, {VOLUME_MOST} at most")
+            }
+            Self::TooFewDomains { pool, domain, needed, found } => write!(
+                f,
+                "{needed} members need as many fault domains ({domain:?}), and {found} of pool {pool} have room; add \
+                 donors elsewhere, or ask for less redundancy or a narrower spread"
+            ),
+            Self::TooManySpans { size } => write!(
+                f,
+                "a volume of {size} would have more than {SPANS_MOST} spans; ask for less, or for a smaller width, or add \
+                 larger donors"
+            ),
+            Self::TooNarrow { pool, width } => write!(
+                f,
+                "fewer than {width} donors of pool {pool} have room for a span each; ask for a smaller width, or add donors"
+            ),
+            Self::UnknownHost { host } => write!(f, "host {host} is not in the topology; add it, or correct the name"),
+            Self::UnknownMember { volume, member } => {
+                write!(f, "volume {volume} has no member {member}; read its members again")
+            }
+            Self::UnknownPool { pool } => write!(f, "there is no pool {pool}; create it, or correct the name"),
+            Self::UnknownVolume { volume } => write!(f, "there is no volume {volume}; create it, or correct the name"),
+            Self::UnknownZone { zone } => write!(f, "there is no zone {zone}; create it, or correct the name"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Plans are read by people, applied as a whole, and empty when they have been applied.
+
+use super::*;
+use crate::example::{id, observed, racks};
+use crate::volume::Redundancy;
+
+const FILE: &str = r#"{
+    "pools": {"main": {"donors": ["d0000", "d0001", "d0002", "d0003"]}},
+    "zones": {"lab": {"quota": "100GiB", "hosts": ["h0", "h1"]}},
+    "volumes": {
+        "scratch": {"spec": {"size": "8GiB", "pool": "main", "zone": "lab", "class": "tcp"}, "host": "h0"},
+        "cache": {"spec": {"size": "4GiB", "pool": "main", "zone": "lab", "class": "tcp",
+                           "redundancy": {"mirror": {"copies": 2}}}}
+    }
+}"#;
+
+/// A pool of four donors, in which a declaration is applied.
+struct Site {
+    topology: Topology,
+    desired: Desired,
+    observed: Observed,
+    drawn: u64,
+}
+
+impl Site {
+    fn new() -> Site {
+        let topology = racks(4);
+        let observed = observed(&topology);
+        Site { topology, desired: Desired::default(), observed, drawn: 0 }
+    }
+
+    fn apply(&mut self, declaration: &Declaration) -> Result<Vec<String>, String> {
+        let Site { topology, desired, observed, drawn } = self;
+        let draw = || {
+            *drawn += 1;
+            VolumeId(*drawn)
+        };
+        let applied = apply(topology, desired, observed, declaration, draw);
+        applied.map(|changes| changes.iter().map(Change::to_string).collect()).map_err(|refusal| refusal.to_string())
+    }
+}
+
+fn declaration() -> Declaration {
+    serde_json::from_str(FILE).expect("a declaration")
+}
+
+#[test]
+fn a_declaration_is_applied_once() {
+    let mut site = Site::new();
+    let changes = site.apply(&declaration()).expect("applied");
+    assert_eq!(
+        changes,
+        [
+            "+ pool main: 4 donors, 0 devices",
+            "+ zone lab: quota 100GiB, 2 hosts",
+            "+ create volume cache: 4GiB, redundancy mirror=2, pool main, zone lab",
+            "+ create volume scratch: 8GiB, redundancy none, pool main, zone lab",
+            "+ bind volume scratch to host h0",
+        ]
+    );
+    let before = site.desired.clone();
+    assert_eq!(before.version, 1);
+    assert_eq!(site.apply(&declaration()), Ok(Vec::new()), "the second time nothing changes");
+    assert_eq!(site.desired, before);
+    let exported = Declaration::of(&site.desired);
+    assert_eq!(exported, declaration(), "what is exported is what was applied");
+}
+
+#[test]
+fn changes_are_in_an_order_that_makes_room_first() {
+    let mut site = Site::new();
+    site.apply(&declaration()).expect("applied");
+    let mut changed = declaration();
+    let scratch = changed.volumes.get_mut(&id("scratch")).expect("declared");
+    (scratch.spec.size, scratch.host) = (Bytes::gib(16), Some(id("h1")));
+    let cache = changed.volumes.get_mut(&id("cache")).expect("declared");
+    cache.spec.redundancy = Redundancy::None;
+    cache.spec.expires_at = Some(Millis(5));
+    changed.draining.insert(id("d0003"));
+    let changes = site.apply(&changed).expect("applied");
+    assert_eq!(
+        changes,
+        [
+            "- unbind volume scratch from host h0",
+            "- release volume cache",
+            "+ create volume cache: 4GiB, redundancy none, pool main, zone lab",
+            "+ grow volume scratch from 8GiB to 16GiB",
+            "+ bind volume scratch to host h1",
+            "- drain donor d0003",
+        ]
+    );
+    assert_eq!(diff(&Declaration::of(&site.desired), &changed), []);
+}
+
+#[test]
+fn a_plan_is_refused_as_a_whole() {
+    let mut site = Site::new();
+    let mut too_much = declaration();
+    too_much.volumes.get_mut(&id("scratch")).expect("declared").spec.size = Bytes::gib(99);
+    let refusal = site.apply(&too_much).expect_err("over quota");
+    assert!(refusal.contains("create volume scratch") && refusal.contains("quota of 100GiB"), "{refusal}");
+    assert_eq!(site.desired, Desired::default(), "nothing is half done");
+    let mut unknown = declaration();
+    unknown.pools.get_mut(&id("main")).expect("declared").donors.insert(id("d9"));
+    assert_eq!(
+        site.apply(&unknown),
+        Err("donor d9 is in a pool or zone, and not in the topology; add it there".into())
+    );
+    let mut twice = declaration();
+    twice.pools.insert(id("other"), twice.pools[&id("main")].clone());
+    assert!(site.apply(&twice).expect_err("two pools").contains("is in pool main and in pool other"));
+}
+
+#[test]
+fn a_zone_stays_until_its_last_volume_is_gone() {
+    let mut site = Site::new();
+    site.apply(&declaration()).expect("applied");
+    let refusal = site.apply(&Declaration::default()).expect_err("scratch is bound");
+    assert_eq!(refusal, "zone lab is in use; wait until its volumes are released, or keep it");
+}
+
+#[test]
+fn unknown_properties_are_refused() {
+    let typo = FILE.replace("\"quota\"", "\"qouta\"");
+    let failure = serde_json::from_str::<Declaration>(&typo).expect_err("a typo").to_string();
+    assert!(failure.contains("unknown field `qouta`"), "{failure}");
+    let trick = FILE.replace("\"cache\"", "\"c\u{430}che\"");
+    let failure = serde_json::from_str::<Declaration>(&trick).expect_err("a Cyrillic letter").to_string();
+    assert!(failure.contains("use only a-z"), "{failure}");
+}

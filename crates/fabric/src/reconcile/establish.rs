@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Decides the steps that bring a bound volume to its host: grants, then the volume as a whole, later what joins it.
+
+use std::collections::BTreeSet;
+
+use super::standing::{AtSource, agent, at_source, has_left, is_dead};
+use super::{MemberLease, Reason, Round, States, Step, Waiting};
+use crate::desired::{Volume, Why};
+use crate::id::{DeviceId, HostId, LdId, Token, VolumeId};
+use crate::observed::{DeviceReport, LdReport, MemberState, VolumeReport};
+use crate::volume::{Member, Place, Source, Span};
+
+impl States<'_> {
+    /// Steps for a volume that is bound.
+    pub(super) fn establish(self, id: VolumeId, volume: &Volume, host: &HostId, round: &mut Round) {
+        let mut wait = |reason| round.waiting.push(Waiting { volume: id, reason });
+        if is_dead(self.desired, self.observed, host) {
+            return wait(Reason::AgentSilent { host: host.clone() });
+        }
+        let Some(report) = agent(self.desired, self.observed, host) else {
+            return wait(Reason::AgentSilent { host: host.clone() });
+        };
+        let view = report.volumes.get(&id);
+        let ready: Vec<Vec<MemberLease>> =
+            volume.spans.iter().map(|span| self.ready(id, span, host, view, round)).collect();
+        // What the host itself has may be of the last binding, too, and nothing joins that.
+        if let Some(other) = self.other_host(id, volume, host) {
+            return round.waiting.push(Waiting { volume: id, reason: Reason::OtherHost { host: other } });
+        }
+        match view {
+            None => present(id, volume, host, ready, round),
+            Some(view) => join(id, volume, host, view, ready, round),
+        }
+    }
+
+    /// The leases of a span's members that are lent and have not joined; steps for those that are not lent.
+    fn ready(
+        self,
+        id: VolumeId,
+        span: &Span,
+        host: &HostId,
+        view: Option<&VolumeReport>,
+        round: &mut Round,
+    ) -> Vec<MemberLease> {
+        let mut ready = Vec::new();
+        for (place, member) in span.places() {
+            let joined = view.and_then(|view| view.members.get(&member.id));
+            if let Some(joined) = joined {
+                if joined.state == MemberState::Broken {
+                    let reason = Reason::MemberLost { member: member.id };
+                    round.waiting.push(Waiting { volume: id, reason });
+                }
+                continue;
+            }
+            let reason = match at_source(self.desired, self.observed, id, member) {
+                AtSource::Lent { token } => {
+                    ready.push(lease(place, member, token));
+                    continue;
+                }
+                AtSource::Absent => {
+                    round.steps.extend(grant(id, host, member));
+                    continue;
+                }
+                AtSource::Soiled => {
+                    round.steps.extend(wipe(&member.source));
+                    continue;
+                }
+                AtSource::Busy | AtSource::Wiping => Reason::SourceBusy { source: member.source.clone() },
+                AtSource::Silent => Reason::SourceSilent { source: member.source.clone() },
+                AtSource::Released | AtSource::Retired => Reason::MemberLost { member: member.id },
+            };
+            round.waiting.push(Waiting { volume: id, reason });
+        }
+        ready
+    }
+
+    /// A host that has, or may have, an earlier binding of the volume.
+    fn other_host(self, id: VolumeId, volume: &Volume, host: &HostId) -> Option<HostId> {
+        let mut leaving = volume.leaving.values().filter(|leaving| leaving.why == Why::Unbound);
+        if let Some(leaving) = leaving.find(|leaving| !has_left(self.desired, self.observed, id, leaving)) {
+            return Some(leaving.host.clone());
+        }
+        let mut others = self.observed.hosts.iter().filter(|(other, report)| {
+            *other != host && report.volumes.contains_key(&id) && !is_dead(self.desired, self.observed, other)
+        });
+        others.next().map(|(other, _)| other.clone())
+    }
+
+    /// LDs of a device that are in no volume.
+    pub(crate) fn unknown_lds<'b>(self, device: &DeviceId, report: &'b DeviceReport) -> Vec<(LdId, &'b LdReport)> {
+        let mut known: BTreeSet<LdId> = BTreeSet::new();
+        for volume in self.desired.volumes.values() {
+            let leaving = volume.leaving.values().map(|leaving| &leaving.member);
+            for member in volume.places().map(|(_, member)| member).chain(leaving) {
+                if let Source::LogicalDevice { device: of, ld_id } = &member.source
+                    && of == device
+                {
+                    known.insert(*ld_id);
+                }
+            }
+        }
+        let lds = report.lds.iter().map(|(ld_id, ld)| (*ld_id, ld));
+        lds.filter(|(ld_id, _)| !known.contains(ld_id)).collect()
+    }
+}
+
+/// The volume as a whole, once all of it is lent.
+fn present(id: VolumeId, volume: &Volume, host: &HostId, ready: Vec<Vec<MemberLease>>, round: &mut Round) {
+    let members: Vec<MemberLease> = ready.into_iter().flatten().collect();
+    if members.len() == volume.places().count() {
+        round.steps.push(Step::Present {
+            host: host.clone(),
+            volume: id,
+            redundancy: volume.spec.redundancy,
+            presentation: volume.spec.presentation.clone(),
+            members,
+        });
+    }
+}
+
+/// What is ready joins: a new span as a whole, else each member that takes a place.
+fn join(
+    id: VolumeId,
+    volume: &Volume,
+    host: &HostId,
+    view: &VolumeReport,
+    ready: Vec<Vec<MemberLease>>,
+    round: &mut Round,
+) {
+    for (span, members) in volume.spans.iter().zip(ready) {
+        let is_new = !view.members.values().any(|member| member.lease.place.span == span.id);
+        let together = |members| Step::Join { host: host.clone(), volume: id, members };
+        if is_new && members.len() == span.members.len() {
+            round.steps.push(together(members));
+        } else if !is_new {
+            round.steps.extend(members.into_iter().map(|member| together(vec![member])));
+        }
+    }
+}
+
+fn lease(place: Place, member: &Member, token: Token) -> MemberLease {
+    MemberLease { member: member.id, place, source: member.source.clone(), bytes: member.bytes, token }
+}
+
+/// What makes a source lend. An LD without a vPPB is one of an unbound volume.
+fn grant(volume: VolumeId, host: &HostId, member: &Member) -> Option<Step> {
+    let (host, bytes) = (host.clone(), member.bytes);
+    match member.source.clone() {
+        Source::DynamicCapacity { device } => {
+            Some(Step::AddDynamicCapacity { device, host, volume, member: member.id, bytes })
+        }
+        Source::LogicalDevice { device, ld_id } => {
+            member.vppb.clone().map(|vppb| Step::BindVppb { vppb, device, ld_id })
+        }
+        Source::Slabs { donor } => Some(Step::Grant { donor, host, volume, member: member.id, bytes }),
+    }
+}
+
+/// What makes an LD fit to be bound again.
+pub(super) fn wipe(source: &Source) -> Option<Step> {
+    match source.clone() {
+        Source::LogicalDevice { device, ld_id } => Some(Step::WipeLd { device, ld_id }),
+        Source::DynamicCapacity { .. } | Source::Slabs { .. } => None,
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Reads from the observations how far a member is: at its source, and at its host.
+
+use crate::desired::{Desired, Leaving};
+use crate::id::{HostId, Token, VolumeId};
+use crate::observed::{Content, DeviceReport, HostReport, LdBinding, LdReport, LeaseState, Observed, Standing};
+use crate::volume::{Member, Source};
+
+/// How far a member is at its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtSource {
+    /// Not lent.
+    Absent,
+    /// A bind is under way, or somebody else has it.
+    Busy,
+    /// Lent to the member.
+    Lent { token: Token },
+    /// Was lent, is wiped, and is never lent for this member again.
+    Released,
+    /// An operator has given the source up.
+    Retired,
+    /// The source does not answer.
+    Silent,
+    /// Not bound, and not wiped.
+    Soiled,
+    /// Being wiped.
+    Wiping,
+}
+
+impl AtSource {
+    /// Whether a member that leaves has nothing at its source any more.
+    pub(crate) fn is_given_back(self, source: &Source) -> bool {
+        match self {
+            Self::Released | Self::Retired => true,
+            // A donor lists what was released, so that a grant that is still on its way is refused. A switch carries a
+            // command out within its time limit or not at all.
+            Self::Absent => !matches!(source, Source::Slabs { .. }),
+            _ => false,
+        }
+    }
+}
+
+/// How far a member is at its source.
+pub(crate) fn at_source(desired: &Desired, observed: &Observed, volume: VolumeId, member: &Member) -> AtSource {
+    match &member.source {
+        Source::Slabs { donor } => {
+            let Some(report) = observed.donors.get(donor) else {
+                let retired = desired.retired_donors.contains_key(donor);
+                return if retired { AtSource::Retired } else { AtSource::Silent };
+            };
+            if desired.retired_donors.get(donor) == Some(&report.incarnation) {
+                return AtSource::Retired;
+            }
+            let state = report.lease(volume, member.id).map(|lease| lease.state);
+            match (state, report.standing.answers()) {
+                // That stays true, whether the donor answers or not.
+                (Some(LeaseState::Released), _) => AtSource::Released,
+                (_, false) => AtSource::Silent,
+                (None, true) => AtSource::Absent,
+                (Some(LeaseState::Lent { token }), true) => AtSource::Lent { token },
+                (Some(LeaseState::Wiping { .. }), true) => AtSource::Wiping,
+            }
+        }
+        Source::LogicalDevice { device, ld_id } => match answering(observed, device) {
+            None => AtSource::Silent,
+            Some(report) => report.lds.get(ld_id).map_or(AtSource::Silent, |ld| at_ld(ld, member)),
+        },
+        Source::DynamicCapacity { device } => {
+            let Some(report) = answering(observed, device) else { return AtSource::Silent };
+            match report.extents.get(&volume).and_then(|tags| tags.get(&member.id)) {
+                None => AtSource::Absent,
+                Some(extent) if extent.accepted => AtSource::Lent { token: Token(0) },
+                Some(_) => AtSource::Busy,
+            }
+        }
+    }
+}
+
+fn answering<'a>(observed: &'a Observed, device: &crate::id::DeviceId) -> Option<&'a DeviceReport> {
+    observed.devices.get(device).filter(|report| report.standing.answers())
+}
+
+fn at_ld(ld: &LdReport, member: &Member) -> AtSource {
+    match (&ld.binding, ld.content) {
+        (LdBinding::Bound(vppb), _) if member.vppb.as_ref() == Some(vppb) => AtSource::Lent { token: Token(0) },
+        (LdBinding::Bound(_) | LdBinding::Busy, _) => AtSource::Busy,
+        (LdBinding::Unbound, Content::Used) => AtSource::Soiled,
+        (LdBinding::Unbound, Content::Wiping) => AtSource::Wiping,
+        (LdBinding::Unbound, Content::Wiped) => AtSource::Absent,
+    }
+}
+
+/// Whether a host was declared dead, and has not been restarted since.
+pub(crate) fn is_dead(desired: &Desired, observed: &Observed, host: &HostId) -> bool {
+    let report = observed.hosts.get(host);
+    desired.dead_hosts.get(host).is_some_and(|dead| report.is_none_or(|report| report.incarnation == *dead))
+}
+
+/// The report of a host whose agent answers and is to be listened to.
+pub(crate) fn agent<'a>(desired: &Desired, observed: &'a Observed, host: &HostId) -> Option<&'a HostReport> {
+    let report = observed.hosts.get(host)?;
+    (report.standing.answers() && !is_dead(desired, observed, host)).then_some(report)
+}
+
+/// Whether the host of a member that leaves has confirmed that, or is dead.
+pub(crate) fn has_left(desired: &Desired, observed: &Observed, volume: VolumeId, leaving: &Leaving) -> bool {
+    let report = observed.hosts.get(&leaving.host);
+    // A member that has left stays so, whether its agent answers or not.
+    is_dead(desired, observed, &leaving.host) || report.is_some_and(|report| report.has_left(volume, leaving.member.id))
+}
+
+/// Since when a source does not answer.
+pub(crate) fn standing(observed: &Observed, source: &Source) -> Option<Standing> {
+    match source {
+        Source::Slabs { donor } => observed.donors.get(donor).map(|report| report.standing),
+        Source::DynamicCapacity { device } | Source::LogicalDevice { device, .. } => {
+            observed.devices.get(device).map(|report| report.standing)
+        }
+    }
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a fabric manager does next, one step for one end. Every step may be repeated, and may be lost.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::Bytes;
+use crate::desired::Why;
+use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, Token, VolumeId, VppbAddress};
+use crate::volume::{Place, Presentation, Redundancy, Source};
+
+/// What an agent must know to use a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberLease {
+    /// The member.
+    pub member: MemberId,
+    /// Its place.
+    pub place: Place,
+    /// Where its bytes are.
+    pub source: Source,
+    /// How many.
+    pub bytes: Bytes,
+    /// What the donor asks for; nothing where there is no donor.
+    pub token: Token,
+}
+
+/// One step.
+///
+/// | step | is taken when | carried out twice |
+/// |---|---|---|
+/// | `Grant`, `BindVppb`, `AddDynamicCapacity` | a bound volume's member is not lent | the same lease |
+/// | `Present` | all members are lent, and no host has the volume | nothing |
+/// | `Join` | a span's members are lent, or one that replaces another is | nothing |
+/// | `Leave` | the place has its bytes elsewhere, or never again | nothing |
+/// | `Withdraw` | the volume was unbound | nothing |
+/// | `Release`, `UnbindVppb`, `ReleaseDynamicCapacity` | the agent has confirmed that the member left | nothing |
+/// | `WipeLd` | an LD is unbound, and not wiped | nothing |
+/// | `ForgetLease`, `ForgetLeft` | the desired state has dropped the member | nothing |
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Step {
+    /// Adds dynamic capacity of a device to a host, tagged with volume and member.
+    AddDynamicCapacity {
+        /// The device.
+        device: DeviceId,
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// Binds an LD to a vPPB.
+    BindVppb {
+        /// The vPPB.
+        vppb: VppbAddress,
+        /// The device.
+        device: DeviceId,
+        /// The LD on it.
+        ld_id: LdId,
+    },
+    /// The donor need not list a released lease any more.
+    ForgetLease {
+        /// The donor.
+        donor: DonorId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+    },
+    /// The agent need not list a member that has left any more.
+    ForgetLeft {
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+    },
+    /// The donor lends slabs for a member, all or none, and mints the token.
+    Grant {
+        /// The donor.
+        donor: DonorId,
+        /// Whom it lends to.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+        /// How much.
+        bytes: Bytes,
+    },
+    /// The agent takes more members into a volume that it has, all or none.
+    Join {
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// The members: those of a new span, or one that replaces another.
+        members: Vec<MemberLease>,
+    },
+    /// The agent lets members go, and lists them as left when no program uses them any more.
+    Leave {
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// The members: one, or those of a span.
+        members: Vec<MemberId>,
+        /// Why.
+        why: Why,
+    },
+    /// The agent makes a volume usable, with all members or not at all.
+    Present {
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// Its redundancy.
+        redundancy: Redundancy,
+        /// What programs see.
+        presentation: Presentation,
+        /// All its members.
+        members: Vec<MemberLease>,
+    },
+    /// The donor takes slabs back, wipes them, and lists the lease as released.
+    Release {
+        /// The donor.
+        donor: DonorId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+    },
+    /// Releases dynamic capacity with one tag, and has it sanitized.
+    ReleaseDynamicCapacity {
+        /// The device.
+        device: DeviceId,
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+    },
+    /// Unbinds a vPPB, if this LD is bound to it.
+    UnbindVppb {
+        /// The vPPB.
+        vppb: VppbAddress,
+        /// The device.
+        device: DeviceId,
+        /// The LD on it.
+        ld_id: LdId,
+    },
+    /// Sanitizes an LD, unless it is bound.
+    WipeLd {
+        /// The device.
+        device: DeviceId,
+        /// The LD on it.
+        ld_id: LdId,
+    },
+    /// The agent takes a volume away from programs as a whole, and lists its members as left.
+    Withdraw {
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+        /// Its members, also those that the agent has never had.
+        members: Vec<MemberId>,
+    },
+}
+
+/// Who carries a step out.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    /// The switch of a device.
+    Device(DeviceId),
+    /// A donor.
+    Donor(DonorId),
+    /// A host's agent.
+    Host(HostId),
+}
+
+impl Step {
+    /// Who carries it out.
+    pub fn end(&self) -> End {
+        match self {
+            Self::ForgetLease { donor, .. } | Self::Grant { donor, .. } | Self::Release { donor, .. } => {
+                End::Donor(donor.clone())
+            }
+            Self::ForgetLeft { host, .. }
+            | Self::Join { host, .. }
+            | Self::Leave { host, .. }
+            | Self::Present { host, .. }
+            | Self::Withdraw { host, .. } => End::Host(host.clone()),
+            Self::AddDynamicCapacity { device, .. }
+            | Self::BindVppb { device, .. }
+            | Self::ReleaseDynamicCapacity { device, .. }
+            | Self::UnbindVppb { device, .. }
+            | Self::WipeLd { device, .. } => End::Device(device.clone()),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddDynamicCapacity { device, host, volume, member, bytes } => {
+                write!(f, "add {bytes} of dynamic capacity of device {device} to host {host} for {volume}/{member}")
+            }
+            Self::BindVppb { vppb, device, ld_id } => write!(f, "bind {vppb} to LD {ld_id} of device {device}"),
+            Self::ForgetLease { donor, volume, member } => write!(f, "donor {donor} forgets lease {volume}/{member}"),
+            Self::ForgetLeft { host, volume, member } => write!(f, "host {host} forgets that {volume}/{member} left"),
+            Self::Grant { donor, host, volume, member, bytes } => {
+                write!(f, "donor {donor} lends {bytes} to host {host} for {volume}/{member}")
+            }
+            Self::Join { host, volume, members } => {
+                write!(f, "host {host} takes {} members into {volume}", members.len())
+            }
+            Self::Leave { host, volume, members, why } => {
+                write!(f, "host {host} lets {} members of {volume} go ({why:?})", members.len())
+            }
+            Self::Present { host, volume, members, .. } => {
+                write!(f, "host {host} presents {volume} with {} members", members.len())
+            }
+            Self::Release { donor, volume, member } => {
+                write!(f, "donor {donor} takes {volume}/{member} back and wipes it")
+            }
+            Self::ReleaseDynamicCapacity { device, host, volume, member } => {
+                write!(f, "release dynamic capacity of device {device} at host {host} of {volume}/{member}")
+            }
+            Self::UnbindVppb { vppb, device, ld_id } => write!(f, "unbind {vppb} from LD {ld_id} of device {device}"),
+            Self::WipeLd { device, ld_id } => write!(f, "wipe LD {ld_id} of device {device}"),
+            Self::Withdraw { host, volume, .. } => write!(f, "host {host} withdraws {volume}"),
+        }
+    }
+}

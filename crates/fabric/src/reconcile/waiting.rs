@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a round waits for, and what it leaves alone, for people to read.
+
+use std::fmt;
+
+use crate::bytes::Bytes;
+use crate::id::{DeviceId, DonorId, HostId, LdId, MemberId, VolumeId};
+use crate::volume::Source;
+
+/// What no step can hasten.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Waiting {
+    /// The volume.
+    pub volume: VolumeId,
+    /// What for.
+    pub reason: Reason,
+}
+
+/// Why a volume is not as it is desired to be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// The host's agent does not answer.
+    AgentSilent {
+        /// The host.
+        host: HostId,
+    },
+    /// A member gets its bytes.
+    Copying {
+        /// The member that will take the place.
+        member: MemberId,
+        /// What it has not got yet.
+        left: Bytes,
+    },
+    /// Bytes move off a member.
+    Draining {
+        /// The member.
+        member: MemberId,
+        /// What has not moved yet.
+        left: Bytes,
+    },
+    /// A member's bytes are lost, or it can never be lent: it must be replaced.
+    MemberLost {
+        /// The member.
+        member: MemberId,
+    },
+    /// A host, perhaps the same one, still has an earlier binding of the volume.
+    OtherHost {
+        /// The host.
+        host: HostId,
+    },
+    /// A member's source is not free yet, or not wiped yet.
+    SourceBusy {
+        /// The source.
+        source: Source,
+    },
+    /// A member's source does not answer.
+    SourceSilent {
+        /// The source.
+        source: Source,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AgentSilent { host } => write!(
+                f,
+                "the agent of host {host} does not answer; start it, or declare the host dead if it is powered off"
+            ),
+            Self::Copying { member, left } => write!(f, "member {member} has {left} left to copy"),
+            Self::Draining { member, left } => write!(f, "{left} have to move off member {member}"),
+            Self::MemberLost { member } => {
+                write!(f, "member {member} is lost; add capacity so that it can be replaced")
+            }
+            Self::OtherHost { host } => write!(f, "host {host} has not let go of the volume's last binding yet"),
+            Self::SourceBusy { source } => write!(f, "{source} is not free and wiped yet"),
+            Self::SourceSilent { source } => {
+                write!(f, "{source} does not answer; repair it, or retire it if it is gone")
+            }
+        }
+    }
+}
+
+/// What is in use and not in the desired state. It is left alone until it is adopted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stray {
+    /// Dynamic capacity with a tag that nobody knows.
+    Extent {
+        /// The device.
+        device: DeviceId,
+        /// The volume of the tag.
+        volume: VolumeId,
+        /// The member of the tag.
+        member: MemberId,
+    },
+    /// An LD that is bound.
+    Ld {
+        /// The device.
+        device: DeviceId,
+        /// The LD on it.
+        ld_id: LdId,
+    },
+    /// A lease.
+    Lease {
+        /// The donor.
+        donor: DonorId,
+        /// The volume.
+        volume: VolumeId,
+        /// The member.
+        member: MemberId,
+    },
+    /// A volume that programs can use.
+    Volume {
+        /// The host.
+        host: HostId,
+        /// The volume.
+        volume: VolumeId,
+    },
+}
+
+impl fmt::Display for Stray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Extent { device, volume, member } => {
+                write!(f, "dynamic capacity of device {device} with tag {volume}/{member} is in no volume; adopt it")
+            }
+            Self::Ld { device, ld_id } => {
+                write!(f, "LD {ld_id} of device {device} is bound and in no volume; adopt it")
+            }
+            Self::Lease { donor, volume, member } => {
+                write!(f, "donor {donor} lends {volume}/{member}, which is in no volume; adopt it")
+            }
+            Self::Volume { host, volume } => write!(f, "host {host} has volume {volume}, which is not known; adopt it"),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Decides which members are replaced: those on donors that are drained, those that are lost, those that are silent too long.
+//!
+//! A member that is drained is copied first and leaves then. One that is silent is replaced only where the others of its span
+//! have all its bytes: else they may come back with the donor, and nothing is better than waiting.
+
+use crate::desired::{Edit, Volume, Why};
+use crate::id::{MemberId, Millis, VolumeId};
+use crate::observed::{MemberState, Observed, Standing, VolumeReport};
+use crate::placement::Refusal;
+use crate::reconcile::standing::{AtSource, agent, at_source, standing};
+use crate::volume::{Member, Source, Span};
+
+/// What a repair could not do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unrepaired {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The member that stays where it is.
+    pub member: MemberId,
+    /// Why.
+    pub refusal: Refusal,
+}
+
+/// What is known of one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    /// It has its bytes, or will have.
+    Good,
+    /// It is good, and its donor wants the memory back.
+    Draining,
+    /// Its bytes are lost, or it was never lent and never will be.
+    Lost,
+    /// Its source has been silent longer than the patience.
+    Silent,
+}
+
+impl Edit<'_> {
+    /// Replaces what must be replaced. `patience_ms` is how long a source may be silent.
+    pub fn repair(&mut self, observed: &Observed, now: Millis, patience_ms: u64) -> Vec<Unrepaired> {
+        let ailing: Vec<_> = self
+            .desired
+            .volumes
+            .iter()
+            .filter(|(_, volume)| !volume.released)
+            .flat_map(|(id, volume)| self.ailing(*id, volume, observed, now, patience_ms))
+            .collect();
+        let mut unrepaired = Vec::new();
+        for (volume, member, why) in ailing {
+            if let Err(refusal) = self.replace(volume, member, why) {
+                unrepaired.push(Unrepaired { volume, member, refusal });
+            }
+        }
+        unrepaired
+    }
+
+    /// The members of a volume that must be replaced.
+    fn ailing(
+        &self,
+        id: VolumeId,
+        volume: &Volume,
+        observed: &Observed,
+        now: Millis,
+        patience_ms: u64,
+    ) -> Vec<(VolumeId, MemberId, Why)> {
+        let host = volume.host.as_ref();
+        let report = host.and_then(|host| agent(self.desired, observed, host));
+        let view = report.and_then(|report| report.volumes.get(&id));
+        // No program has it yet, so no member has bytes that could be lost.
+        let unused = host.is_none() || (report.is_some() && view.is_none());
+        let mut ailing = Vec::new();
+        for span in &volume.spans {
+            let health = |member: &Member| self.health(id, volume, view, member, observed, now, patience_ms);
+            let spare = unused || spare(volume, view, span, health);
+            for member in &span.members {
+                let why = match health(member) {
+                    Health::Good => continue,
+                    Health::Draining => Why::Replaced,
+                    Health::Lost => Why::Lost,
+                    Health::Silent if spare => Why::Lost,
+                    Health::Silent => continue,
+                };
+                ailing.push((id, member.id, why));
+            }
+        }
+        ailing
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "all of them are what a member's health depends on")]
+    fn health(
+        &self,
+        id: VolumeId,
+        volume: &Volume,
+        view: Option<&VolumeReport>,
+        member: &Member,
+        observed: &Observed,
+        now: Millis,
+        patience_ms: u64,
+    ) -> Health {
+        let joined = view.and_then(|view| view.members.get(&member.id));
+        if joined.is_some_and(|joined| joined.state == MemberState::Broken) {
+            return Health::Lost;
+        }
+        let source = at_source(self.desired, observed, id, member);
+        if matches!(source, AtSource::Retired) || (source == AtSource::Released && volume.host.is_some()) {
+            return Health::Lost;
+        }
+        let drained = matches!(&member.source, Source::Slabs { donor } if self.desired.draining.contains(donor));
+        match standing(observed, &member.source) {
+            Some(Standing::Gone { since }) if now.0.saturating_sub(since.0) >= patience_ms => Health::Silent,
+            Some(Standing::Draining) => Health::Draining,
+            _ if drained => Health::Draining,
+            _ => Health::Good,
+        }
+    }
+}
+
+/// Whether a span has all its bytes without the members that are silent.
+fn spare(volume: &Volume, view: Option<&VolumeReport>, span: &Span, health: impl Fn(&Member) -> Health) -> bool {
+    let Some(view) = view else { return false };
+    let in_sync = |member: &Member| view.members.get(&member.id).is_some_and(|one| one.state == MemberState::InSync);
+    let is_there = |member: &&Member| in_sync(member) && matches!(health(member), Health::Good | Health::Draining);
+    span.members.iter().filter(is_there).count() >= volume.spec.redundancy.members_needed()
+}

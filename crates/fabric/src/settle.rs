@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Drops from the desired state what was seen to be over: members that were given back, volumes of which nothing is left.
+//!
+//! The only place where a member is dropped. It must have left its host, by the agent's word or because the host is dead, and
+//! must be released and wiped at its source. Called with the newest reports before each round; what it changes is stored
+//! before a step is taken.
+
+use crate::desired::Desired;
+use crate::id::{Millis, VolumeId};
+use crate::observed::Observed;
+use crate::reconcile::standing::{at_source, has_left};
+
+/// Drops what is over, and releases what has expired. Whether anything changed: then it must be stored.
+pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
+    let mut changed = false;
+    let expired = |desired: &Desired| -> Vec<VolumeId> {
+        let volumes = desired.volumes.iter().filter(|(_, volume)| !volume.released);
+        volumes.filter(|(_, volume)| volume.spec.expires_at.is_some_and(|at| at <= now)).map(|(id, _)| *id).collect()
+    };
+    for id in expired(desired) {
+        let Some(volume) = desired.volumes.get_mut(&id) else { continue };
+        volume.release();
+        changed = true;
+    }
+    let over: Vec<_> = desired
+        .volumes
+        .iter()
+        .flat_map(|(id, volume)| volume.leaving.values().map(move |leaving| (*id, leaving)))
+        .filter(|(id, leaving)| {
+            has_left(desired, observed, *id, leaving)
+                && at_source(desired, observed, *id, &leaving.member).is_given_back(&leaving.member.source)
+        })
+        .map(|(id, leaving)| (id, leaving.member.id))
+        .collect();
+    for (id, member) in over {
+        changed |= desired.volumes.get_mut(&id).is_some_and(|volume| volume.leaving.remove(&member).is_some());
+    }
+    let before = desired.volumes.len();
+    desired.volumes.retain(|_, volume| !volume.released || !volume.leaving.is_empty());
+    changed |= desired.volumes.len() != before;
+    if changed {
+        desired.version += 1;
+    }
+    changed
+}

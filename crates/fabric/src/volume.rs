@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a volume is: its specification, its spans, and the members that hold their bytes.
+//!
+//! A volume's bytes are the bytes of its *spans*, one after the other. A span's bytes are with its *members*: with one, in
+//! N copies, or in K shards of data and M of parity. A member has its bytes from one *source*: slabs of a donor, an LD of a
+//! device, or dynamic capacity. What a member holds belongs to one binding; the next binding has members of its own.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::Bytes;
+use crate::id::{DeviceId, DonorId, LdId, MemberId, Millis, PoolId, SpanId, VppbAddress, ZoneId};
+use crate::topology::{FaultDomain, LatencyClass};
+
+/// Spans of one volume at most. The box of 22 devices needs 22; a donor of 32 TiB needs one.
+pub const SPANS_MOST: usize = 256;
+/// Copies of a mirror at most, as an array of donors has them.
+pub const COPIES_MOST: u8 = 4;
+/// Shards of data at most.
+pub const DATA_MOST: u8 = 16;
+/// Shards of parity at most.
+pub const PARITY_MOST: u8 = 4;
+/// Largest volume. Far above any rack, far below what would overflow with its redundancy.
+pub const VOLUME_MOST: Bytes = Bytes(1 << 56);
+
+/// How many members may be lost before bytes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Redundancy {
+    /// Whole copies.
+    Mirror {
+        /// How many.
+        copies: u8,
+    },
+    /// None may be lost.
+    #[default]
+    None,
+    /// Shards, any K of which have all bytes.
+    Parity {
+        /// K, shards of data.
+        data: u8,
+        /// M, shards of parity: as many may be lost.
+        parity: u8,
+    },
+}
+
+impl Redundancy {
+    /// Members of one span.
+    pub fn members(self) -> usize {
+        match self {
+            Self::Mirror { copies } => usize::from(copies),
+            Self::None => 1,
+            Self::Parity { data, parity } => usize::from(data) + usize::from(parity),
+        }
+    }
+
+    /// Members without which bytes are lost.
+    pub fn members_needed(self) -> usize {
+        match self {
+            Self::Mirror { .. } | Self::None => 1,
+            Self::Parity { data, .. } => usize::from(data),
+        }
+    }
+
+    /// What one member holds of a span: whole slabs.
+    pub fn member_bytes(self, span: Bytes) -> Bytes {
+        Bytes(span.0.div_ceil(self.members_needed() as u64)).round_up_to_slabs()
+    }
+
+    /// What a span holds whose members have this much each.
+    pub fn span_bytes(self, member: Bytes) -> Bytes {
+        member.times(self.members_needed() as u64)
+    }
+
+    /// Whether it is within the bounds.
+    pub fn is_possible(self) -> bool {
+        match self {
+            Self::Mirror { copies } => (2..=COPIES_MOST).contains(&copies),
+            Self::None => true,
+            Self::Parity { data, parity } => (2..=DATA_MOST).contains(&data) && (1..=PARITY_MOST).contains(&parity),
+        }
+    }
+}
+
+impl fmt::Display for Redundancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mirror { copies } => write!(f, "mirror={copies}"),
+            Self::None => f.write_str("none"),
+            Self::Parity { data, parity } => write!(f, "parity={data}+{parity}"),
+        }
+    }
+}
+
+/// What the host sees of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Presentation {
+    /// One range with the sum of the spans.
+    #[default]
+    OneRange,
+    /// One range for each span, and the host interleaves.
+    RangePerSpan {
+        /// How many pages in turn each span gets. Shorter than the spans are many: it is repeated. Empty: one each.
+        weights: Vec<u8>,
+    },
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeSpec {
+    /// The bytes that its host can use. At least that many are placed.
+    pub size: Bytes,
+    /// From which pool.
+    pub pool: PoolId,
+    /// Whose quota it counts against, and whose hosts may have it.
+    pub zone: ZoneId,
+    /// The slowest class that will do. Faster ones are taken when that is full.
+    pub class: LatencyClass,
+    /// How many members may be lost.
+    #[serde(default)]
+    pub redundancy: Redundancy,
+    /// What two members of a span never share.
+    #[serde(default)]
+    pub spread: FaultDomain,
+    /// Over how many spans it is striped at least. 0 counts as 1.
+    #[serde(default)]
+    pub width: u16,
+    /// What the host sees.
+    #[serde(default)]
+    pub presentation: Presentation,
+    /// When it is released by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Millis>,
+}
+
+/// Where a member's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Source {
+    /// In blocks of a device, which are added and released.
+    DynamicCapacity {
+        /// The device.
+        device: DeviceId,
+    },
+    /// In a logical device, which is bound and unbound.
+    LogicalDevice {
+        /// The device.
+        device: DeviceId,
+        /// The LD on it.
+        ld_id: LdId,
+    },
+    /// In slabs, which a donor lends.
+    Slabs {
+        /// The donor.
+        donor: DonorId,
+    },
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DynamicCapacity { device } => write!(f, "device {device}"),
+            Self::LogicalDevice { device, ld_id: crate::topology::NO_LD } => write!(f, "device {device}"),
+            Self::LogicalDevice { device, ld_id } => write!(f, "LD {ld_id} of device {device}"),
+            Self::Slabs { donor } => write!(f, "donor {donor}"),
+        }
+    }
+}
+
+/// One member of a span.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// Its id within the volume.
+    pub id: MemberId,
+    /// Where its bytes are.
+    pub source: Source,
+    /// How many.
+    pub bytes: Bytes,
+    /// The vPPB that an LD is bound to, chosen with the binding. For LDs alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vppb: Option<VppbAddress>,
+}
+
+/// Whose place a member takes: two members with the same one hold the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// The span.
+    pub span: SpanId,
+    /// Which copy or shard of it.
+    pub shard: u8,
+}
+
+/// A run of a volume's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Span {
+    /// Its id within the volume.
+    pub id: SpanId,
+    /// Its members, in the order of their shards.
+    pub members: Vec<Member>,
+}
+
+impl Span {
+    /// Its members with their places.
+    pub fn places(&self) -> impl Iterator<Item = (Place, &Member)> {
+        let shards = 0..=u8::MAX;
+        shards.zip(&self.members).map(|(shard, member)| (Place { span: self.id, shard }, member))
+    }
+
+    /// What it takes from the pool.
+    pub fn raw_bytes(&self) -> Bytes {
+        self.members.iter().map(|member| member.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_hold_whole_slabs_and_at_least_the_span() {
+        let kinds = [Redundancy::None, Redundancy::Mirror { copies: 3 }, Redundancy::Parity { data: 4, parity: 2 }];
+        for redundancy in kinds {
+            for span in [Bytes(1), Bytes::slabs(7), Bytes::gib(3)] {
+                let member = redundancy.member_bytes(span);
+                assert!(member.is_whole_slabs() && redundancy.span_bytes(member) >= span, "{redundancy} {span}");
+            }
+        }
+        assert_eq!(Redundancy::Parity { data: 4, parity: 2 }.member_bytes(Bytes::slabs(8)), Bytes::slabs(2));
+    }
+
+    #[test]
+    fn redundancy_has_bounds() {
+        assert!(
+            Redundancy::Mirror { copies: 2 }.is_possible() && Redundancy::Parity { data: 2, parity: 1 }.is_possible()
+        );
+        assert!(!Redundancy::Mirror { copies: 1 }.is_possible() && !Redundancy::Mirror { copies: 5 }.is_possible());
+        assert!(!Redundancy::Parity { data: 1, parity: 1 }.is_possible());
+        assert!(!Redundancy::Parity { data: 4, parity: 5 }.is_possible());
+    }
+}

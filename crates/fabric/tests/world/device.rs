@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The switch with its devices. It carries a command out at once or not at all: a fabric manager that is elected waits as
+//! long as a command may take before it sends its first.
+
+use std::collections::BTreeMap;
+
+use aquifer_fabric::*;
+
+use super::judge::Judge;
+
+struct Extent {
+    device: DeviceId,
+    host: HostId,
+    bytes: Bytes,
+    accepted: bool,
+}
+
+pub struct SimSwitch {
+    pub is_cut: bool,
+    topology: Topology,
+    lds: BTreeMap<DeviceId, LdReport>,
+    extents: BTreeMap<(VolumeId, MemberId), Extent>,
+}
+
+impl SimSwitch {
+    pub fn new(topology: &Topology) -> SimSwitch {
+        let devices = topology.parts().devices.iter();
+        let lds =
+            devices.filter(|(_, device)| !device.lds().is_empty()).map(|(name, _)| (name.clone(), LdReport::default()));
+        SimSwitch { is_cut: false, topology: topology.clone(), lds: lds.collect(), extents: BTreeMap::new() }
+    }
+
+    pub fn report(&self, device: &DeviceId) -> DeviceReport {
+        let mut report = DeviceReport::default();
+        if let Some(ld) = self.lds.get(device) {
+            report.lds.insert(NO_LD, ld.clone());
+        }
+        for ((volume, member), extent) in self.extents.iter().filter(|(_, extent)| extent.device == *device) {
+            let Extent { host, bytes, accepted, .. } = extent;
+            let extent = ExtentReport { host: host.clone(), bytes: *bytes, accepted: *accepted };
+            report.extents.entry(*volume).or_default().insert(*member, extent);
+        }
+        report
+    }
+
+    /// Carries a step out. What a device refuses changes nothing.
+    pub fn obey(&mut self, step: &Step, judge: &mut Judge) -> Result<(), String> {
+        match step.clone() {
+            Step::BindVppb { vppb, device, .. } => {
+                let taken = self.lds.values().any(|ld| ld.binding == LdBinding::Bound(vppb.clone()));
+                let ld = self.lds.get_mut(&device).ok_or("no such LD")?;
+                if ld.binding == LdBinding::Unbound && !taken {
+                    judge.slab_is_clean(ld.content != Content::Wiped)?;
+                    *ld = LdReport { binding: LdBinding::Bound(vppb), content: Content::Used };
+                }
+            }
+            Step::UnbindVppb { vppb, device, .. } => {
+                let ld = self.lds.get_mut(&device).ok_or("no such LD")?;
+                if ld.binding == LdBinding::Bound(vppb) {
+                    ld.binding = LdBinding::Unbound;
+                }
+            }
+            Step::WipeLd { device, .. } => {
+                let ld = self.lds.get_mut(&device).ok_or("no such LD")?;
+                if ld.binding == LdBinding::Unbound && ld.content == Content::Used {
+                    ld.content = Content::Wiping;
+                }
+            }
+            Step::AddDynamicCapacity { device, host, volume, member, bytes } => {
+                let used: Bytes = self.extents.values().map(|extent| extent.bytes).sum();
+                let free = Bytes::slabs(8).minus(used);
+                if bytes <= free {
+                    let extent = Extent { device, host, bytes, accepted: false };
+                    self.extents.entry((volume, member)).or_insert(extent);
+                }
+            }
+            Step::ReleaseDynamicCapacity { volume, member, .. } => drop(self.extents.remove(&(volume, member))),
+            step => return Err(format!("a switch was asked to {step}")),
+        }
+        Ok(())
+    }
+
+    pub fn tick(&mut self) {
+        self.extents.values_mut().for_each(|extent| extent.accepted = true);
+        for ld in self.lds.values_mut().filter(|ld| ld.content == Content::Wiping) {
+            ld.content = Content::Wiped;
+        }
+    }
+
+    /// Whether a host reaches a member's bytes.
+    pub fn is_host_of(&self, source: &Source, host: &HostId, key: (VolumeId, MemberId)) -> bool {
+        match source {
+            Source::LogicalDevice { device, .. } => match &self.lds[device].binding {
+                LdBinding::Bound(vppb) => self.topology.host_of(&vppb.switch, vppb.vcs_id) == Some(host),
+                LdBinding::Busy | LdBinding::Unbound => false,
+            },
+            _ => self.extents.get(&key).is_some_and(|extent| extent.host == *host),
+        }
+    }
+
+    /// The members that an LD or an extent is used for, by what a step takes away.
+    pub fn taken_away<'a>(&self, step: &'a Step) -> Option<Taken<'a>> {
+        match step {
+            Step::UnbindVppb { device, vppb, .. } if self.lds[device].binding == LdBinding::Bound(vppb.clone()) => {
+                Some(Taken::Ld(device))
+            }
+            Step::ReleaseDynamicCapacity { volume, member, .. } => Some(Taken::Member(*volume, *member)),
+            _ => None,
+        }
+    }
+
+    pub fn bound(&self) -> impl Iterator<Item = (&DeviceId, &LdReport)> {
+        self.lds.iter().filter(|(_, ld)| ld.binding != LdBinding::Unbound)
+    }
+
+    pub fn unwiped(&self) -> usize {
+        self.lds.values().filter(|ld| ld.binding == LdBinding::Unbound && ld.content != Content::Wiped).count()
+    }
+
+    pub fn tags(&self) -> impl Iterator<Item = &(VolumeId, MemberId)> {
+        self.extents.keys()
+    }
+}
+
+/// What a step takes away from a host.
+pub enum Taken<'a> {
+    Ld(&'a DeviceId),
+    Member(VolumeId, MemberId),
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The site of the histories: small, so that everything is short of room, and with one of each kind.
+
+use std::str::FromStr;
+
+use aquifer_fabric::*;
+
+pub fn id<T: FromStr<Err: std::fmt::Debug>>(name: impl AsRef<str>) -> T {
+    name.as_ref().parse().expect("a name")
+}
+
+/// Six donors in three racks, three hosts; behind one switch, which two hosts see, three SLDs and a DCD.
+pub fn topology() -> Topology {
+    let mut parts = Parts::default();
+    for rack in 0..3 {
+        let enclosure: EnclosureId = id(format!("e{rack}"));
+        parts.enclosures.insert(enclosure.clone(), Enclosure { rack: id(format!("r{rack}")) });
+        parts.hosts.insert(id(format!("h{rack}")), Host { enclosure: enclosure.clone() });
+        for number in 0..2 {
+            let class = if number == 0 { LatencyClass::Tcp } else { LatencyClass::Rdma };
+            let donor = Donor { enclosure: enclosure.clone(), class, capacity: Bytes::slabs(8) };
+            parts.donors.insert(id(format!("d{rack}{number}")), donor);
+        }
+    }
+    let mut switch = Switch { enclosure: id("e0"), ports: Default::default(), vcss: Default::default() };
+    for number in 0..2 {
+        switch.ports.insert(PortId(number), Port::Upstream { host: id(format!("h{number}")) });
+        let vcs = Vcs { upstream: PortId(number), vppbs: (0..3).map(VppbId).collect() };
+        switch.vcss.insert(VcsId(number), vcs);
+    }
+    for number in 0..4 {
+        let device: DeviceId = id(format!("m{number}"));
+        let kind = match number {
+            3 => DeviceKind::DynamicCapacity { capacity: Bytes::slabs(8), block: Bytes::slabs(2) },
+            _ => DeviceKind::Sld { capacity: Bytes::slabs(4) },
+        };
+        parts.devices.insert(device.clone(), Device { enclosure: id("e0"), kind });
+        switch.ports.insert(PortId(8 + number), Port::Downstream { device: Some(device) });
+    }
+    parts.switches.insert(id("s0"), switch);
+    Topology::new(parts).expect("a consistent site")
+}
+
+/// One pool, two zones with quotas that are met at times.
+pub fn desired(topology: &Topology) -> Desired {
+    let parts = topology.parts();
+    let pool = Pool {
+        donors: parts.donors.keys().cloned().collect(),
+        devices: parts.devices.keys().cloned().collect(),
+        overcommit_percent: 0,
+    };
+    let mut desired = Desired::default();
+    desired.pools.insert(id("main"), pool);
+    let zone = |slabs, hosts: &[&str]| Zone { quota: Bytes::slabs(slabs), hosts: hosts.iter().map(id).collect() };
+    desired.zones.insert(id("a"), zone(36, &["h0", "h1"]));
+    desired.zones.insert(id("b"), zone(20, &["h1", "h2"]));
+    desired
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! A fabric manager: it reads reports, settles, repairs, stores, and sends steps. It may crash between any two of these, and
+//! may go on for a while after another one was elected.
+
+use std::collections::BTreeMap;
+
+use aquifer_fabric::*;
+
+use super::random::Random;
+use super::{PATIENCE_MS, Plant, World};
+
+/// What an operator asks for.
+#[derive(Clone, Debug)]
+pub enum Order {
+    Adopt,
+    Bind(VolumeId, HostId),
+    Create(VolumeId, VolumeName, Box<VolumeSpec>),
+    DeclareDead(HostId),
+    Drain(DonorId, bool),
+    Grow(VolumeId, Bytes),
+    Release(VolumeId),
+    Retire(DonorId),
+    Shrink(VolumeId, Bytes),
+    Unbind(VolumeId),
+}
+
+pub struct Writer {
+    pub term: Term,
+    pub has_crashed: bool,
+    pub observed: Observed,
+    pub orders: Vec<Order>,
+    /// Whether the last round changed nothing and sent nothing.
+    pub is_idle: bool,
+    /// Volumes that could not be repaired, or not be lent.
+    pub stuck: Vec<VolumeId>,
+    desired: Desired,
+    sequences: BTreeMap<End, u64>,
+    /// When each end was first missed.
+    missed: BTreeMap<End, u64>,
+}
+
+impl Writer {
+    pub fn new(term: Term, desired: Desired) -> Writer {
+        Writer {
+            term,
+            has_crashed: false,
+            observed: Observed::default(),
+            orders: Vec::new(),
+            is_idle: false,
+            stuck: Vec::new(),
+            desired,
+            sequences: BTreeMap::new(),
+            missed: BTreeMap::new(),
+        }
+    }
+
+    /// One round.
+    pub fn round(&mut self, world: &mut World) -> Result<(), String> {
+        self.read_reports(world);
+        let mut desired = self.desired.clone();
+        self.settle(world, &mut desired);
+        self.change(world, &mut desired);
+        desired.check().map_err(|corrupt| format!("a change made the desired state corrupt: {corrupt}"))?;
+        quotas(&desired)?;
+        self.is_idle = desired == self.desired;
+        let crash = |world: &mut World| world.trouble && world.random.one_in(60);
+        if world.plant == Some(Plant::ActsBeforeStoring) && !self.is_idle {
+            self.act(world, &desired)?;
+        }
+        if crash(world) {
+            self.has_crashed = true;
+            return Ok(());
+        }
+        if !self.is_idle && world.store.term == self.term {
+            world.store.desired = desired.clone();
+            self.desired = desired;
+        }
+        if crash(world) {
+            self.has_crashed = true;
+            return Ok(());
+        }
+        let desired = self.desired.clone();
+        self.act(world, &desired)
+    }
+
+    fn act(&mut self, world: &mut World, desired: &Desired) -> Result<(), String> {
+        let mut observed = self.observed.clone();
+        if world.plant == Some(Plant::SilenceIsConsent) {
+            silence_is_consent(desired, &mut observed);
+        }
+        if world.plant == Some(Plant::CopiesAreNotAwaited) {
+            copies_are_done(&mut observed);
+        }
+        let round = reconcile(desired, &observed);
+        self.is_idle &= round.steps.is_empty();
+        for step in round.steps {
+            if world.trouble && world.random.one_in(80) {
+                self.has_crashed = true;
+                return Ok(());
+            }
+            self.send(world, step)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, world: &mut World, step: Step) -> Result<(), String> {
+        let end = step.end();
+        let incarnation = match &end {
+            End::Donor(name) => self.observed.donors.get(name).map(|report| report.incarnation),
+            End::Host(name) => self.observed.hosts.get(name).map(|report| report.incarnation),
+            End::Device(name) => {
+                // Read anew before the next step: what it said before this one is no news any more.
+                self.observed.devices.remove(name);
+                let is_lost = world.switch.is_cut || (world.trouble && world.random.one_in(8));
+                if world.store.term == self.term && !is_lost {
+                    world.judge_unbind(&step)?;
+                    if world.traces {
+                        println!("{:4} term {} at the switch: {step}", world.now, self.term);
+                    }
+                    return world.switch.obey(&step, &mut world.judge);
+                }
+                return Ok(());
+            }
+        };
+        let sequence = self.sequences.entry(end.clone()).or_default();
+        *sequence += 1;
+        let incarnation = incarnation.unwrap_or_default();
+        let command = Command { term: self.term, sequence: *sequence, incarnation, step };
+        world.send(end, command);
+        Ok(())
+    }
+
+    /// The newest report of whoever answers. Some do not this time.
+    fn read_reports(&mut self, world: &mut World) {
+        let now = world.now;
+        let late = |random: &mut Random, trouble: bool| trouble && random.one_in(4);
+        for (name, donor) in &mut world.donors {
+            let end = End::Donor(name.clone());
+            if !donor.is_on || donor.is_cut {
+                let since = Millis(*self.missed.entry(end).or_insert(now));
+                if let Some(report) = self.observed.donors.get_mut(name) {
+                    report.standing = Standing::Gone { since };
+                }
+            } else if !late(&mut world.random, world.trouble)
+                && let Some(report) = donor.report(self.term)
+            {
+                self.missed.remove(&end);
+                self.observed.donors.insert(name.clone(), report);
+            }
+        }
+        for (name, agent) in &mut world.agents {
+            let end = End::Host(name.clone());
+            if !agent.is_on || agent.is_cut {
+                let since = Millis(*self.missed.entry(end).or_insert(now));
+                if let Some(report) = self.observed.hosts.get_mut(name) {
+                    report.standing = Standing::Gone { since };
+                }
+            } else if !late(&mut world.random, world.trouble)
+                && let Some(report) = agent.report(self.term)
+            {
+                self.missed.remove(&end);
+                self.observed.hosts.insert(name.clone(), report);
+            }
+        }
+        for name in world.topology.parts().devices.keys() {
+            if !world.switch.is_cut && !late(&mut world.random, world.trouble) {
+                self.observed.devices.insert(name.clone(), world.switch.report(name));
+            }
+        }
+    }
+
+    fn settle(&mut self, world: &World, desired: &mut Desired) {
+        settle(desired, &self.observed, Millis(world.now));
+        if world.plant == Some(Plant::DropsWithoutConfirmation) {
+            for volume in desired.volumes.values_mut() {
+                volume.leaving.clear();
+            }
+            desired.volumes.retain(|_, volume| !volume.released);
+        }
+    }
+
+    /// What operators ask for, and what ails.
+    fn change(&mut self, world: &mut World, desired: &mut Desired) {
+        let mut capacity = Capacity::new(&world.topology, desired, &self.observed);
+        let mut edit = Edit { topology: &world.topology, desired, capacity: &mut capacity };
+        if world.has_lost_state {
+            self.orders.push(Order::Adopt);
+        }
+        for order in std::mem::take(&mut self.orders) {
+            let random = &mut world.random;
+            // What is refused is nobody's trouble here; that nothing changes then is for the check that follows.
+            let _ = match order {
+                Order::Adopt => {
+                    edit.adopt(&self.observed, || VolumeId(random.next()));
+                    Ok(())
+                }
+                Order::Bind(volume, host) => edit.bind(volume, &host),
+                Order::Create(id, name, spec) => edit.create(id, name, *spec),
+                Order::DeclareDead(host) => {
+                    edit.declare_dead(&host, &self.observed);
+                    Ok(())
+                }
+                Order::Drain(donor, draining) => {
+                    edit.drain(&donor, draining);
+                    Ok(())
+                }
+                Order::Grow(volume, size) => edit.grow(volume, size),
+                Order::Release(volume) => edit.release(volume),
+                Order::Retire(donor) => {
+                    edit.retire(&donor, &self.observed);
+                    Ok(())
+                }
+                Order::Shrink(volume, size) => edit.shrink(volume, size),
+                Order::Unbind(volume) => edit.unbind(volume),
+            };
+        }
+        let unrepaired = edit.repair(&self.observed, Millis(world.now), PATIENCE_MS);
+        self.stuck = unrepaired.into_iter().map(|one| one.volume).collect();
+        let waiting = reconcile(desired, &self.observed);
+        let grants = waiting.steps.iter().filter_map(|step| match step {
+            Step::Grant { volume, .. } | Step::AddDynamicCapacity { volume, .. } => Some(*volume),
+            _ => None,
+        });
+        self.stuck.extend(grants.chain(waiting.waiting.iter().map(|waiting| waiting.volume)));
+    }
+}
+
+/// Volumes never take more than their zone's quota, as they are asked for.
+fn quotas(desired: &Desired) -> Result<(), String> {
+    for (name, zone) in &desired.zones {
+        let volumes = desired.volumes.values().filter(|volume| volume.spec.zone == *name);
+        let is_adopted = |volume: &Volume| volume.name.as_str().starts_with("adopted");
+        let used: Bytes = volumes.clone().map(Volume::raw_bytes).sum();
+        if used > zone.quota && !volumes.clone().any(is_adopted) {
+            return Err(format!("zone {name} takes {used} of {}", zone.quota));
+        }
+    }
+    Ok(())
+}
+
+/// The bug: an agent that does not answer is taken for one that has let go.
+fn silence_is_consent(desired: &Desired, observed: &mut Observed) {
+    for (id, volume) in &desired.volumes {
+        for leaving in volume.leaving.values() {
+            let report = observed.hosts.entry(leaving.host.clone()).or_default();
+            if !report.standing.answers() || report.volumes.is_empty() {
+                report.left.entry(*id).or_default().insert(leaving.member.id);
+            }
+        }
+    }
+}
+
+/// The bug: a copy that has begun is taken for one that is done.
+fn copies_are_done(observed: &mut Observed) {
+    let views = observed.hosts.values_mut().flat_map(|report| report.volumes.values_mut());
+    for member in views.flat_map(|view| view.members.values_mut()) {
+        if let MemberState::Copying { .. } = member.state {
+            member.state = MemberState::InSync;
+        }
+    }
+}
