@@ -3,9 +3,9 @@
 
 //! Takes into the desired state what is in use and not known, after a state was lost. Nobody is disturbed.
 //!
-//! What programs use becomes a volume that is bound to their host, as its agent reports it. What is lent, and is not used
-//! by the host that it was lent to, becomes a member that leaves: it is released when that agent has confirmed it. Where the
-//! agent does not answer, the lease stays a stray, and is asked about again.
+//! What programs use becomes a volume that is bound to their host, as its agent reports it. What is lent, and is not
+//! used by the host that it was lent to, becomes a member that leaves: it is released when that agent has confirmed
+//! it. Where the agent does not answer, the lease stays a stray, and is asked about again.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,10 +3,10 @@
 
 //! An audit log that cannot be rewritten silently: each record holds the hash of the one before.
 //!
-//! A record's hash is the SHA-256 of its fields in this order, each number in eight little-endian bytes and each text with its
-//! length in eight bytes before it: sequence, time, who, what, the hash of the record before (32 bytes). The first record
-//! follows 32 zero bytes. To change, drop or move a record, all that follow must be changed, too; the newest hash, kept
-//! elsewhere, shows that.
+//! A record's hash is the SHA-256 of its fields in this order, each number in eight little-endian bytes and each text
+//! with its length in eight bytes before it: sequence, time, who, what, the hash of the record before (32 bytes). The
+//! first record follows 32 zero bytes. To change, drop or move a record, all that follow must be changed, too; the
+//! newest hash, kept elsewhere, shows that.
 
 use std::fmt;
 

@@ -4,9 +4,9 @@
 //! Refuses what a deposed fabric manager says, and what was delayed on its way.
 //!
 //! A donor and an agent keep a [`Gate`] each and ask it before they carry out a [`Command`]. Within a term a command is
-//! carried out only if it is newer than all before, so that what was overtaken is refused; after a greater term was seen,
-//! all of a smaller one is refused; and a command for another incarnation is never carried out. The sender repeats what
-//! it still needs: every step may be repeated.
+//! carried out only if it is newer than all before, so that what was overtaken is refused; after a greater term was
+//! seen, all of a smaller one is refused; and a command for another incarnation is never carried out. The sender
+//! repeats what it still needs: every step may be repeated.
 
 use std::fmt;
 
@@ -65,9 +65,9 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// The gate of an end that has just started, with the greatest term that it has seen in all its incarnations. An end
-    /// stores its term before it acts on it: one that had forgotten it would obey a deposed manager, which knows it as
-    /// empty and lends what nobody desires any more.
+    /// The gate of an end that has just started, with the greatest term that it has seen in all its incarnations. An
+    /// end stores its term before it acts on it: one that had forgotten it would obey a deposed manager, which knows
+    /// it as empty and lends what nobody desires any more.
     pub const fn new(incarnation: Incarnation, term: Term) -> Gate {
         Gate { incarnation, term, sequence: 0 }
     }
@@ -77,8 +77,8 @@ impl Gate {
         self.term
     }
 
-    /// Whether to report to a fabric manager. If so, all that one of a smaller term has sent is refused from now on: who
-    /// reads a report knows that nothing older follows it.
+    /// Whether to report to a fabric manager. If so, all that one of a smaller term has sent is refused from now on:
+    /// who reads a report knows that nothing older follows it.
     pub fn report_to(&mut self, term: Term) -> Result<(), Stale> {
         if term < self.term {
             return Err(Stale::Term { seen: self.term });

@@ -3,8 +3,9 @@
 
 //! Names and numbers of what the pool consists of, each a type of its own.
 //!
-//! A name is 1 to [`NAME_BYTES_MOST`] characters of `a`-`z`, `0`-`9`, `-`, `_` and `.`, and begins with a letter or a digit.
-//! No two names look alike by a trick of Unicode, differ by case alone, or mean something to a path, a URL or a shell.
+//! A name is 1 to [`NAME_BYTES_MOST`] characters of `a`-`z`, `0`-`9`, `-`, `_` and `.`, and begins with a letter or a
+//! digit. No two names look alike by a trick of Unicode, differ by case alone, or mean something to a path, a URL or
+//! a shell.
 
 use std::fmt;
 use std::str::FromStr;
@@ -150,8 +151,8 @@ numbers! {
     VppbId u8 "A virtual PCI-to-PCI bridge of a virtual CXL switch.",
 }
 
-/// A volume, under whatever name. The caller draws it at random, so that it is not given twice even after the state of a
-/// fabric manager was lost. Sixteen hexadecimal digits in text, since JSON's numbers are shorter.
+/// A volume, under whatever name. The caller draws it at random, so that it is not given twice even after the state
+/// of a fabric manager was lost. Sixteen hexadecimal digits in text, since JSON's numbers are shorter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeId(pub u64);

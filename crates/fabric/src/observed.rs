@@ -3,8 +3,8 @@
 
 //! What donors, agents and switches report: the newest report of each. May be old, may be absent, is never guessed.
 //!
-//! Decisions rest on facts that stay true while a report is under way: a member that an agent lists as *left* never joins
-//! again, a lease that a donor lists as *released* is never granted again, a broken member stays broken.
+//! Decisions rest on facts that stay true while a report is under way: a member that an agent lists as *left* never
+//! joins again, a lease that a donor lists as *released* is never granted again, a broken member stays broken.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -170,7 +170,8 @@ impl VolumeReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostReport {
-    /// Which start of the host this is. An agent that is restarted knows what it had; a host that is restarted has nothing.
+    /// Which start of the host this is. An agent that is restarted knows what it had; a host that is restarted has
+    /// nothing.
     pub incarnation: Incarnation,
     /// Whether the agent answers.
     pub standing: Standing,

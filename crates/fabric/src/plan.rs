@@ -3,9 +3,9 @@
 
 //! The difference between two declarations, for people to read, and its application to a desired state.
 //!
-//! Applying a declaration twice changes nothing the second time: the plan is empty then. A plan is applied as a whole or
-//! refused as a whole. What cannot be changed in place (pool, zone, class, redundancy, spread, width) is a release and a
-//! new volume, and is shown as such.
+//! Applying a declaration twice changes nothing the second time: the plan is empty then. A plan is applied as a whole
+//! or refused as a whole. What cannot be changed in place (pool, zone, class, redundancy, spread, width) is a release
+//! and a new volume, and is shown as such.
 
 use std::collections::BTreeSet;
 use std::fmt;

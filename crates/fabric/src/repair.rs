@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides which members are replaced: those on donors that are drained, those that are lost, those that are silent too long.
+//! Decides which members are replaced: those on donors that are drained, those that are lost, those that are silent
+//! too long.
 //!
-//! A member that is drained is copied first and leaves then. One that is silent is replaced only where the others of its span
-//! have all its bytes: else they may come back with the donor, and nothing is better than waiting.
+//! A member that is drained is copied first and leaves then. One that is silent is replaced only where the others of
+//! its span have all its bytes: else they may come back with the donor, and nothing is better than waiting.
 
 use crate::desired::{Edit, Volume, Why};
 use crate::id::{MemberId, Millis, VolumeId};

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Drops from the desired state what was seen to be over: members that were given back, volumes of which nothing is left.
+//! Drops from the desired state what was seen to be over: members that were given back, volumes of which nothing is
+//! left.
 //!
-//! The only place where a member is dropped. It must have left its host, by the agent's word or because the host is dead, and
-//! must be released and wiped at its source. Called with the newest reports before each round; what it changes is stored
-//! before a step is taken.
+//! The only place where a member is dropped. It must have left its host, by the agent's word or because the host is
+//! dead, and must be released and wiped at its source. Called with the newest reports before each round; what it
+//! changes is stored before a step is taken.
 
 use crate::desired::Desired;
 use crate::id::{Millis, VolumeId};

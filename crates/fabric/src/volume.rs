@@ -3,9 +3,10 @@
 
 //! What a volume is: its specification, its spans, and the members that hold their bytes.
 //!
-//! A volume's bytes are the bytes of its *spans*, one after the other. A span's bytes are with its *members*: with one, in
-//! N copies, or in K shards of data and M of parity. A member has its bytes from one *source*: slabs of a donor, an LD of a
-//! device, or dynamic capacity. What a member holds belongs to one binding; the next binding has members of its own.
+//! A volume's bytes are the bytes of its *spans*, one after the other. A span's bytes are with its *members*: with
+//! one, in N copies, or in K shards of data and M of parity. A member has its bytes from one *source*: slabs of a
+//! donor, an LD of a device, or dynamic capacity. What a member holds belongs to one binding; the next binding has
+//! members of its own.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pool under trouble: donors, hosts, switches and fabric managers crash, lose messages, come back, and come back empty.
+//! The pool under trouble: donors, hosts, switches and fabric managers crash, lose messages, come back, and come back
+//! empty.
 //!
 //! A slab that is lent twice is two programs' bytes in one place; one that is forgotten is memory that nobody ever gets
 //! back; a volume with two writers is wrong whatever each of them reads. `world/` plays histories of that from a seed.

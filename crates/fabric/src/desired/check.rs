@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides whether a stored desired state can be acted on. One that was cut short or edited by hand is refused as a whole.
+//! Decides whether a stored desired state can be acted on. One that was cut short or edited by hand is refused as a
+//! whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

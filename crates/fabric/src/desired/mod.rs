@@ -3,9 +3,9 @@
 
 //! What the pool shall be: pools, zones, volumes with their placement and their bindings. What a fabric manager stores.
 //!
-//! Written before it is acted on: a lease, a binding of an LD or dynamic capacity exists only for a member that is in here,
-//! in a span or among those that are [`Leaving`]. A member is dropped only when it was seen given back (`settle.rs`). So
-//! whatever is lost of the observations, nothing that was lent is forgotten.
+//! Written before it is acted on: a lease, a binding of an LD or dynamic capacity exists only for a member that is in
+//! here, in a span or among those that are [`Leaving`]. A member is dropped only when it was seen given back
+//! (`settle.rs`). So whatever is lost of the observations, nothing that was lent is forgotten.
 //!
 //! Changes: `change.rs`. Consistency of what was read from a store: `check.rs`.
 
@@ -132,8 +132,8 @@ impl Volume {
         self.spec.redundancy.span_bytes(least)
     }
 
-    /// What it takes of each source. What an unbound volume gives back has the room that its next binding takes, unless it
-    /// was placed elsewhere since.
+    /// What it takes of each source. What an unbound volume gives back has the room that its next binding takes,
+    /// unless it was placed elsewhere since.
     pub(crate) fn taken(&self) -> Vec<Choice> {
         let (mut taken, mut returning) = (BTreeMap::<&Source, Bytes>::new(), BTreeMap::<&Source, Bytes>::new());
         for (_, member) in self.places() {
@@ -185,7 +185,8 @@ pub struct Desired {
     /// Donors from which everything shall move away.
     #[serde(default)]
     pub draining: BTreeSet<DonorId>,
-    /// Hosts that an operator has declared dead, with the incarnation that is. What they had is taken without their word.
+    /// Hosts that an operator has declared dead, with the incarnation that is. What they had is taken without their
+    /// word.
     #[serde(default)]
     pub dead_hosts: BTreeMap<HostId, Incarnation>,
     /// Donors that an operator has given up, with the incarnation that is. What they lent is gone without their word.

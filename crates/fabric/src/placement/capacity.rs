@@ -3,9 +3,9 @@
 
 //! What is free, in the order in which it is handed out.
 //!
-//! A *shelf* holds all sources of one pool, reach and class, for one kind of fault domain: its domains by the most that one
-//! source of them has free, and in each domain its sources by what they have free. Reserving moves one source on three
-//! shelves: a handful of look-ups in ordered maps, whatever the number of donors.
+//! A *shelf* holds all sources of one pool, reach and class, for one kind of fault domain: its domains by the most
+//! that one source of them has free, and in each domain its sources by what they have free. Reserving moves one
+//! source on three shelves: a handful of look-ups in ordered maps, whatever the number of donors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -140,8 +140,8 @@ pub struct Capacity {
 impl Capacity {
     /// Counts everything once. What follows is kept up change by change.
     ///
-    /// A donor or device that has never reported offers nothing, and one that reports less than the topology says offers
-    /// that. Leases that nobody desires take room, too.
+    /// A donor or device that has never reported offers nothing, and one that reports less than the topology says
+    /// offers that. Leases that nobody desires take room, too.
     pub fn new(topology: &Topology, desired: &Desired, observed: &Observed) -> Capacity {
         let mut capacity = Capacity::default();
         capacity.look_at_switches(topology, observed);

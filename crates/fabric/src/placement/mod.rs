@@ -3,9 +3,10 @@
 
 //! Decides which donors and devices hold a volume: a request and the capacity there is give spans, or a refusal.
 //!
-//! Rules, in this order. The slowest class that was asked for is taken first, faster ones when it is full. Members of one
-//! span never share the fault domain that was asked for. The first `width` spans are on different donors. Among the
-//! candidates, the one with the most free memory takes it, so that donors fill evenly. Nothing that is placed moves.
+//! Rules, in this order. The slowest class that was asked for is taken first, faster ones when it is full. Members of
+//! one span never share the fault domain that was asked for. The first `width` spans are on different donors. Among
+//! the candidates, the one with the most free memory takes it, so that donors fill evenly. Nothing that is placed
+//! moves.
 //!
 //! One choice looks at as many entries of the index as it must skip: its own volume's members, never all donors.
 

@@ -7,8 +7,8 @@
 //! carried out. What it needs to remember is in the desired state and at the ends. Ends repeat a step without harm and
 //! refuse what is stale (`gate.rs`), so a wrong order of events costs a round, never a byte.
 //!
-//! A member's way: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source, wiped, dropped
-//! from the desired state (`settle.rs`), and forgotten by both ends.
+//! A member's way: granted, joined, (copied,) in sync; then it leaves at its host, is released at its source, wiped,
+//! dropped from the desired state (`settle.rs`), and forgotten by both ends.
 
 mod establish;
 mod give_back;

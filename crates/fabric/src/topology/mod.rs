@@ -3,8 +3,8 @@
 
 //! What the pool consists of: enclosures, hosts, switches with their ports and virtual CXL switches, devices, donors.
 //!
-//! A [`Topology`] is consistent by construction: [`Parts`] is what a file says, and `check.rs` refuses what does not fit
-//! together, naming the part and the remedy. What is in use at this moment is in `observed.rs`.
+//! A [`Topology`] is consistent by construction: [`Parts`] is what a file says, and `check.rs` refuses what does not
+//! fit together, naming the part and the remedy. What is in use at this moment is in `observed.rs`.
 
 mod check;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The switch with its devices. It carries a command out at once or not at all: a fabric manager that is elected waits as
-//! long as a command may take before it sends its first.
+//! The switch with its devices. It carries a command out at once or not at all: a fabric manager that is elected
+//! waits as long as a command may take before it sends its first.
 
 use std::collections::BTreeMap;
 

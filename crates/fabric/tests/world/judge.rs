@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks at the truth behind the reports: no slab lent twice, none lost, no two writers, no bind in between, nothing lent
-//! that was not wiped, nothing released that is in use, quotas kept, terms that only grow.
+//! Looks at the truth behind the reports: no slab lent twice, none lost, no two writers, no bind in between, nothing
+//! lent that was not wiped, nothing released that is in use, quotas kept, terms that only grow.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,9 +3,9 @@
 
 //! A pool in one thread: donors, agents, a switch, fabric managers, and a network that loses and delays.
 //!
-//! Everything follows from the seed. The ends obey the contract that `aquifer_fabric` states for them, the managers call the
-//! crate and nothing else, and `judge.rs` looks at the truth behind the reports after each tick. A [`Plant`] makes one part
-//! break its contract, to see that the judge finds it.
+//! Everything follows from the seed. The ends obey the contract that `aquifer_fabric` states for them, the managers
+//! call the crate and nothing else, and `judge.rs` looks at the truth behind the reports after each tick. A [`Plant`]
+//! makes one part break its contract, to see that the judge finds it.
 
 pub mod agent;
 pub mod device;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A fabric manager: it reads reports, settles, repairs, stores, and sends steps. It may crash between any two of these, and
-//! may go on for a while after another one was elected.
+//! A fabric manager: it reads reports, settles, repairs, stores, and sends steps. It may crash between any two of
+//! these, and may go on for a while after another one was elected.
 
 use std::collections::BTreeMap;
 
