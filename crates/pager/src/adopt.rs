@@ -460,6 +460,10 @@ impl Adopter {
             let mut state = self.state();
             let end = start.saturating_add(len);
             if let Some(pager) = self.pager() {
+                // The kernel would populate every frame address, far beyond the budget.
+                if pager.area.overlaps(start, end) {
+                    return false;
+                }
                 // What is postponed stays with the kernel, which locks it.
                 state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
                 return pager.lock(start, len);

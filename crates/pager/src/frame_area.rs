@@ -48,6 +48,11 @@ impl FrameArea {
         uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 
+    /// Whether any frame address is in `start..end`.
+    pub fn overlaps(&self, start: usize, end: usize) -> bool {
+        start < self.range.address() + self.range.len() && end > self.range.address()
+    }
+
     fn offset(&self, frame: FrameIndex) -> usize {
         let class = frame.order().exponent();
         self.class_start[class] + ((frame.index() as usize) << (12 + class))
