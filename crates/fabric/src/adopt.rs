@@ -183,6 +183,10 @@ impl Edit<'_> {
             for (ld_id, vppb) in bound {
                 let source = Source::LogicalDevice { device: device.clone(), ld_id };
                 let Some(host) = self.topology.host_of(&vppb.switch, vppb.vcs_id).cloned() else { continue };
+                // Another member was promised this vPPB by a manager that did not know: the LD stays a stray.
+                if self.desired.vppbs_taken().contains(&vppb) {
+                    continue;
+                }
                 // It may be a member of a volume: its host's agent knows.
                 let Some(report) = agent(self.desired, observed, &host) else { continue };
                 let mut members = report.volumes.values().flat_map(|view| view.members.values());

@@ -15,7 +15,7 @@ use crate::reconcile::standing::{at_source, has_left};
 
 /// Drops what is over, and releases what has expired. Whether anything changed: then it must be stored.
 pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
-    let mut changed = false;
+    let mut changed = forget_the_dead(desired, observed);
     let expired = |desired: &Desired| -> Vec<VolumeId> {
         let volumes = desired.volumes.iter().filter(|(_, volume)| !volume.released);
         volumes.filter(|(_, volume)| volume.spec.expires_at.is_some_and(|at| at <= now)).map(|(id, _)| *id).collect()
@@ -45,4 +45,15 @@ pub fn settle(desired: &mut Desired, observed: &Observed, now: Millis) -> bool {
         desired.version += 1;
     }
     changed
+}
+
+/// A host that was declared dead and was restarted is a host like any other, and so is a donor that was retired. Stored
+/// before either gets anything again: a manager that has no report of it yet must not take it for dead.
+fn forget_the_dead(desired: &mut Desired, observed: &Observed) -> bool {
+    let before = desired.dead_hosts.len() + desired.retired_donors.len();
+    desired.dead_hosts.retain(|host, dead| observed.hosts.get(host).is_none_or(|report| report.incarnation == *dead));
+    desired
+        .retired_donors
+        .retain(|donor, retired| observed.donors.get(donor).is_none_or(|report| report.incarnation == *retired));
+    desired.dead_hosts.len() + desired.retired_donors.len() != before
 }
