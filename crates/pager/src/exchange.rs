@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Gets a block's pages to the program's address, and takes them away.
+//! Installs a block's pages at the program's address, and takes them away.
 //!
-//! Two ways. *Move* (UFFDIO_MOVE, Linux 6.8) hands the pages themselves over: nothing is allocated, copied
-//! or zeroed, and taking away is one atomic step, so no store of the program can be lost in between.
-//! *Copy* works everywhere: install with UFFDIO_COPY; to take away, write-protect, copy, drop. It also
-//! serves mappings whose protection differs from the frames' (EINVAL).
+//! There are two ways. *Move* (UFFDIO_MOVE, Linux 6.8) transfers the pages themselves: nothing is allocated, copied or
+//! zeroed, and taking away is one atomic step, so no store of the program can be lost in between. *Copy* works
+//! everywhere: install with UFFDIO_COPY; to take away, write-protect, copy, drop. It also serves mappings whose
+//! protection differs from the frames' (EINVAL).
 //!
-//! EBUSY at taking away says that a page is shared (after `fork`) or pinned: a device may be writing to it this
-//! moment. A shared page is made ours alone, and moves then. A pinned one is never copied, since the device
-//! would go on writing to the old page; its block stays until the transfer is over.
+//! EBUSY while taking away means that a page is shared (after `fork`) or pinned, in which case a device may be writing
+//! to it right now. A shared page is first made exclusive to this process, and then moves. A pinned page is never
+//! copied, since the device would go on writing to the old page; its block stays until the transfer is over.
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `resolve.rs`, which decides nothing and
-//! calls this.
+//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `resolve.rs`, which calls this file; no
+//! decision is made here.
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
 
@@ -43,29 +43,29 @@ pub enum Way {
     Copy,
 }
 
-/// The kernel would not let a block go. It is still whole at the program's address.
+/// The kernel refused to release a block. The block is still whole at the program's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// Why.
     pub errno: Errno,
-    /// Nothing of it has moved: one that was sealed still is.
+    /// No part of the block has moved: a sealed block is still sealed.
     pub is_untouched: bool,
 }
 
-/// What became of the frame's own pages.
+/// What happened to the frame's own pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Installed {
     /// They are at the program's address now.
     Moved,
-    /// They were copied: given back to the kernel since, unless the exchange was to be a copy.
+    /// They were copied, and then given back to the kernel unless the exchange was to be a copy.
     Copied,
 }
 
-/// Bytes up to which blocks are copied to the program's address, which interrupts no other CPU, rather than moved.
+/// Blocks up to this many bytes are copied to the program's address rather than moved: a copy interrupts no other CPU.
 pub const COPIED_BYTES_MOST: u64 = 16 << 10;
 
-/// Installs the bytes of `frame` at `pages`, which are all missing. Wakes who waits there. `pages` may go
-/// on into the frames that follow `frame`. The frames keep their pages only where the exchange is a copy.
+/// Installs the bytes of `frame` at `pages`, which are all missing, and wakes the threads waiting there. `pages` may
+/// continue into the frames that follow `frame`. The frames keep their pages only if the exchange is a copy.
 pub fn install(
     uffd: &Uffd,
     area: &FrameArea,
@@ -82,43 +82,43 @@ pub fn install(
     }
     if way == Way::Move {
         match move_all(target, source, len, &mut done, EBUSY_MOST, |done| {
-            // SAFETY: the frame is ours (the engine named it to this thread) and the block is Installing, so
-            // nobody else works on its pages.
+            // SAFETY: the frame is this thread's (the engine assigned it) and the block is Installing, so no other
+            // thread works on its pages.
             unsafe { uffd.move_pages(target + done, source + done, len - done, true) }
         }) {
             Ok(()) => {
                 drop_rest(frame, source, len);
                 return Ok(Installed::Moved);
             }
-            // A block all of whose pages the program had given back, one part after the other, when it left.
+            // An empty block: the program had given back all its pages, piece by piece, by the time it was evicted.
             Err(Errno(libc::ENOENT)) if is_empty(source + done, len - done) => {
                 drop_rest(frame, source, len);
                 return Ok(Installed::Moved);
             }
-            // ENOENT otherwise means the target, of which copying finds out what is the matter.
+            // Otherwise ENOENT concerns the target, and the copy below finds out why.
             Err(Errno(libc::EBUSY | libc::EINVAL | libc::ENOENT)) => {}
             Err(errno) => return Err(Partial { done, errno }),
         }
     }
     copy_in(uffd, target, source, len, done, false)?;
-    // SAFETY: the frames are ours and their bytes are at the program's address now.
+    // SAFETY: the frames are this thread's, and their bytes are at the program's address now.
     let _ = unsafe { drop_pages(source, len.next_multiple_of(frame.order().bytes() as usize)) };
     Ok(Installed::Copied)
 }
 
-/// Copies what is behind the first `done` bytes of a frame, which this thread holds, to missing pages of the block
-/// that it installs.
+/// Copies the bytes after the first `done` bytes of a frame, which this thread owns, to missing pages of the block that
+/// it installs.
 fn copy_in(uffd: &Uffd, target: usize, source: usize, len: usize, done: usize, seal: bool) -> Result<(), Partial> {
     let mut done = done;
     let copy = |done: &mut usize, end: usize| {
         retry(end, done, EBUSY_MOST, |done| {
-            // SAFETY: the frame is ours, so its bytes do not change, and the block is Installing, so nobody else
-            // works on its pages.
+            // SAFETY: the frame is this thread's, so its bytes do not change, and the block is Installing, so no other
+            // thread works on its pages.
             unsafe { uffd.copy(target + done, source + done, end - done, seal) }
         })
     };
     match copy(&mut done, len) {
-        // mprotect(2) within the block has made two mappings of it for the kernel, which copies to one at a time.
+        // mprotect(2) within the block has split it into two kernel mappings; UFFDIO_COPY serves only one at a time.
         Err(Errno(libc::ENOENT)) => {
             while done < len {
                 let end = done + PAGE_BYTES as usize;
@@ -131,18 +131,18 @@ fn copy_in(uffd: &Uffd, target: usize, source: usize, len: usize, done: usize, s
     }
 }
 
-/// A block at the end of a mapping is shorter than its frame: what is behind it goes back to the kernel.
-/// A frame without its pages must be truly empty, since pages only move to where there are none.
+/// A block at the end of a mapping is shorter than its frame: the pages after its end go back to the kernel. A frame
+/// without a block must have no pages at all, since pages move only to addresses that have none.
 fn drop_rest(frame: FrameIndex, source: usize, len: usize) {
     let whole = len.next_multiple_of(frame.order().bytes() as usize);
     if len < whole {
-        // SAFETY: the frame is ours, and nothing of value is behind the block's end.
+        // SAFETY: the frame is this thread's, and nothing of value follows the block's end.
         let _ = unsafe { drop_pages(source + len, whole - len) };
     }
 }
 
-/// Takes the pages of a resident block away, into the hollow `frame` and those that follow. When refused,
-/// the block is whole at the program's address as before; but of one that was `sealed`, parts may be so no more.
+/// Moves the pages of a resident block into the hollow `frame` and those that follow. If refused, the block is whole at
+/// the program's address as before; but parts of a `sealed` block may no longer be sealed.
 pub fn take_away(
     uffds: Uffds<'_>,
     area: &FrameArea,
@@ -152,7 +152,7 @@ pub fn take_away(
     sealed: bool,
 ) -> Result<(), Refused> {
     let taken = try_take_away(uffds, area, way, pages, frame, sealed);
-    // What a refused eviction has left in the frame would be the only bytes there are.
+    // Pages that a refused eviction left in the frame would be the only copy of those bytes.
     let whole = (pages.bytes() as usize).next_multiple_of(frame.order().bytes() as usize);
     if taken.is_err() && !is_empty(area.address(frame), whole) {
         crate::abort::abort(&["a block that could not be evicted is in part in its frame; it would be lost"]);
@@ -173,18 +173,18 @@ fn try_take_away(
     if way == Way::Move {
         match move_away(uffds, target, source, len, &mut done, sealed) {
             Ok(()) => return Ok(()),
-            // The program has unmapped it past us: there is nothing to take.
+            // The program has unmapped it by a call that the preload library did not see: there is nothing to take.
             Err(Errno(libc::ENOENT)) if is_empty(source + done, len - done) => return Ok(()),
             // The protection differs from the frames': copied below.
             Err(Errno(libc::EINVAL)) => {}
-            // A page that does not move now may be pinned: never copied.
+            // A page that does not move now may be pinned, so it is never copied.
             Err(errno) => {
                 put_back(uffds.program, source, target, done);
                 return Err(Refused { errno, is_untouched: done == 0 });
             }
         }
     }
-    // What is in the frame has come from the block: the copy would be the zeros of pages that are missing there.
+    // Pages in the frame came from the block. A copy would overwrite them with the zeros of pages now missing there.
     if way == Way::Move && !is_empty(target + done, len - done) {
         crate::abort::abort(&["pages of a block have moved unseen; a copy would lose them"]);
     }
@@ -194,8 +194,8 @@ fn try_take_away(
     })
 }
 
-/// Moves a block's pages into its frame. A page that is shared is made ours alone on the way; not a sealed one, whose
-/// protection would be met by the kernel's store, in a fault that waits for this very thread.
+/// Moves a block's pages into its frame. Makes a shared page exclusive to this process on the way, except in a sealed
+/// block: there the kernel's store would meet the write-protection, in a fault that waits for this very thread.
 fn move_away(
     uffds: Uffds<'_>,
     target: usize,
@@ -208,15 +208,16 @@ fn move_away(
     let mut unshared = None;
     loop {
         let moved = move_all(target, source, len, done, busy_most, |done| {
-            // SAFETY: the block is Leaving and the frame is hollow and ours.
+            // SAFETY: the block is Leaving, and the frame is hollow and this thread's.
             unsafe { uffds.frames.move_pages(target + done, source + done, len - done, true) }
         });
         if moved != Err(Errno(libc::EBUSY)) || unshared == Some(*done) || sealed {
             return moved;
         }
         unshared = Some(*done);
-        // The page is there, and after this not protected either, as it can be though the block is sealed no more: so
-        // the kernel's store is no fault of ours, for which a listener would wait as we for it.
+        // The page is present, and no longer protected after this call (it can still be, although the block is no
+        // longer sealed). So the kernel's store causes no userfaultfd fault: the listener and this thread would wait
+        // for each other.
         for _ in 0..EAGAIN_MOST {
             if uffds.program.write_protect(source + *done, PAGE_BYTES as usize, false) != Err(Errno(libc::EAGAIN)) {
                 break;
@@ -236,7 +237,7 @@ pub fn is_whole(pages: Pages) -> bool {
     })
 }
 
-/// Whether there is surely no page in a range. What is not mapped has none.
+/// Whether a range certainly has no pages. An unmapped range has none.
 fn is_empty(start: usize, len: usize) -> bool {
     let (page_bytes, pages) = (PAGE_BYTES as usize, len / PAGE_BYTES as usize);
     let table = PageTable::open();
@@ -245,7 +246,7 @@ fn is_empty(start: usize, len: usize) -> bool {
         .all(|first| table.contents(start + first * page_bytes, AT_ONCE.min(pages - first)) == Ok(0))
 }
 
-/// The userfaultfds of one exchange: the frames', and the one at which the program's range is registered.
+/// The userfaultfds of one exchange: the frames', and the one with which the program's range is registered.
 #[derive(Clone, Copy, Debug)]
 pub struct Uffds<'a> {
     /// For targets among the frames.
@@ -254,24 +255,24 @@ pub struct Uffds<'a> {
     pub program: &'a Uffd,
 }
 
-/// Write-protects, copies, drops. A store of the program faults and waits from the first step to the last.
+/// Write-protects, copies, drops. From the first step to the last, a store of the program faults and waits.
 fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Errno> {
     let copied = uffd.write_protect(source, len, true).and_then(|()| {
-        // SAFETY: the block is Leaving: only the program can write to the source, and is kept from it by the
-        // write-protection; the target frame is ours.
+        // SAFETY: the block is Leaving: only the program can write to the source, and the write-protection prevents
+        // that; the target frame is this thread's.
         unsafe { OwnMemory::open().and_then(|memory| memory.read_out(source, target, len)) }
     });
     if let Err(errno) = copied {
         stay(uffd, source, target, len);
         return Err(errno);
     }
-    // SAFETY: the bytes have been copied, and no store can have come since.
+    // SAFETY: the bytes have been copied, and the write-protection has allowed no store since.
     match unsafe { drop_pages(source, len) } {
         Ok(()) => Ok(()),
-        // What is not mapped any more is skipped: all the rest is gone.
+        // madvise(2) skips unmapped pages and drops all others.
         Err(Errno(libc::ENOMEM)) if is_empty(source, len) => Ok(()),
         Err(errno) => {
-            // What lies before a locked page is gone, too.
+            // The pages before a locked page have been dropped as well.
             copy_back(uffd, source, target, len);
             stay(uffd, source, target, len);
             Err(errno)
@@ -279,7 +280,7 @@ fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<()
     }
 }
 
-/// Copies the pages that a block has lost, while the kernel refused others, back from its frame.
+/// Copies back from the frame those pages that a block lost before the kernel refused the others.
 fn copy_back(uffd: &Uffd, source: usize, target: usize, len: usize) {
     let table = PageTable::open();
     for start in (0..len).step_by(PAGE_BYTES as usize) {
@@ -288,23 +289,23 @@ fn copy_back(uffd: &Uffd, source: usize, target: usize, len: usize) {
         }
         match copy_in(uffd, source, target, start + PAGE_BYTES as usize, start, false).map_err(|partial| partial.errno)
         {
-            // It is there, or is not mapped any more, and nobody misses it.
+            // The page is present; or it is no longer mapped, and nobody misses it.
             Ok(()) | Err(Errno(libc::EEXIST | libc::ENOENT)) => {}
             Err(_) => crate::abort::abort(&[LOST]),
         }
     }
 }
 
-/// Makes a block that is whole what it was before it was to be copied away.
+/// Restores a whole block to its state before it was to be copied away.
 fn stay(uffd: &Uffd, source: usize, target: usize, len: usize) {
     if let Err(errno) = lift_protection(uffd, source, len) {
         crate::abort::abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]);
     }
-    // SAFETY: the frame is ours; what was copied into it is still at the source.
+    // SAFETY: the frame is this thread's, and its bytes are still at the source.
     let _ = unsafe { drop_pages(target, len) };
 }
 
-/// Lets the program write to a range.
+/// Allows the program to write to a range.
 pub fn lift_protection(uffd: &Uffd, start: usize, len: usize) -> Result<(), Errno> {
     let lift = |start: usize, len: usize| {
         for _ in 0..EAGAIN_MOST {
@@ -313,12 +314,12 @@ pub fn lift_protection(uffd: &Uffd, start: usize, len: usize) -> Result<(), Errn
                 lifted => return lifted,
             }
         }
-        Ok(()) // If the address space never comes to rest, the access simply faults again.
+        Ok(()) // If the address space keeps changing, the access simply faults again.
     };
     if lift(start, len).is_ok() {
         return Ok(());
     }
-    // mprotect(2) within the range has made several mappings of it for the kernel, or it is unmapped in part.
+    // mprotect(2) within the range has split it into several kernel mappings, or part of it is unmapped.
     (start..start + len).step_by(PAGE_BYTES as usize).try_for_each(|page| match lift(page, PAGE_BYTES as usize) {
         Ok(()) | Err(Errno(libc::ENOENT)) => Ok(()),
         Err(errno) => Err(errno),
@@ -327,21 +328,21 @@ pub fn lift_protection(uffd: &Uffd, start: usize, len: usize) -> Result<(), Errn
 
 const LOST: &str = "a block could be neither evicted nor put back; its contents would be lost";
 
-/// Returns the part of a block that had been moved before the kernel refused the rest.
+/// Puts back the part of a block that had moved before the kernel refused the rest.
 fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
     let mut back = 0;
     let moved = move_all(source, target, done, &mut back, EBUSY_MOST, |back| {
-        // SAFETY: these pages were taken from there a moment ago, and the block is still Leaving.
+        // SAFETY: these pages came from that address a moment ago, and the block is still Leaving.
         unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
     });
     if moved.is_ok() {
         return;
     }
-    // mprotect(2) meanwhile has left them without a right that the frame has.
+    // mprotect(2) has meanwhile removed a right there that the frame has.
     if copy_in(uffd, source, target, done, back, false).is_err() {
         crate::abort::abort(&[LOST]);
     }
-    // SAFETY: the frame is ours, and its bytes are at the source now.
+    // SAFETY: the frame is this thread's, and its bytes are at the source now.
     let _ = unsafe { drop_pages(target, done) };
 }
 
@@ -357,7 +358,7 @@ mod tests {
     const PAGE: usize = PAGE_BYTES as usize;
     const BLOCK_PAGES: usize = 4;
 
-    /// A block of the program's, and frames. Nobody resolves a fault here, so nothing that is away is touched.
+    /// A block of the program, and frames. No thread resolves faults here, so no test touches an evicted page.
     struct World {
         uffd: Uffd,
         area: FrameArea,
@@ -365,8 +366,8 @@ mod tests {
         start: usize,
     }
 
-    /// Memory where the kernel does not put any that is asked for without an address: what is unmapped stays so,
-    /// whatever other tests map meanwhile.
+    /// Maps memory where the kernel does not place mappings by itself, so that an unmapped page stays unmapped whatever
+    /// other tests map at the same time.
     fn map_where_nobody_looks() -> usize {
         static NEXT: AtomicUsize = AtomicUsize::new(0x10_0000_0000);
         let start = NEXT.fetch_add(16 * BLOCK_PAGES * PAGE, Ordering::Relaxed);
@@ -379,7 +380,7 @@ mod tests {
     }
 
     impl World {
-        /// A block all of whose pages are there. `None`, and says why, where pages cannot be moved.
+        /// A block whose pages are all present. Where pages cannot be moved, reports the reason and returns `None`.
         fn new() -> Option<Self> {
             let Ok(uffd) = Uffd::open(feature::MOVE | feature::SIGBUS, false) else {
                 aquifer_test_support::skip("this kernel does not move pages (UFFDIO_MOVE, Linux 6.8)");
@@ -413,29 +414,29 @@ mod tests {
             install(&self.uffd, &self.area, Way::Move, Exchange::Move, self.pages(), self.frame)
         }
 
-        /// What munmap(2) past every wrapper does.
+        /// Unmaps as a direct munmap(2) does, bypassing every wrapper.
         fn unmap(&self, pages: usize) {
             // SAFETY: the test's own memory.
             unsafe { syscall(libc::SYS_munmap, [self.start, pages * PAGE, 0, 0, 0, 0]) }.expect("mapped");
         }
 
-        /// A store of the program's, which must not fault: nobody would resolve it.
+        /// A store by the program, which must not fault: nobody would resolve the fault.
         fn write(&self, page: usize) {
-            // SAFETY: mapped, and there. Where it is still protected, SIGBUS ends the test.
+            // SAFETY: mapped and present. If the page is still protected, SIGBUS ends the test.
             unsafe { std::ptr::with_exposed_provenance_mut::<u64>(self.start + page * PAGE).write_volatile(9) };
         }
 
         fn words(&self) -> [u64; BLOCK_PAGES] {
             assert!(is_whole(self.pages()), "a page reads as zeros");
             std::array::from_fn(|page| {
-                // SAFETY: mapped, and there: the test has just installed it.
+                // SAFETY: mapped and present: the test has just installed it.
                 unsafe { std::ptr::with_exposed_provenance::<u64>(self.start + page * PAGE).read() }
             })
         }
     }
 
-    /// Linux 6.18 says less than it has moved (see `repeat.rs`), and before the rest is asked for, mprotect(2) has made
-    /// a move impossible. What is copied then must not come over what has moved: it would be zeros of missing pages.
+    /// Linux 6.18 reports less than it has moved (see `repeat.rs`), and mprotect(2) then makes a further move
+    /// impossible. The copy that follows must not overwrite moved pages: it would copy zeros from missing pages.
     #[test]
     fn what_has_moved_unsaid_is_not_copied_over() {
         let Some(world) = World::new() else { return };
@@ -472,7 +473,7 @@ mod tests {
         assert!(is_empty(world.start, BLOCK_PAGES * PAGE));
     }
 
-    /// The kernel looks up the first page alone, and says ENOENT: three pages of contents counted as gone.
+    /// The kernel looks up only the first page and returns ENOENT: three pages of contents used to count as gone.
     #[test]
     fn a_block_that_has_lost_its_first_page_is_refused_and_stays() {
         let Some(world) = World::new() else { return };
@@ -488,7 +489,7 @@ mod tests {
         assert_eq!(world.take_away(), Ok(()));
     }
 
-    /// madvise(2) empties what is before the locked page, and says EINVAL: a page of contents read as zeros.
+    /// madvise(2) drops the pages before the locked one and returns EINVAL: a page of contents used to read as zeros.
     #[test]
     fn a_block_that_is_locked_in_part_is_refused_and_whole() {
         for way in [Way::Move, Way::Copy] {
@@ -504,7 +505,8 @@ mod tests {
         }
     }
 
-    /// mprotect(2) between the part that has moved and the refusal: a move back is EINVAL, and ended the program.
+    /// mprotect(2) between the partial move and the refusal: the move back fails with EINVAL, which used to end the
+    /// program.
     #[test]
     fn what_has_lost_a_right_meanwhile_is_put_back() {
         let Some(world) = World::new() else { return };
@@ -522,12 +524,12 @@ mod tests {
         assert!(is_empty(target, len));
     }
 
-    /// Of what the program has unmapped past us nothing is left to lose; the rest leaves.
+    /// Pages that the program unmapped unseen have no contents left to lose; the rest of the block is evicted.
     #[test]
     fn a_block_that_is_unmapped_in_part_leaves_by_copy() {
         let Some(world) = World::new() else { return };
         world.unmap(1);
-        // Before Linux 6.5 the ioctl is for one mapping at a time.
+        // Before Linux 6.5 the ioctl serves only one mapping at a time.
         if world.take_away_by(Way::Copy).is_ok() {
             assert!(is_empty(world.start, BLOCK_PAGES * PAGE));
         } else {
@@ -536,7 +538,7 @@ mod tests {
         }
     }
 
-    /// It counted as installed, with its pages left in a frame that was believed to be hollow.
+    /// The block used to count as installed, with its pages left in a frame that was taken to be hollow.
     #[test]
     fn a_block_whose_place_has_gone_is_not_called_installed() {
         let Some(world) = World::new() else { return };

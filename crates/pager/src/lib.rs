@@ -3,15 +3,16 @@
 
 //! The pager: resolves faults on managed memory.
 //!
-//! One fault's way, file by file: `signal.rs` or `listener.rs` (intake) → `resolve.rs` → the engine in
-//! `aquifer_core::engine` (decide, make room) → `transfers.rs` (the tier fetches) → `inspect.rs` (arrive,
-//! checked) → `exchange.rs` (install) → the program goes on. Beside it, `worker.rs` reads ahead, writes back and
-//! evicts. `adopt.rs` is where mappings come in, and where nothing happens until the budget comes near.
-//! `trims.rs` gives freed room back to the tier. `doors.rs` stands before the engine, and `recorder.rs` writes down
-//! what goes through. `holds.rs` keeps what system calls touch.
+//! The path of one fault, file by file: `signal.rs` or `listener.rs` (intake) → `resolve.rs` → the engine in
+//! `aquifer_core::engine` (decide, make room) → `transfers.rs` (the tier fetches) → `inspect.rs` (arrive, checked) →
+//! `exchange.rs` (install) → the program continues. In parallel, `worker.rs` reads ahead, writes back and evicts.
+//! `adopt.rs` takes mappings into management and does nothing else until managed memory reaches the budget. `trims.rs`
+//! returns freed room to the tier. `doors.rs` wraps every call into the engine, and `recorder.rs` records those calls.
+//! `holds.rs` keeps the memory of system calls resident.
 //!
-//! A program and its children: `fork.rs` makes two pagers of one, `family.rs` counts who reads which slab of the tier,
-//! `ledger.rs` has what each process may take of the budget, in one of its `places.rs`, and `share.rs` asks for it.
+//! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
+//! of the tier, `ledger.rs` accounts for each process's part of the budget, in its slot of `places.rs`, and `share.rs`
+//! requests that part.
 
 pub mod abort;
 pub mod adopt;

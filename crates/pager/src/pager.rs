@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What one pager consists of, and how it starts.
+//! The parts of one pager, and how it starts.
 //!
-//! A pager is made once, when the budget comes near, and lives until the process ends: its userfaultfds
-//! are never closed and its frames never unmapped, since that would turn absent pages into zeros.
+//! A pager is made once, when managed memory reaches the budget, and lives until the process ends. Its userfaultfds are
+//! never closed and its frames never unmapped, since either would turn absent pages into zeros.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -45,25 +45,25 @@ use crate::recorder::Recorder;
 use crate::share;
 use crate::trims::{self, Trims};
 
-/// The pause between two renewals of leases, where the donors that do not answer have taken all of the time between.
+/// The shortest pause between two renewals of leases, for when unanswered requests have used up the interval.
 const RENEWAL_PAUSE_LEAST: Duration = Duration::from_millis(10);
-/// Threads that are told apart by read-ahead. More share a number, which costs accuracy and nothing else.
+/// Number of threads that read-ahead distinguishes. Further threads share numbers, which costs accuracy only.
 pub const THREADS_MOST: u16 = 256;
 
-/// Threads of the pager that have not come to their own code yet.
+/// Pager threads that have been started but do not run their own code yet.
 static STARTING: AtomicU32 = AtomicU32::new(0);
 
-/// Whether threads of the pager are being started now. What they allocate on the way must not be managed.
+/// Whether pager threads are being started now. Memory allocated while they start must not be managed.
 pub fn is_starting() -> bool {
     STARTING.load(Ordering::Acquire) != 0
 }
 
-/// Starts one thread of the pager, and returns when it has entered its own code.
+/// Starts one thread of the pager, and returns once the thread runs its own code.
 pub(crate) fn start_thread(name: &'static CStr, run: impl FnOnce() + Send + 'static) -> Result<(), StartFailure> {
     STARTING.fetch_add(1, Ordering::AcqRel);
     let enter = move || {
         let _blocked = Blocked::all();
-        // The C library changes the user of all its threads by this signal, and waits for each: setuid(2).
+        // setuid(2): the C library sends every thread this signal to change its user, and waits for each of them.
         signals::open_to_libc();
         let _inside = Inside::enter();
         ending::enlist();
@@ -85,22 +85,22 @@ pub(crate) fn start_thread(name: &'static CStr, run: impl FnOnce() + Send + 'sta
     }
 }
 
-/// The stack of a pager thread: two blocks' guards and the signal frame's room, several times over.
+/// The stack of a pager thread: several times the size of two blocks' guards plus a signal frame.
 const THREAD_STACK_BYTES: usize = 256 << 10;
 
-/// One sleep while a thread starts. Only a lost wake-up would last as long.
+/// One sleep while a thread starts. Only a lost wake-up makes it last this long.
 const START_WAIT: Duration = Duration::from_millis(10);
 
-/// Where everything is copied, a block that is accounted for at both ends meanwhile takes at most this part of the
-/// budget: several threads install at once, and calls hold memory besides.
+/// With copying, a block counts at both ends until its copy is complete. It may take at most this fraction of the
+/// budget, because several threads install at the same time, and system calls hold memory as well.
 const COPIED_PART: u64 = 64;
 
-/// What a fetch costs in rescues, from a medium and from memory. Guesses: a rescue is a fault and two exchanges, some
-/// 15 us; a read of a fast disk takes 80 us, a copy from memory 1 us, and the exchanges come on top.
+/// The cost of a fetch in units of one rescue, from a medium and from memory. Guesses: a rescue is a fault and two
+/// exchanges, about 15 us; a read from a fast disk takes 80 us, a copy from memory 1 us, plus the exchanges.
 const FETCH_COST_MEDIUM: u64 = 5;
 const FETCH_COST_MEMORY: u64 = 1;
 
-/// What a pager is made of.
+/// The settings of a pager.
 pub struct Settings {
     /// Local DRAM for managed memory, in bytes.
     pub dram_bytes: u64,
@@ -108,38 +108,38 @@ pub struct Settings {
     pub order: Order,
     /// Whether regions may change their block size.
     pub elastic: bool,
-    /// Who chooses victims.
+    /// Chooses victims.
     pub policy: Box<dyn Policy>,
-    /// Where cold blocks go.
+    /// Stores cold blocks.
     pub tier: Box<dyn Tier>,
-    /// What is shared with the processes that this one forks, and was forked by.
+    /// The state shared with the processes that this one forks and with those it was forked from.
     pub family: &'static Family,
-    /// The account of the budget, where this process shares one.
+    /// The account of the budget, if this process shares one.
     pub ledger: Option<&'static Ledger>,
-    /// How pages are exchanged; `None` for what the kernel can do.
+    /// How pages are exchanged; `None` selects the best way that the kernel supports.
     pub way: Option<Way>,
     /// Whether to read ahead.
     pub prefetch: bool,
-    /// Where to record what the engine is told, if anywhere.
+    /// The path at which to record the calls into the engine, if any.
     pub record: Option<String>,
-    /// The program's name, for the recording.
+    /// The program's name, written to the recording.
     pub program: String,
 }
 
-/// Why there can be no pager here.
+/// Why a pager could not be started.
 #[derive(Debug)]
 pub enum StartFailure {
     /// userfaultfd(2) is refused.
     Uffd(Errno),
-    /// The kernel lacks a feature that was asked for.
+    /// The kernel lacks a required feature.
     Feature(&'static str),
-    /// No address space for frames.
+    /// No address space is left for frames.
     Frames(Errno),
     /// A thread could not be started.
     Thread(io::Error),
-    /// This process was forked, and there are too many of its family.
+    /// This process was forked, and its family has too many processes.
     Family(TooMany),
-    /// The tier could not get what a forked process needs of its own.
+    /// The tier could not get the resources that a forked process needs for itself.
     Tier(Errno),
     /// The tier's queue could not be opened.
     Queue(aquifer_tiers::TierFailure),
@@ -179,7 +179,7 @@ pub struct Pager {
     engine: Mutex<Engine>,
     recorder: Option<&'static Recorder>,
     pub(crate) area: FrameArea,
-    /// Where pages move: what fresh frames are cut from.
+    /// Only with `Way::Move`: the memory from which fresh frames are cut.
     quarry: Option<Quarry>,
     signal: Uffd,
     listener: Option<Uffd>,
@@ -188,61 +188,61 @@ pub struct Pager {
     pub(crate) can_poison: bool,
     pub(crate) counters: &'static Counters,
     pub(crate) order: Order,
-    /// The largest block that there can be.
+    /// The largest possible block.
     pub(crate) largest: Order,
-    /// The budget to begin with.
+    /// The budget at the start.
     pub(crate) budget_pages: u64,
-    /// The largest budget that there are frame addresses for. See `share.rs`.
+    /// The largest budget for which frame addresses are reserved. See `share.rs`.
     pub(crate) budget_pages_most: u64,
-    /// The budget of this moment.
+    /// The current budget.
     pub(crate) budget_now: AtomicU64,
     pub(crate) ledger: Option<&'static Ledger>,
     pub(crate) told_of_many: AtomicBool,
     pub(crate) holds: Holds,
-    /// Signalled after every report for which somebody waits.
+    /// Signalled after every report that somebody waits for.
     pub(crate) progress: EventCount,
     pub(crate) worker_bell: Wakeup,
-    /// Tells the worker when the program has no threads any more.
+    /// Notifies the worker when no thread of the program is left.
     pub(crate) lifeline: Lifeline,
-    /// Room of the tier that the program has freed.
+    /// Room in the tier that the program has freed.
     pub(crate) trims: Trims,
     /// Since when listeners have found no room.
     pub(crate) no_room: Streak,
-    /// What is shared with forked children.
+    /// The state shared with forked children.
     pub(crate) family: &'static Family,
-    /// The thread that is about to fork; zero for none. Nobody else begins anything meanwhile.
+    /// The thread that is about to fork, or zero. Until it has forked, no other thread starts new work.
     pub(crate) forking: AtomicUsize,
-    /// This process was forked: its faults come by signal only.
+    /// This process was forked: its faults are delivered by signal only.
     pub(crate) is_heir: AtomicBool,
-    /// This process was forked, and has no worker yet.
+    /// This process was forked and has no worker yet.
     pub(crate) lacks_threads: AtomicBool,
-    /// Faults since then.
+    /// Faults since the fork, while there is no worker.
     pub(crate) faults_as_child: AtomicU64,
-    /// When that was, as the monotonic clock's nanoseconds.
+    /// When the process was forked, in nanoseconds of the monotonic clock.
     pub(crate) forked_at_ns: AtomicU64,
     /// The features of the userfaultfds.
     features: u64,
-    /// How much of the engine's tally the counters have.
+    /// How much of the engine's tally has been added to the counters.
     published_hits: AtomicU64,
     published_wasted: AtomicU64,
     published_clean: AtomicU64,
-    /// How much of what the levels of a chain have done the counters have.
+    /// How much of the work of a chain's levels has been added to the counters.
     published_levels: [[AtomicU64; LevelCounter::COUNT]; LEVELS],
 }
 
-/// A budget as people would type it: an estimate has no more than two digits that count.
+/// A budget as a person would type it: an estimate has at most two significant digits.
 fn suggestion(bytes: u64) -> u64 {
     let step = (bytes / 64).max(4 << 20).next_power_of_two();
     bytes.next_multiple_of(step)
 }
 
-/// Regions for which a tier has room.
+/// Number of regions that the tier has room for.
 pub fn slabs_of(tier: &dyn Tier) -> u32 {
     u32::try_from(tier.capacity_bytes() / REGION_BYTES).unwrap_or(u32::MAX - 1)
 }
 
 impl Pager {
-    /// Makes a pager and starts its threads. `counters` are the instance's.
+    /// Makes a pager and starts its threads. `counters` belong to the instance.
     pub fn start(settings: Settings, counters: &'static Counters) -> Result<&'static Pager, StartFailure> {
         let found = probe_features(true).or_else(|_| probe_features(false)).map_err(StartFailure::Uffd)?;
         if found & feature::SIGBUS == 0 {
@@ -263,7 +263,7 @@ impl Pager {
         let budget_pages_most = settings.ledger.map_or(budget_pages, Ledger::most_pages);
         let (area, budget_pages_most) = FrameArea::new(budget_pages_most, &signal)
             .map(|area| (area, budget_pages_most))
-            // A program that has little address space keeps the budget that it has.
+            // Without address space for the largest budget, the pager reserves frames for the present budget only.
             .or_else(|_| FrameArea::new(budget_pages, &signal).map(|area| (area, budget_pages)))
             .map_err(StartFailure::Frames)?;
         let quarry = (way == Way::Move).then(|| Quarry::new(&signal).map_err(StartFailure::Frames)).transpose()?;
@@ -335,14 +335,14 @@ impl Pager {
             counters.write_level(index, figures.name);
         }
         pager.publish_levels();
-        // Before anything is registered, whose pages are counted against it.
+        // Before any mapping is registered, because its pages count against the share.
         pager.follow_share();
         crate::listener::start(pager)?;
         pager.start_threads()?;
         Ok(pager)
     }
 
-    /// Starts what works beside the program.
+    /// Starts the threads that run in parallel with the program.
     pub(crate) fn start_threads(&'static self) -> Result<(), StartFailure> {
         crate::worker::start(self)?;
         share::start(self)?;
@@ -352,7 +352,7 @@ impl Pager {
         self.start_moving()
     }
 
-    /// Starts the thread that sees to what is stored in the tier, where the tier needs that.
+    /// Starts the thread that maintains the data stored in the tier, if the tier needs maintenance.
     fn start_tending(&'static self) -> Result<(), StartFailure> {
         if !self.tier.needs_tending() {
             return Ok(());
@@ -368,7 +368,7 @@ impl Pager {
         })
     }
 
-    /// Starts the thread that renews leases at several donors, whichever of them the other one waits for.
+    /// Starts the thread that renews the leases at several donors, whichever donor the upkeep thread waits for.
     fn start_renewing(&'static self) -> Result<(), StartFailure> {
         if self.tier.keep_alive_every().is_none() {
             return Ok(());
@@ -380,7 +380,7 @@ impl Pager {
         })
     }
 
-    /// Says, once each time, that the tier will lose something of what is stored.
+    /// Reports that the tier will lose stored data, once each time this begins.
     fn tell_of_leaving(&self, is_told: bool) -> bool {
         let Some(first) = self.tier.leaving(0) else { return false };
         if !is_told {
@@ -405,7 +405,7 @@ impl Pager {
         true
     }
 
-    /// Counts what the tier tells of itself.
+    /// Adds the figures that the tier reports to the counters.
     fn count_figures(&self) {
         let figures = self.tier.take_figures();
         for (counter, amount) in [
@@ -421,7 +421,7 @@ impl Pager {
         }
     }
 
-    /// Starts the thread that moves what is stored between the levels of a chain, where the tier is one.
+    /// Starts the thread that moves stored data between the levels of a chain, if the tier is a chain.
     fn start_moving(&'static self) -> Result<(), StartFailure> {
         if self.tier.level(0).is_none() {
             return Ok(());
@@ -436,34 +436,35 @@ impl Pager {
         })
     }
 
-    /// After fork(2): a userfaultfd of this process's own. With its parent's, it could write to its parent's memory.
+    /// After fork(2): opens userfaultfds for this process. Through the inherited ones it could write to its parent's
+    /// memory.
     pub(crate) fn renew_uffd(&self) -> Result<(), Errno> {
         self.signal.renew(self.features | feature::SIGBUS, false)?;
         self.listener.as_ref().map_or(Ok(()), |listener| listener.give_up_for(&self.signal))
     }
 
-    /// After fork(2): a quarry of this process's own.
+    /// After fork(2): gives this process a quarry of its own.
     pub(crate) fn renew_quarry(&self) -> Result<(), Errno> {
         self.quarry.as_ref().map_or(Ok(()), |quarry| quarry.renew(&self.signal))
     }
 
-    /// Nobody else cuts frames for as long as this lives.
+    /// Keeps other threads from cutting frames for as long as the guard lives.
     pub(crate) fn lock_quarry(&self) -> impl Sized {
         self.quarry.as_ref().map(Quarry::lock)
     }
 
-    /// The engine, for as long as the guard lives. Short: no kernel call that may wait.
+    /// Locks the engine for as long as the guard lives. Hold it briefly: no kernel call that may wait.
     pub(crate) fn engine(&self) -> EngineGuard<'_> {
-        // A panic inside the engine ends the process (`abort::on_panic`), so poisoning is never seen alive.
+        // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
         EngineGuard::new(self.engine.lock().unwrap_or_else(PoisonError::into_inner), self.recorder)
     }
 
-    /// Whether what the engine is told is written down.
+    /// Whether the calls into the engine are being recorded.
     pub(crate) fn is_recorded(&self) -> bool {
         self.recorder.is_some_and(Recorder::is_open)
     }
 
-    /// The userfaultfd of one delivery.
+    /// The userfaultfd for a delivery.
     pub(crate) fn uffd(&self, delivery: Delivery) -> &Uffd {
         match (delivery, self.listener_uffd()) {
             (Delivery::Listener, Some(listener)) => listener,
@@ -471,13 +472,13 @@ impl Pager {
         }
     }
 
-    /// The listener's, if this process may have one.
+    /// The listener's userfaultfd, if this process may have a listener.
     pub fn listener_uffd(&self) -> Option<&Uffd> {
         self.listener.as_ref().filter(|_| !self.is_heir.load(Ordering::Relaxed))
     }
 
-    /// Before bytes come into a frame: sees to it that its first `len` bytes have pages, as good ones as can be had.
-    /// Returns whether they are zeros.
+    /// Prepares a frame to receive bytes: gives its first `len` bytes pages, the best that can be had. Returns whether
+    /// they are zeros.
     pub(crate) fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> bool {
         if !fresh {
             if !self.quarry.as_ref().is_some_and(|quarry| quarry.shall_replace(len)) {
@@ -492,19 +493,19 @@ impl Pager {
         true
     }
 
-    /// The program brought `pages` pages along, which the kernel had given it one by one.
+    /// Notes that the program brought `pages` pages that the kernel had allocated one by one.
     pub(crate) fn note_scattered(&self, pages: u64) {
         if let Some(quarry) = &self.quarry {
             quarry.note_scattered(pages);
         }
     }
 
-    /// Both ends of an exchange with a mapping of one delivery.
+    /// The userfaultfds for both ends of an exchange with a mapping of this delivery.
     pub(crate) fn uffds(&self, delivery: Delivery) -> Uffds<'_> {
         Uffds { frames: &self.signal, program: self.uffd(delivery) }
     }
 
-    /// Writes what the engine knows into the gauges.
+    /// Sets the gauges from the engine's state.
     pub(crate) fn publish(&self, engine: &Engine) {
         let bytes = |pages: u64| pages * PAGE_BYTES;
         let standby = bytes(engine.standby_pages());
@@ -516,7 +517,8 @@ impl Pager {
         let stored = u64::from(engine.map().slabs_in_use()) * REGION_BYTES;
         self.counters.set_with_peak(Gauge::StoredBytes, Gauge::StoredBytesPeak, stored);
         let more = engine.pages_to_halve_fetches().map(bytes);
-        // In a tree the budget is everybody's, and this process is the one that would use more of it.
+        // In a process tree the budget is shared by all processes, and this process is the one that would use more of
+        // it.
         let suggested = more.map_or(0, |more| suggestion(self.counters.gauge(Gauge::DramBudgetBytes) + more));
         self.counters.set(Gauge::SuggestedDramBytes, suggested);
         let tally = engine.tally();
@@ -525,7 +527,7 @@ impl Pager {
         self.catch_up(Counter::EvictedCleanBlocks, &self.published_clean, tally.dropped_clean_blocks);
     }
 
-    /// Writes down how hot memory is. Apart from `publish`, and less often: it is eighteen numbers.
+    /// Publishes how hot memory is. Separate from `publish`, and called less often, because it sets eighteen numbers.
     pub(crate) fn publish_heat(&self, engine: &Engine) {
         let Histogram { resident, away } = engine.map().temperatures().histogram();
         for (place, pages) in [(Place::Resident, resident), (Place::Away, away)] {
@@ -533,14 +535,14 @@ impl Pager {
         }
     }
 
-    /// Counts what the levels of a chain have done since the last time. Several processes of a tree count, and it adds
-    /// up.
+    /// Adds what the levels of a chain have done since the last call to the counters. Several processes of a tree do
+    /// so, and their amounts add up.
     pub(crate) fn count_levels(&self) {
         for (index, published) in self.published_levels.iter().enumerate() {
             let Some(figures) = self.tier.level(index) else { return };
             let done = [figures.reads, figures.read_bytes, figures.promoted_bytes, figures.demoted_bytes];
             for ((counter, published), done) in LevelCounter::ALL.iter().zip(published).zip(done) {
-                // Most have not changed: look before taking the cache line.
+                // Most figures have not changed: read first, and take the cache line only if needed.
                 if done > published.load(Ordering::Relaxed) {
                     let before = published.fetch_max(done, Ordering::Relaxed);
                     self.counters.add_level(index, *counter, done.saturating_sub(before));
@@ -549,7 +551,7 @@ impl Pager {
         }
     }
 
-    /// After fork(2): what the levels of a chain have done so far is the parent's to count.
+    /// After fork(2): the parent counts what the levels of a chain have done so far.
     pub(crate) fn disown_levels(&self) {
         for (index, published) in self.published_levels.iter().enumerate() {
             let Some(figures) = self.tier.level(index) else { return };
@@ -558,8 +560,8 @@ impl Pager {
         }
     }
 
-    /// Writes down what the levels of a chain hold, and counts what they have done. Of several processes of a tree,
-    /// what the last one has written is seen.
+    /// Publishes what the levels of a chain hold, and counts what they have done. If several processes of a tree
+    /// publish, the last one's gauges are seen.
     pub(crate) fn publish_levels(&self) {
         self.count_levels();
         for index in 0..LEVELS {
@@ -569,7 +571,7 @@ impl Pager {
         }
     }
 
-    /// Adds to a counter what the engine has counted since the last time. Called with the engine's lock held.
+    /// Adds what the engine has counted since the last call to a counter. Called with the engine's lock held.
     fn catch_up(&self, counter: Counter, published: &AtomicU64, now: u64) {
         let before = published.swap(now, Ordering::Relaxed);
         if now > before {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Resolves one fault, on the thread that has it (signal) or on a listener's.
+//! Resolves one fault, on the faulting thread (signal) or on a listener's thread.
 //!
-//! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches
-//! managed memory. Every wait is bounded; when a bound is passed the program ends with a message.
+//! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches managed memory.
+//! Every wait is bounded; when a bound is exceeded, the program ends with a message.
 //!
 //! Next on the path: `transfers.rs`, which fetches, and `exchange.rs`, which installs.
 
@@ -28,28 +28,28 @@ use crate::exchange::{self, Installed, Refused, Way};
 use crate::inspect::{Guards, PAGES_MOST};
 use crate::pager::Pager;
 
-/// How long a fault may wait for others in all before the program ends: longer than any disk's or
-/// network's own time-outs, so that those report first.
+/// How long a fault may wait for others in total before the program ends. Longer than the time-outs of disks and
+/// networks, so that those report first.
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(120);
 /// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
 const SPIN_ROUNDS: u32 = 400;
-/// Write-backs of blocks that the tier has refused before, and refuses again, in one fault's search for room before it
-/// gives up: there are no others left.
+/// In one fault's search for room: how many times the tier may refuse blocks that it has refused before until the
+/// search gives up. By then no other blocks are left.
 const FAILURES_MOST: u32 = 16;
-/// How long it goes on with others, once so many have failed in all.
+/// How long the search tries further blocks once `FAILURES_MOST` write-backs have failed in total.
 const FAILED_WAIT_MOST: Duration = Duration::from_secs(5);
-/// Victims that the kernel does not let go, locked or pinned memory, after which one fault's search for room pauses.
-/// Many, since each costs microseconds only, and others may go.
+/// In one fault's search for room: how many victims the kernel may refuse (locked or pinned memory) before the search
+/// pauses. Many, since each refusal costs only microseconds and other victims may succeed.
 const REFUSALS_AT_ONCE: u32 = 64;
-/// One such pause, and how long the search lasts at most: a device has pinned memory for as long as a request takes,
-/// which a slow and busy disk may draw out, and locked memory stays.
+/// One such pause, and how long the search may last. A device pins memory for the length of a request, which a slow and
+/// busy disk may draw out; locked memory stays locked.
 const REFUSED_WAIT_ONCE: Duration = Duration::from_millis(1);
 const REFUSED_WAIT_MOST: Duration = Duration::from_secs(5);
 
 /// How a fault ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The thread can go on.
+    /// The thread can continue.
     Resolved,
     /// The page is not managed.
     Foreign,
@@ -59,15 +59,15 @@ pub enum Outcome {
     NoRoom,
 }
 
-/// What the engine answers, and what the step needs to know.
+/// The engine's answer, and the data that the step needs.
 struct Decision {
     step: FaultStep,
     delivery: Delivery,
-    /// Of a block to be cleaned: whether the tier did not take it the last time.
+    /// For a block to be cleaned: whether its last write-back to the tier failed.
     failed_before: bool,
 }
 
-/// Victims that the kernel did not let go in one fault's search for room.
+/// Victims that the kernel refused to release in one fault's search for room.
 #[derive(Default)]
 struct Refusals {
     count: u32,
@@ -75,7 +75,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// One more. Pauses now and then; false when the search has lasted too long.
+    /// Counts one refusal. Pauses after every `REFUSALS_AT_ONCE` of them; false once the search has lasted too long.
     fn go_on(&mut self, pager: &Pager, ticket: u32) -> bool {
         let since = *self.since.get_or_insert_with(now_ns);
         self.count += 1;
@@ -95,7 +95,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// One more; `again` where the same has failed before. False when the search is to end.
+    /// Counts one failure; `again` if the same block failed before. False when the search must end.
     fn go_on(&mut self, again: bool) -> bool {
         let since = *self.since.get_or_insert_with(now_ns);
         self.count += 1;
@@ -106,8 +106,8 @@ impl Failures {
 }
 
 impl Pager {
-    /// Resolves the fault at `address` for the thread `thread`. `write` is false only when the access is known to be
-    /// a read.
+    /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
+    /// read.
     pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
         let started = now_ns();
         let page = address as u64 / PAGE_BYTES;
@@ -172,7 +172,7 @@ impl Pager {
         if self.lacks_threads.load(Ordering::Relaxed) {
             self.faults_as_child.fetch_add(1, Ordering::Relaxed);
         }
-        // The whole before its parts: a reader never finds more of these.
+        // The total before its parts, so that a reader never sees a part exceed the total.
         self.counters.add(Counter::Faults, 1);
         self.counters.add(Counter::FaultsFresh, fresh_blocks);
         self.counters.add(Counter::RescuedBlocks, rescued_blocks);
@@ -180,8 +180,8 @@ impl Pager {
         Outcome::Resolved
     }
 
-    /// Asks the engine, and takes what the step needs to know along: the delivery of the block's mapping
-    /// and the guards of the tier's copy.
+    /// Asks the engine for the next step, and copies what the step needs while the lock is held: the delivery of the
+    /// block's mapping and the guards of the tier's copy.
     fn decide(&self, page: u64, thread: ThreadIndex, write: bool, first: bool, guards: &mut Guards) -> Decision {
         let mut engine = self.engine();
         if self.is_paused() {
@@ -216,7 +216,7 @@ impl Pager {
         self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, HEEDED_WITHIN);
     }
 
-    /// Ends the program when something that `started` then has waited for too long, or a signal asks for it.
+    /// Ends the program if an operation that started at `started` has waited too long, or if a signal asks it to end.
     pub(crate) fn check_patience(&self, started: u64) {
         let waited = Duration::from_nanos(now_ns().saturating_sub(started));
         if waited > WAIT_MOST {
@@ -229,7 +229,7 @@ impl Pager {
         }
     }
 
-    /// Wakes the faults that wait for something, if any does.
+    /// Wakes the waiting faults if the engine reports that somebody waits.
     pub(crate) fn report(&self, wanted: bool) {
         if wanted {
             self.progress.signal();
@@ -243,7 +243,7 @@ impl Pager {
         self.progress.signal();
     }
 
-    /// Takes blocks out of the program's reach, unless somebody holds them. `sealed`: some of them may be.
+    /// Takes blocks away from the program's address, unless a hold covers them. `sealed`: some of them may be sealed.
     pub(crate) fn take_away(
         &self,
         delivery: Delivery,
@@ -257,7 +257,7 @@ impl Pager {
         exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame, sealed)
     }
 
-    /// Takes one victim out of the program's reach. False when the kernel does not let it go.
+    /// Evicts one victim. False if the kernel refuses to release it.
     pub(crate) fn evict(&self, block: BlockIndex, pages: Pages, frame: FrameIndex, delivery: Delivery) -> bool {
         let sealed = self.engine().map().block(block).sealed;
         if let Err(refused) = self.take_away(delivery, pages, frame, sealed) {
@@ -274,14 +274,14 @@ impl Pager {
         true
     }
 
-    /// Gives the pages of a sealed victim that does not move back to the kernel: the tier has the same bytes. So it is
-    /// with all that is sealed at a fork, for as long as the child lives. False when somebody holds it, or the kernel
-    /// does.
+    /// Drops the pages of a sealed victim that the kernel does not move: the tier has the same bytes. All sealed blocks
+    /// are in this state after a fork, for as long as the child lives. False if a hold covers the victim or the kernel
+    /// refuses.
     fn drop_sealed(&self, block: BlockIndex, pages: Pages) -> bool {
         if self.holds.cover(pages) {
             return false;
         }
-        // SAFETY: the block is Leaving and write-protected, and its bytes are the tier's: nobody misses these.
+        // SAFETY: the block is Leaving and write-protected, and the tier has the same bytes: nothing is lost.
         if unsafe { drop_pages(pages.address() as usize, pages.bytes() as usize) }.is_err() {
             if !exchange::is_whole(pages) {
                 abort(&["a block could be taken away in part only; its contents would be lost"]);
@@ -294,8 +294,8 @@ impl Pager {
         true
     }
 
-    /// A victim stays. The engine calls it sealed no more, so its protection is lifted first: a call that holds it
-    /// would meet a protection that nobody knows of, and fail with EFAULT.
+    /// Keeps a victim resident. The engine then no longer counts it as sealed, so its protection is lifted first: a
+    /// system call that holds the block would otherwise meet a protection that nobody would lift, and fail with EFAULT.
     pub(crate) fn stays(&self, block: BlockIndex, pages: Pages) {
         self.counters.add(Counter::ExchangeFallbacks, 1);
         let (sealed, delivery) = {
@@ -309,7 +309,7 @@ impl Pager {
         self.report(wanted);
     }
 
-    /// Installs the bytes of `count` blocks, whose frames lie side by side, and reports.
+    /// Installs the bytes of `count` blocks, whose frames are adjacent, and reports.
     #[allow(clippy::too_many_arguments, reason = "what one step of the engine says, and where it says it for")]
     fn install(
         &self,
@@ -346,14 +346,14 @@ impl Pager {
         self.report(wanted);
     }
 
-    /// Makes a frame's bytes zeros.
+    /// Fills a frame with zeros.
     pub(crate) fn zero(&self, pages: Pages, frame: FrameIndex, fresh: bool) {
         if !self.prepare(frame, pages.bytes() as usize, fresh) {
             self.area.buffer(frame, 0, pages.bytes() as usize).bytes_mut().fill(0);
         }
     }
 
-    /// Lets the program write to a resident block.
+    /// Allows the program to write to a resident block.
     fn lift_protection(&self, pages: Pages, delivery: Delivery) {
         let lifted = exchange::lift_protection(self.uffd(delivery), pages.address() as usize, pages.bytes() as usize);
         if let Err(errno) = lifted {
@@ -361,8 +361,8 @@ impl Pager {
         }
     }
 
-    /// Installs the zero page at one page that a resident block lacks, if any. The kernel replaces it at the first
-    /// store, from pages that the account already holds for the whole block.
+    /// Installs the zero page at the one page that a resident block lacks, if any. At the first store the kernel
+    /// replaces it with a real page, which the account already counts, since it counts whole blocks.
     fn fill_hole(&self, block: BlockIndex, page: Option<u64>, delivery: Delivery) {
         if let Some(page) = page {
             self.install_zero_page(page, delivery);
@@ -377,9 +377,9 @@ impl Pager {
         for _ in 0..exchange::EAGAIN_MOST {
             match uffd.zeropage(address, len) {
                 Ok(()) => break,
-                // The address space is being changed; if that never ends, the access simply faults again.
+                // Another thread is changing the address space. If that never ends, the access simply faults again.
                 Err(partial) if partial.errno == Errno(libc::EAGAIN) => {}
-                // The page has come meanwhile: another thread had the same fault.
+                // Another thread had the same fault and has installed the page.
                 Err(partial) if partial.errno == Errno(libc::EEXIST) => {
                     let _ = uffd.wake(address, len);
                     break;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The worker: reads ahead, writes back and evicts, beside the program and ahead of its demand.
+//! The worker: reads ahead, writes back and evicts, in parallel with the program and ahead of its demand.
 //!
-//! Threads: one worker per pager. Sleeps in the kernel when there is nothing to do. Neighbouring blocks are
-//! moved by one kernel call: each call interrupts every CPU that runs the program, whatever its length.
+//! Threads: one worker per pager. It sleeps in the kernel when there is nothing to do. One kernel call moves all
+//! neighbouring blocks, because each call interrupts every CPU that runs the program, whatever its length.
 //!
 //! Next on the path: `together.rs` and `exchange.rs` for evictions; the tier's queue for transfers.
 
@@ -23,28 +23,28 @@ use crate::inspect::{self, Finding, Guards, PAGES_MOST, RUNS_MOST};
 use crate::pager::{Pager, StartFailure, start_thread};
 use crate::together::{self, Sealed};
 
-/// Transfers in flight at most. Sixteen of 128 KiB saturate the disk of design.md; twice that hides the
-/// gaps between plans.
+/// Most transfers in flight. Sixteen of 128 KiB saturate the disk of design.md; twice that covers the gaps between
+/// plans.
 const DEPTH: u32 = 32;
 
-/// Transfers in one plan where they do not overlap: one block of the usual size, or small ones of as many pages.
-/// What the worker has not begun, a fault can do itself.
+/// Transfers in one plan if the tier does not overlap them: one block of the usual size, or small blocks with as many
+/// pages in total. The worker leaves the rest unstarted, so that a fault can transfer it itself.
 const TRANSFERS_AT_ONCE: Transfers = Transfers { blocks: 16, pages: Order::DEFAULT.pages() };
 
-/// How long the worker sleeps at most when transfers are in flight, and when none is: only bounds.
+/// The longest sleep of the worker with transfers in flight, and without any. These are only upper bounds.
 const SLEEP_BUSY: Duration = Duration::from_millis(100);
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
-/// How long the worker leaves a tier alone that takes nothing: soon enough for a disk that comes back, too
-/// seldom to be seen in the CPU's account.
+/// How long the worker pauses when every write-back to the tier fails: short enough for a disk that comes back, too
+/// rare to show up in CPU use.
 const SLEEP_FAILING: Duration = Duration::from_millis(500);
 
-/// Neighbours that are moved by one call at most: 2 MiB, where a call's fixed cost is a tenth of it.
+/// The most bytes of neighbours that one call moves: at 2 MiB a call's fixed cost is a tenth of the total.
 const NEIGHBOURS_BYTES_MOST: u64 = 2 << 20;
 
 /// Starts the worker of `pager`.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
-    // On the worker's own thread, where the program has no way to the queue's descriptors.
+    // Opened on the worker's own thread, because the program cannot reach that thread's descriptors.
     let (opened, told) = sync_channel(1);
     start_thread(c"aquifer-worker", move || {
         let queue = match pager.tier.open_queue(DEPTH) {
@@ -68,11 +68,11 @@ struct Job {
     block: BlockIndex,
     pages: Pages,
     frame: FrameIndex,
-    /// Requests not completed yet.
+    /// Requests that have not completed yet.
     pending: usize,
     failed: bool,
     operation: Operation,
-    /// A fetch: what must arrive. A write-back: what is being written.
+    /// For a fetch, the guards that must arrive. For a write-back, the guards being written.
     guards: Box<Guards>,
 }
 
@@ -90,7 +90,7 @@ impl Job {
     }
 }
 
-/// A block to be moved away, with its neighbours.
+/// A block to be evicted together with its neighbours.
 #[derive(Clone, Copy)]
 struct Move {
     block: BlockIndex,
@@ -100,7 +100,7 @@ struct Move {
 }
 
 impl Move {
-    /// Whether `next` continues this run, at the program's address and among the frames.
+    /// Whether `next` continues this run, both in the program's addresses and in the frames.
     fn continues(&self, run: &Pages, blocks: usize, next: &Move) -> bool {
         self.pages.start + u64::from(run.count) == next.pages.start
             && self.delivery == next.delivery
@@ -128,18 +128,19 @@ impl Worker {
             self.kick();
             let reaped = self.complete(Wait::No);
             if plan.tasks.is_empty() && reaped == 0 {
-                // Advice about a large range is followed in several plans, some of which may find nothing to do.
+                // The engine follows advice about a large range over several plans, some of which may be empty.
                 if self.queue.in_flight() > 0 || self.pager.is_paused() || !self.pager.engine().has_departures() {
                     self.sleep();
                 }
             } else if !progress && reaped == 0 {
-                // Every victim was refused: they are locked or pinned. Faults go on looking by themselves.
+                // The kernel refused every victim: they are locked or pinned. Faults keep looking for room by
+                // themselves.
                 self.pager.worker_bell.sleep(None, SLEEP_BUSY);
             }
         }
     }
 
-    /// Asks the engine, unless no job is free to carry the answer out.
+    /// Asks the engine for a plan, unless no job is free to carry it out.
     fn plan(&mut self, plan: &mut Plan) {
         plan.tasks.clear();
         let in_flight = Transfers { blocks: self.free_jobs.len(), pages: u32::MAX };
@@ -174,8 +175,8 @@ impl Worker {
         }
     }
 
-    /// Returns whether anything of the plan could be done. Reads start first, and are under way while the
-    /// rest is done.
+    /// Returns whether any part of the plan could be carried out. Reads start first and proceed in parallel with the
+    /// rest.
     fn carry_out(&mut self, plan: &Plan) -> bool {
         for task in &plan.tasks {
             if let Task::Fetch { block, pages, frame, slot, fresh } = *task {
@@ -210,8 +211,8 @@ impl Worker {
         self.pager.engine().map().region_of(block).delivery
     }
 
-    /// Carries out the plan's evictions, sealed blocks together and neighbours together. False when there was
-    /// nothing else in the plan and the kernel let no victim go.
+    /// Carries out the plan's evictions: all sealed blocks together, and neighbours together. False if the plan holds
+    /// nothing but evictions and the kernel refused every victim.
     fn evict(&mut self, plan: &Plan) -> bool {
         let mut moved: Vec<Move> = Vec::with_capacity(plan.tasks.len());
         let mut sealed: Vec<Sealed> = Vec::with_capacity(plan.tasks.len());
@@ -234,7 +235,7 @@ impl Worker {
         progress
     }
 
-    /// Gives the plan's frames back to the kernel, all together.
+    /// Gives all of the plan's frames back to the kernel together.
     fn empty(&self, plan: &Plan) {
         let frame_of = |task: &Task| if let Task::Empty { frame } = *task { Some(frame) } else { None };
         let frames: Vec<FrameIndex> = plan.tasks.iter().filter_map(frame_of).collect();
@@ -250,7 +251,7 @@ impl Worker {
             }
         }
         members.iter().fold(false, |progress, member| {
-            // What was put back is not protected any more, and may have been written to since.
+            // Blocks that were put back are no longer protected, and the program may have written to them since.
             if was_touched && self.pager.engine().map().block(member.block).sealed {
                 self.pager.stays(member.block, member.pages);
                 return progress;
@@ -259,7 +260,8 @@ impl Worker {
         })
     }
 
-    /// Takes a whole run away by one exchange. Some may be sealed; what is shared leaves when it is asked alone.
+    /// Takes a whole run away by one exchange. Some blocks may be sealed. A shared page makes the whole exchange fail,
+    /// and its block is then evicted on its own.
     fn evict_at_once(&self, pages: Pages, members: &[Move]) -> Result<(), Refused> {
         let first = members[0];
         self.pager.take_away(first.delivery, pages, first.frame, true)?;
@@ -271,7 +273,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Compares a standby block with the tier's copy; writes what differs.
+    /// Compares a standby block with the tier's copy and writes the differing pages.
     fn clean(&mut self, block: BlockIndex, pages: Pages, frame: FrameIndex, known_clean: bool) {
         let count = pages.count as usize;
         let mut stored: Guards = [0; PAGES_MOST];
@@ -298,7 +300,7 @@ impl Worker {
             return self.finish_clean(index, block, CleanVerdict::Failed, count);
         };
         if moved {
-            // Clean pages, too: their copies are where the block was before fork(2).
+            // Clean pages too: their copies are still in the slot that the block had before fork(2).
             runs = inspect::all_runs(&job.guards[..count]);
         }
         (job.block, job.pages, job.frame) = (block, pages, frame);
@@ -345,7 +347,7 @@ impl Worker {
         self.submit(Request { operation: Operation::Read, offset: slot, buffer, tag: index as u64 });
     }
 
-    /// Hands a request to the queue; makes room by waiting for completions when it is full.
+    /// Submits a request to the queue; when the queue is full, waits for completions to make room.
     fn submit(&mut self, request: Request) {
         let mut request = request;
         loop {
@@ -386,7 +388,7 @@ impl Worker {
     }
 }
 
-/// A read-ahead has completed: checks it.
+/// Checks a completed read-ahead.
 fn arrive(pager: &Pager, job: &mut Job) {
     let good = !job.failed && {
         let mut buffer = pager.area.buffer(job.frame, 0, job.pages.bytes() as usize);
@@ -403,12 +405,12 @@ fn arrive(pager: &Pager, job: &mut Job) {
 /// Reports the end of a read-ahead.
 fn arrived(pager: &Pager, block: BlockIndex, pages: Pages, good: bool) {
     if !good {
-        // The fault that wants it fetches again, and finds out for itself whether it is lost.
+        // The fault that needs the block fetches it again, and finds out for itself whether the block is lost.
         pager.engine().fetch_failed(block, false);
         pager.progress.signal();
         return;
     }
-    // Before the engine can count a hit.
+    // Counted before the engine can count a hit.
     pager.counters.add(Counter::PrefetchedBytes, pages.bytes());
     pager.counters.add(Counter::PrefetchedBlocks, 1);
     let wanted = pager.engine().read_ahead_arrived(block);
