@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where mappings come into our care. How they leave it is in `take_out.rs`.
+//! Takes the program's mappings into management. `take_out.rs` releases them.
 //!
-//! Nothing is registered while everything that was adopted fits the budget: the program runs as if we were
-//! not there. The mapping that does not fit any more starts the pager, and all are registered then; what
-//! they hold already is read from the page tables.
+//! While all adopted memory fits the budget, nothing is registered and the program runs as if the library were absent.
+//! The first mapping that no longer fits starts the pager, which then registers all of them; the page tables tell which
+//! pages already have contents.
 //!
-//! Threads: any thread of the program, outside the fault path. Signals are blocked while the lock is held,
-//! so that no handler of the program can come back here on the same thread.
+//! Threads: any thread of the program, outside the fault path. Signals are blocked while the lock is held, so that no
+//! handler of the program can re-enter this file on the same thread.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -50,30 +50,30 @@ pub struct Adopter {
     pager: AtomicPtr<Pager>,
     pub(crate) counters: &'static Counters,
     budget_bytes: u64,
-    /// The account of the budget, where other processes have parts of it.
+    /// The account of the budget, if other processes have parts of it.
     pub(crate) ledger: Option<&'static Ledger>,
-    /// Below the budget: when to look at the account next, as the monotonic clock's nanoseconds. 0: when there is a
-    /// reason.
+    /// Below the budget: when to look at the account next, in nanoseconds of the monotonic clock. 0: only when there is
+    /// a reason.
     pub(crate) look_at_ns: AtomicU64,
-    /// The addresses between which every mapping lies whose memory calls must hold; only ever grows.
+    /// Bounds of all mappings whose memory system calls must hold. The range only ever grows.
     held_low: AtomicUsize,
     held_high: AtomicUsize,
-    /// The program had an io_uring or a virtual machine of KVM when the pager started, or inner threads. They touch
-    /// memory when no call is to be seen, so all memory gets listener delivery where that can be had.
+    /// When the pager started, the program had an io_uring, a KVM virtual machine, or inner threads. They access memory
+    /// without a visible system call, so all memory gets listener delivery if it is available.
     unseen: AtomicBool,
-    /// The C library has been asked for what it does on threads of its own, which nobody prepares.
+    /// The program has called a C library function that works on threads of the C library's own, which nobody prepares.
     inner_threads: AtomicBool,
-    /// What system calls touch: `early.rs`.
+    /// Tells which memory a system call touches: `early.rs`.
     reach: Reach,
-    /// The pager is being started, or was: whoever makes a call waits until what it touches is looked after.
+    /// The pager is starting or has started: a thread that makes a call waits until the call's memory is registered.
     starting: AtomicBool,
-    /// It was started, and all is registered that can be.
+    /// The pager has started, and all memory that can be registered is registered.
     started: AtomicBool,
-    /// Whether memory of early calls is not registered yet.
+    /// Whether memory of early calls is still unregistered.
     has_postponed: AtomicBool,
-    /// Where nothing is reserved: `reserved.rs`.
+    /// Ranges that contain no reservations: `reserved.rs`.
     pub(crate) opened: Opened,
-    /// 0 in a child that was made past us.
+    /// 0 in a child that was made without the library seeing the call.
     pub(crate) is_seen: OwnWord,
 }
 
@@ -82,30 +82,30 @@ pub(crate) struct State {
     pub(crate) waiting: Vec<Range>,
     pub(crate) managed_bytes: u64,
     settings: Option<Settings>,
-    /// Locked before the pager started. The deliveries mean nothing here.
+    /// Locked before the pager started. Their deliveries have no meaning.
     pub(crate) locked: Vec<Range>,
-    /// Memory of calls that were under way when the pager started.
+    /// Memory of calls that were in progress when the pager started.
     pub(crate) postponed: Postponed,
-    /// Threads that are in fork(3). They have the locks of the program's heap, without which no thread of the pager
-    /// comes to be, and will want ours: so the pager does not start meanwhile.
+    /// Number of threads in fork(3). They hold the locks of the program's heap, without which no pager thread can
+    /// start, and will want this lock: so the pager does not start until they are done.
     pub(crate) forks: u32,
-    /// What the program says of its memory.
+    /// The program's advice about its memory.
     pub(crate) said: Said,
-    /// What is the kernel's.
+    /// Mappings that are left to the kernel.
     pub(crate) left_alone: LeftAlone,
-    /// What was reserved and not opened yet: `reserved.rs`.
+    /// Reserved address space that is not yet writable: `reserved.rs`.
     pub(crate) reserved: LeftAlone,
 }
 
 impl State {
-    /// The tier, until the pager has it.
+    /// The tier, until it is handed to the pager.
     pub(crate) fn tier(&self) -> Option<&dyn Tier> {
         self.settings.as_ref().map(|settings| &*settings.tier)
     }
 }
 
 impl Adopter {
-    /// Will start a pager with `settings` when the budget comes near.
+    /// Prepares to start a pager with `settings` once managed memory reaches the budget.
     pub fn new(settings: Settings, counters: &'static Counters, reach: Reach) -> Result<Self, Errno> {
         let (budget_bytes, ledger) = (settings.dram_bytes, settings.ledger);
         let is_seen = OwnWord::new()?;
@@ -140,7 +140,7 @@ impl Adopter {
         })
     }
 
-    /// The pager, once there is one.
+    /// The pager, once it exists.
     #[allow(unsafe_code, reason = "a static reference that is published once")]
     pub fn pager(&self) -> Option<&'static Pager> {
         // SAFETY: the pointer is null or was made from a `&'static Pager`.
@@ -155,7 +155,7 @@ impl Adopter {
         self.state.try_lock().ok()
     }
 
-    /// Takes a private anonymous range into our care. Rounds inwards to whole pages.
+    /// Takes a private anonymous range into management. Rounds inwards to whole pages.
     pub fn adopt(&'static self, start: usize, len: usize, delivery: Delivery) {
         own_stack::call(move || {
             let page = PAGE_BYTES as usize;
@@ -169,7 +169,7 @@ impl Adopter {
         })
     }
 
-    /// Takes whole pages into our care.
+    /// Takes whole pages into management.
     pub(crate) fn take_in(&'static self, state: &mut State, range: Range) {
         state.managed_bytes += (range.end - range.start) as u64;
         self.counters.set_with_peak(Gauge::ManagedBytes, Gauge::ManagedBytesPeak, state.managed_bytes);
@@ -198,12 +198,12 @@ impl Adopter {
         }
     }
 
-    /// The budget, with what others have of it.
+    /// The whole budget, including the parts of other processes.
     fn whole_budget_bytes(&self) -> u64 {
         self.ledger.map_or(self.budget_bytes, |ledger| ledger.budget_pages() * PAGE_BYTES)
     }
 
-    /// Says in the account of the budget what this process has under our care, as far as it is in there.
+    /// Enters this process's managed bytes in the account of the budget, if the process takes part in it.
     pub(crate) fn tell_need(&self, state: &State) {
         let Some(ledger) = self.ledger else { return };
         let pages = state.managed_bytes / PAGE_BYTES;
@@ -213,8 +213,8 @@ impl Adopter {
         }
     }
 
-    /// Before a call that copies the process. `by_library`: it is the C library's fork(3), whose handlers take the
-    /// locks of the program's heap. Returns what [`fork_ended`](Self::fork_ended) needs.
+    /// Called before a call that copies the process. `by_library`: the call is the C library's fork(3), whose handlers
+    /// take the locks of the program's heap. Returns the value that [`fork_ended`](Self::fork_ended) needs.
     pub fn fork_begins(&'static self, by_library: bool) -> Forks {
         let before = thread_slot::forks();
         let count = u32::from(by_library);
@@ -226,20 +226,20 @@ impl Adopter {
         before
     }
 
-    /// Behind it, in either process; `before` is what this thread was in already, where a signal handler has made the
-    /// call.
+    /// Called after that call, in both processes; `before` counts the forks that this thread was already in, if a
+    /// signal handler made the call.
     pub fn fork_ended(&'static self, in_child: bool, before: Forks) {
         let ended = thread_slot::forks().by_library - before.by_library;
         thread_slot::set_forks(before);
         own_stack::call(move || {
             let mut state = self.state();
-            // No other thread is in fork(3) in a child.
+            // In a child, no other thread is in fork(3).
             state.forks = if in_child { before.by_library } else { state.forks - ended };
             self.start_if_due(&mut state);
         })
     }
 
-    /// Counts a mapping that is the kernel's.
+    /// Counts a mapping that is left to the kernel.
     pub fn leave_alone(&'static self, start: usize, len: usize) {
         own_stack::call(move || {
             let mut state = self.state();
@@ -248,7 +248,7 @@ impl Adopter {
         })
     }
 
-    /// A mapping that is not managed has moved, by mremap(2).
+    /// mremap(2) has moved a mapping that is not managed.
     pub fn has_moved(&'static self, start: usize, len: usize, new: usize, new_len: usize) {
         own_stack::call(move || {
             let mut state = self.state();
@@ -265,12 +265,12 @@ impl Adopter {
         })
     }
 
-    /// The budget has come near: from now on faults are ours.
+    /// Managed memory has reached the budget: from now on the pager resolves faults.
     fn start(&self, state: &mut State) {
         let Some(settings) = state.settings.take() else { return };
-        // SeqCst pairs with `is_starting`: a call that is not seen below sees this, and waits.
+        // SeqCst pairs with `is_starting`: a call that the checks below do not see reads this flag, and waits.
         self.starting.store(true, Ordering::SeqCst);
-        // Looked for before the pager makes rings of its own, as a flash tier does.
+        // Checked before the pager makes rings of its own, as a flash tier does.
         let (with_rings, with_mapped) = (rings::are_there(), rings::are_mapped());
         let with_guest = descriptors::has_virtual_machine();
         let pager = match Pager::start(settings, self.counters) {
@@ -314,7 +314,7 @@ impl Adopter {
         self.started.store(true, Ordering::Release);
     }
 
-    /// In a child, after fork(2): every call must hold what it touches, from now on.
+    /// In a child, after fork(2): from now on, every call must hold the memory that it touches.
     pub(crate) fn become_child(&self, pager: &'static Pager) {
         self.has_postponed.store(false, Ordering::Release);
         self.held_low.store(0, Ordering::Release);
@@ -324,7 +324,7 @@ impl Adopter {
         pager.worker_bell.ring();
     }
 
-    /// The delivery that a range gets.
+    /// The delivery for a range.
     fn delivery(&self, pager: &Pager, range: Range) -> Delivery {
         match pager.listener_uffd() {
             None => Delivery::Signal,
@@ -333,11 +333,11 @@ impl Adopter {
         }
     }
 
-    /// The C library is asked for something that it does on threads of its own. Whether it may: there is no memory with
-    /// signal delivery then, and if this is early enough there will be none; nor, for `transfers`, any that calls must
-    /// hold.
+    /// The program calls a C library function that works on inner threads. Returns whether it may: then no memory has
+    /// signal delivery and, if the call is early enough, none will get it; for `transfers`, no memory that calls must
+    /// hold exists either.
     pub fn may_have_inner_threads(&'static self, transfers: bool) -> bool {
-        // SeqCst pairs with `start`, which says that it starts before it looks at this.
+        // SeqCst pairs with `start`, which sets `starting` before it reads this flag.
         self.inner_threads.store(true, Ordering::SeqCst);
         if self.is_starting() {
             self.wait_until_started();
@@ -347,24 +347,24 @@ impl Adopter {
         !self.watches_calls() || (!transfers && none_by_signal())
     }
 
-    /// Whether the pager has started, and calls look after their memory themselves.
+    /// Whether the pager has started, so that each call holds its own memory.
     pub fn has_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
     }
 
-    /// Whether the pager is starting. Asked by a thread that shows its call.
+    /// Whether the pager is starting. Read by a thread that has made its call visible.
     pub fn is_starting(&self) -> bool {
         self.starting.load(Ordering::SeqCst)
     }
 
-    /// Waits for whoever starts the pager: as long as the kernel takes to register what was adopted.
+    /// Waits for the thread that starts the pager: as long as the kernel takes to register the adopted mappings.
     pub fn wait_until_started(&'static self) {
         own_stack::call(move || {
             drop(self.state());
         })
     }
 
-    /// The calls of `thread` that were under way when the pager started are over.
+    /// `thread` has finished the calls that were in progress when the pager started.
     pub fn calls_are_over(&'static self, thread: u32) {
         if !self.has_postponed.load(Ordering::Relaxed) {
             return;
@@ -379,7 +379,7 @@ impl Adopter {
         })
     }
 
-    /// Registers ranges and tells the engine what they hold. Faults on them wait for the engine's lock.
+    /// Registers ranges and reports their present pages to the engine. Faults on them wait for the engine's lock.
     pub(crate) fn register(&self, pager: &'static Pager, ranges: &[Range]) {
         let mut engine = pager.engine();
         for range in ranges {
@@ -398,7 +398,8 @@ impl Adopter {
                 engine = pager.engine();
                 continue;
             }
-            // A child that is made past us must not read zeros (`fork.rs`), and who looks at a core dump neither.
+            // A child made without the library seeing the call must not read zeros (`fork.rs`); nor must a core dump
+            // show them.
             let _ = advise(start, len, libc::MADV_DONTFORK);
             let _ = advise(start, len, libc::MADV_DONTDUMP);
             let present = match populated(pager.uffd(delivery), start, len) {
@@ -431,30 +432,30 @@ impl Adopter {
         pager.worker_bell.ring();
     }
 
-    /// Whether `start..start + len` may have pages that a call must hold. Quick, and right when false.
+    /// Whether `start..start + len` may contain pages that a call must hold. A quick check; only false is certain.
     pub fn may_need_hold(&self, start: usize, len: usize) -> bool {
         start < self.held_high.load(Ordering::Acquire)
             && start.saturating_add(len) > self.held_low.load(Ordering::Acquire)
             && len > 0
     }
 
-    /// Whether there may be any page that a call must hold.
+    /// Whether any page may exist that a call must hold.
     pub fn watches_calls(&self) -> bool {
         self.held_high.load(Ordering::Acquire) != 0
     }
 
-    /// Whether pages are copied away, so that what is written to them when no call is to be seen would be lost.
+    /// Whether eviction copies pages, so that data written without a visible call would be lost.
     pub fn copies(&self) -> bool {
         self.pager().is_some_and(Pager::copies)
     }
 
-    /// The memory of a system call, which is to be brought and held. `None` before the pager has started.
+    /// An empty hold, for the memory of one system call. `None` before the pager has started.
     pub fn holding(&self) -> Option<Holding> {
         self.pager().map(Holding::new)
     }
 
-    /// Before mlock(2): keeps what is managed of `start..start + len` resident. False when that would be more than
-    /// may be locked.
+    /// Called before mlock(2): keeps the managed part of `start..start + len` resident. False if that exceeds the
+    /// memory that may be locked.
     pub fn lock(&'static self, start: usize, len: usize) -> bool {
         own_stack::call(move || {
             let mut state = self.state();
@@ -464,7 +465,7 @@ impl Adopter {
                 if pager.area.overlaps(start, end) {
                     return false;
                 }
-                // What is postponed stays with the kernel, which locks it.
+                // Postponed memory is left to the kernel, which locks it.
                 state.managed_bytes -= cut(&mut state.postponed.ranges, start, end);
                 return pager.lock(start, len);
             }
@@ -481,12 +482,12 @@ impl Adopter {
         })
     }
 
-    /// Whether any of `start..start + len` is locked, since the pager has started.
+    /// Whether any part of `start..start + len` has been locked since the pager started.
     pub fn is_locked(&self, start: usize, len: usize) -> bool {
         self.pager().is_some_and(|pager| pager.is_locked(start, len))
     }
 
-    /// Before mlockall(2) of what there is. False when that would be more than may be locked.
+    /// Called before mlockall(2) of current mappings. False if that exceeds the memory that may be locked.
     pub fn lock_all(&'static self) -> bool {
         own_stack::call(move || {
             let mut state = self.state();
@@ -498,13 +499,13 @@ impl Adopter {
         })
     }
 
-    /// Keeps `start..start + len` resident for as long as the calling thread lives. A number for
-    /// [`release_hold`](Self::release_hold), where there is anything to release; EAGAIN when it cannot be kept.
+    /// Keeps `start..start + len` resident for as long as the calling thread lives. Returns a number for
+    /// [`release_hold`](Self::release_hold) if there is a hold to release; EAGAIN if the range cannot be held.
     pub fn hold_for_thread(&'static self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
         own_stack::call(move || {
             let mut state = self.state();
             let Some(pager) = self.pager() else {
-                // Whose it is will not be known when the pager starts: it stays until it is unmapped.
+                // Once the pager starts, nobody can tell whose range this is: it stays locked until it is unmapped.
                 let (end, delivery) = (start.saturating_add(len), Delivery::Signal);
                 if state.waiting.iter().any(|range| range.start < end && start < range.end) {
                     state.locked.push(Range { start, end, delivery });
@@ -516,8 +517,8 @@ impl Adopter {
         })
     }
 
-    /// What [`hold_for_thread`](Self::hold_for_thread) began lasts as long as a task that the caller has made by
-    /// clone(2) with this memory.
+    /// Ties the hold that [`hold_for_thread`](Self::hold_for_thread) began to the life of a task that the caller has
+    /// made by clone(2) with shared memory.
     pub fn pass_hold(&self, index: usize, task: u32) {
         self.pager().inspect(|pager| pager.pass_hold(index, task));
     }
@@ -527,7 +528,7 @@ impl Adopter {
         self.pager().inspect(|pager| pager.release_hold(index));
     }
 
-    /// Before munlock(2).
+    /// Called before munlock(2).
     pub fn unlock(&'static self, start: usize, len: usize) {
         own_stack::call(move || {
             let mut state = self.state();
@@ -540,28 +541,28 @@ impl Adopter {
         })
     }
 
-    /// Whether the kernel's own accesses to `start..start + len` may fail: some of it has signal delivery.
+    /// Whether the kernel's own accesses to `start..start + len` may fail because some of it has signal delivery.
     pub fn fails_the_kernel(&'static self, start: usize, len: usize) -> bool {
         own_stack::call(move || {
             let state = self.state();
             let Some(pager) = self.pager() else { return false };
             let end = start.saturating_add(len);
             let (first, last) = (start as u64 / PAGE_BYTES, end.div_ceil(PAGE_BYTES as usize) as u64);
-            // What is postponed is what calls must hold.
+            // Postponed memory is memory that calls must hold.
             state.postponed.meets(start, end)
                 || pager.engine().map().overlapping(first, last).any(|mapping| mapping.delivery == Delivery::Signal)
         })
     }
 
-    /// What one system call may hold at once, in bytes.
+    /// The most bytes that one system call may hold at a time.
     pub fn hold_bytes_most(&self) -> usize {
         self.pager().map_or(0, Pager::hold_bytes_most)
     }
 
-    /// Whether any part of `start..start + len` is in our care.
+    /// Whether any part of `start..start + len` is managed.
     pub fn manages(&'static self, start: usize, len: usize) -> bool {
         own_stack::call(move || {
-            // A program may name any range in a call that the kernel then refuses.
+            // A program may pass any range to a call, which the kernel then refuses.
             let end = start.saturating_add(len);
             let state = self.state();
             match self.pager() {
@@ -574,7 +575,7 @@ impl Adopter {
         })
     }
 
-    /// Whether any managed memory may be absent from its address now.
+    /// Whether managed memory may be absent from its address now.
     pub fn is_active(&self) -> bool {
         self.pager().is_some()
     }
@@ -590,8 +591,8 @@ fn registered(delivery: Delivery) -> Gauge {
 /// Which pages of a range that was registered with `uffd` have contents.
 fn populated(uffd: &Uffd, start: usize, len: usize) -> io::Result<Vec<bool>> {
     match by_pagemap(start, len) {
-        // A program that has changed its user may not open its own one, and one that has as many files open as it may
-        // can open no more.
+        // A program that has changed its user may not open its own pagemap, and one at its limit of open files cannot
+        // open another.
         Err(error)
             if error.kind() == io::ErrorKind::PermissionDenied
                 || matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
@@ -603,15 +604,16 @@ fn populated(uffd: &Uffd, start: usize, len: usize) -> io::Result<Vec<bool>> {
     }
 }
 
-/// Which pages of a range have contents, where the program may see its own page map.
+/// Which pages of a range have contents, if the program may read its own pagemap.
 pub(crate) fn by_pagemap(start: usize, len: usize) -> io::Result<Vec<bool>> {
     let mut present = vec![false; len / PAGE_BYTES as usize];
     pagemap::populated(start, present.len(), &mut |page| present[page] = true)?;
     Ok(present)
 }
 
-/// As [`populated`], by what needs no right. Where a page can be in swap, mincore(2) does not tell it from none: such a
-/// page becomes one of zeros, if it is none, which it would read as anyway.
+/// As [`populated`], but needs no privilege. If pages can be in swap, mincore(2) does not distinguish a swapped page
+/// from an absent one: each such page is filled with zeros if it is absent, which is what a read of it would return
+/// anyway.
 fn resident(uffd: &Uffd, start: usize, present: &mut [bool]) -> io::Result<()> {
     let address = |page: usize| start + page * PAGE_BYTES as usize;
     for first in (0..present.len()).step_by(RESIDENT_PAGES_MOST) {
@@ -623,7 +625,7 @@ fn resident(uffd: &Uffd, start: usize, present: &mut [bool]) -> io::Result<()> {
         for (page, present) in present.iter_mut().enumerate().filter(|(_, present)| !**present) {
             match uffd.zeropage(address(page), PAGE_BYTES as usize) {
                 Ok(()) | Err(Partial { errno: Errno(libc::EEXIST), .. }) => *present = true,
-                // No such mapping any more, or one that the kernel refuses: nothing is there.
+                // The mapping is gone, or the kernel refuses it: the page has no contents.
                 Err(_) => {}
             }
         }
@@ -631,12 +633,12 @@ fn resident(uffd: &Uffd, start: usize, present: &mut [bool]) -> io::Result<()> {
     Ok(())
 }
 
-/// Cuts `start..end` out of `ranges`; returns how many bytes that were.
+/// Cuts `start..end` out of `ranges`; returns the number of bytes cut.
 pub(crate) fn cut(ranges: &mut Vec<Range>, start: usize, end: usize) -> u64 {
     take(ranges, start, end).iter().map(|range| (range.end - range.start) as u64).sum()
 }
 
-/// Cuts `start..end` out of `ranges`, and returns it.
+/// Cuts `start..end` out of `ranges` and returns the parts cut out.
 pub(crate) fn take(ranges: &mut Vec<Range>, start: usize, end: usize) -> Vec<Range> {
     let mut taken = Vec::new();
     let mut kept = Vec::with_capacity(ranges.len() + 1);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The engine behind its lock. Every call that changes it goes through here, and is recorded where that is wanted.
+//! The engine and its lock. Every call that changes the engine goes through this file, and is recorded if requested.
 //!
-//! The guard gives the engine out for reading only: a door of the engine that has no method here cannot be used by
-//! the pager, so none can be forgotten. Where nothing is recorded, a door costs one branch more.
+//! The guard exposes the engine for reading only: the pager cannot call an engine function that has no method here, so
+//! no call can go unrecorded by oversight. Without a recording, a call costs one additional branch.
 //!
-//! May run in a signal handler: does not allocate, except where a mapping is added.
+//! May run in a signal handler: does not allocate, except when a mapping is added.
 
 use std::ops::Deref;
 use std::sync::MutexGuard;
@@ -21,7 +21,7 @@ use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
 
 use crate::recorder::Recorder;
 
-/// The engine, for as long as this lives.
+/// The locked engine.
 pub(crate) struct EngineGuard<'a> {
     engine: MutexGuard<'a, Engine>,
     recorder: Option<&'a Recorder>,
@@ -123,7 +123,7 @@ impl<'a> EngineGuard<'a> {
         step
     }
 
-    /// [`Engine::inherit`]. A recording has ended before.
+    /// [`Engine::inherit`]. Not recorded: a fork ends the recording first.
     pub(crate) fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
         self.engine.inherit(each);
     }
@@ -182,7 +182,7 @@ impl<'a> EngineGuard<'a> {
         exchange
     }
 
-    /// [`Engine::installed_run`]; one block is a run, too.
+    /// [`Engine::installed_run`]; a single block is a run too.
     pub(crate) fn installed(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
         let wanted = self.engine.installed_run(first, count, arrival);
         self.record_flag(Told::Installed { first, count, arrival }, wanted)

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fork(2) of a process whose memory is in part away. The child goes on as a pager of its own.
+//! fork(2) of a process some of whose memory is evicted. The child continues as a pager of its own.
 //!
-//! In the parent: nothing new begins, what is under way ends, and what is on standby and nowhere else comes back to its
-//! place. Every lock of ours is taken, so that the child finds none held by a thread that it does not have. The slabs
-//! become inherited ones (`core/src/map/slots.rs`): neither process writes to what the other reads.
+//! In the parent: no new work begins, work in progress ends, and blocks that exist only on standby are installed again.
+//! This thread takes every lock of the pager, so that the child finds none held by a thread that it does not have. The
+//! slabs become inherited slabs (`core/src/map/slots.rs`): neither process writes to slots that the other reads.
 //!
-//! In the child, before anything of the program runs: descriptors, frames and registrations of its own, in place of
-//! those that it must not use or does not have. It has no worker and no listener to begin with, so every fault of its
-//! comes by signal and is resolved by the thread that has it; [`Adopter::tend`] starts the worker when there is work
-//! for it.
+//! In the child, before any code of the program runs: descriptors, frames and registrations of its own replace those
+//! that it must not use or does not have. At first it has no worker and no listener, so all its faults arrive by signal
+//! and are resolved by the faulting thread; [`Adopter::tend`] starts the worker once there is work for it.
 //!
-//! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so between our steps no code of others runs.
+//! The program's fork(2) gets here by trapping (`preload/src/trap.rs`), so no foreign code runs between these steps.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -37,18 +36,18 @@ use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 use crate::signal;
 
-/// One sleep while threads come to the end of what they do.
+/// One sleep while threads finish their work.
 const QUIET_WAIT_ONCE: Duration = Duration::from_millis(1);
-/// Blocks that are made resident for one fork(2), since what a child does not get ends within them. Each takes one, and
-/// one more when it has left for another. A choice.
+/// Most blocks that one fork(2) makes resident because a withheld range ends within them. Each takes one turn, and one
+/// more each time it is evicted to make room for another. A choice.
 const CUT_FETCHES_MOST: u32 = 64 << 10;
-/// Faults of a child before it gets a worker, and how long it can do without: one that only prepares for execve(2)
-/// needs none.
+/// Faults of a child until it gets a worker, and how long it can do without one: a child that only prepares for
+/// execve(2) needs none.
 const FAULTS_WITHOUT_WORKER: u64 = 64;
 const TIME_WITHOUT_WORKER: Duration = Duration::from_millis(100);
 
-/// What the parent withholds from its child by MADV_DONTFORK and MADV_WIPEONFORK: pages, and whether the addresses go,
-/// too.
+/// Ranges that the parent withholds from its child by MADV_DONTFORK and MADV_WIPEONFORK: pages, and whether the
+/// addresses are withheld too.
 struct Cuts(Vec<(u64, u64, bool)>);
 
 impl Cuts {
@@ -58,12 +57,12 @@ impl Cuts {
         Self(said.not_copied.iter().map(|range| pages(range, true)).chain(wiped).collect())
     }
 
-    /// A page of a block through which a cut goes, and that is not resident: only such a block can be cut.
+    /// A page in a block that a cut divides and that is not resident: only a resident block can be cut.
     fn obstacle(&self, engine: &Engine) -> Option<u64> {
         self.0.iter().find_map(|(start, end, remove)| engine.cut_obstacle(*start, *end, *remove))
     }
 
-    /// Right before fork(2), when all else that is managed is given to the child: these addresses are not.
+    /// Called right before fork(2), when all other managed memory is to be inherited: excludes these addresses.
     fn withhold(&self) {
         for &(start, end, _) in self.0.iter().filter(|(_, _, remove)| *remove) {
             let (start, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
@@ -71,14 +70,14 @@ impl Cuts {
         }
     }
 
-    /// In the child. Returns how many bytes are not managed any more.
+    /// Makes the cuts in the child. Returns the number of bytes that are no longer managed.
     fn make(&self, pager: &Pager) -> u64 {
         let mut removed = 0;
         for &(start, end, remove) in &self.0 {
             let mut engine = pager.engine();
             let pages = |mapping: &Mapping| mapping.end.min(end) - mapping.start.max(start);
             removed += if remove { engine.map().overlapping(start, end).map(pages).sum() } else { 0 };
-            // The parent's are the parent's to give back; there is nobody yet to give back this process's own.
+            // The parent's slots are the parent's to free; this process has no slots of its own to free yet.
             let step = engine.discard(start, end, remove, &mut |_, _| {});
             assert_eq!(step, DiscardStep::Done, "the parent has made it possible");
         }
@@ -87,19 +86,19 @@ impl Cuts {
 }
 
 impl Adopter {
-    /// Makes a child by calling `clone`, whose result is that of clone(2). Returns it, in both processes; ENOMEM or
-    /// EAGAIN, negative, when the child could not be made.
+    /// Makes a child by calling `clone`, which returns as clone(2) does. Returns its result in both processes; negative
+    /// ENOMEM or EAGAIN if the child could not be made.
     pub fn fork(&self, clone: impl FnOnce() -> isize) -> isize {
-        // The pager's code is left before the first signal can come: a handler is the program's, and may fork, too.
+        // Until the pager's code is left, no signal is delivered: the handler is the program's, and may itself fork.
         let _blocked = Blocked::all();
         let mut state = self.state();
         let Some(pager) = self.pager() else {
             let result = clone();
             if result == 0 {
-                // What made this thread's calls trap is not inherited.
+                // The child does not inherit the setting that made this thread's calls trap.
                 thread_slot::set_trapping(Trapping::Ready);
             } else if result > 0 {
-                // Before another thread, which may wait for the lock, starts the pager and stores something.
+                // Done under the lock: another thread that waits for it may start the pager and store data.
                 state.tier().into_iter().for_each(|tier| tier.after_fork(false));
             }
             return result;
@@ -118,7 +117,7 @@ impl Adopter {
         let actions = signal::lock_programs_actions();
         let (trims, quarry) = (pager.trims.lock(), pager.lock_quarry());
         let mut engine = pager.engine();
-        // What is counted so far is the parent's: the child goes on from here.
+        // The counts so far belong to the parent: the child counts from here.
         pager.publish(&engine);
         engine.inherit(&mut |slab| pager.family.will_use(&cradle, slab));
         pager.advise_all(&engine, libc::MADV_DOFORK);
@@ -126,19 +125,19 @@ impl Adopter {
         let result = clone();
         pager.advise_all(&engine, libc::MADV_DONTFORK);
         if result == 0 {
-            // First: from here on what is given back is this process's use, not its parent's.
+            // First: from here on, freed slots are uses by this process, not by its parent.
             let joined = pager.family.become_child(cradle);
             engine.become_child();
             drop((engine, quarry, trims, actions));
             let removed_bytes = pager.become_child(joined, &cuts);
-            // What calls of other threads touched: no call is under way here.
+            // Postponed memory belongs to calls of other threads; no call is in progress in the child.
             let mut postponed = std::mem::take(&mut state.postponed);
             for range in std::mem::take(&mut state.said.not_copied) {
                 state.managed_bytes -= cut(&mut postponed.ranges, range.start, range.end);
             }
             state.managed_bytes -= removed_bytes;
-            // Made past the C library's fork(3): another thread of the parent's, or the code that a signal has
-            // interrupted, may have had the locks of the program's heap, and nobody opens them.
+            // Without the C library's fork(3), the locks of the program's heap may be held by another thread of the
+            // parent, or by the code that a signal interrupted, and nobody would release them here.
             let by_library = thread_slot::forks().last_is_by_library != 0;
             pager.lacks_threads.store(by_library, Ordering::Relaxed);
             state.said.become_child();
@@ -160,15 +159,17 @@ impl Adopter {
         result
     }
 
-    /// In a child, where something of the program's is changed anyway: gives it a worker once it has had faults enough.
+    /// Called in a child when the program changes its mappings anyway: starts a worker once there have been enough
+    /// faults.
     pub fn tend(&'static self) {
         let Some(pager) = self.pager() else { return self.tend_below() };
         if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
         }
         let _inside = Inside::enter();
-        // The C library's fork(3) has not come to its end: the locks of the program's heap are still held, and a thread
-        // that is started takes memory from there. Nor may signals be blocked then: it may touch what is managed.
+        // The C library's fork(3) has not finished: the locks of the program's heap are still held, and starting a
+        // thread allocates from that heap. Nor may signals be blocked then, because the allocation may touch managed
+        // memory.
         if own_stack::call(move || self.state().forks > 0) {
             return;
         }
@@ -184,44 +185,44 @@ impl Adopter {
 }
 
 impl Adopter {
-    /// In a child that was forked below the budget: it is to claim its part of the tree's once it has lived for a
-    /// while, since all that it changes is its own from then on. It has nothing of its parent's in the tier, and gives
-    /// up what leads there.
+    /// Called in a child that was forked below the budget. It is to claim its part of the tree's budget once it has
+    /// lived for a while, since all memory that it changes is its own from then on. It has no data of its parent's in
+    /// the tier, and closes its access to the parent's part.
     pub fn was_forked(&'static self) {
         self.look_at_ns.store(now_ns() + TIME_WITHOUT_WORKER.as_nanos() as u64, Ordering::Relaxed);
         if self.is_seen.word().swap(1, Ordering::Relaxed) == 0 {
             own_stack::call(move || {
                 if let Some(tier) = self.state().tier() {
-                    // Where it fails, it is tried again when the pager starts, which says so.
+                    // If this fails, the pager tries again when it starts, and reports the failure.
                     let _ = tier.renew(false);
                 }
             });
         }
     }
 
-    /// In the parent of such a child: nothing that it stores later is to be of use to the child.
+    /// Called in the parent of such a child: nothing that the parent stores later must be accessible to the child.
     pub fn has_forked(&'static self) {
         if !self.is_active() {
             own_stack::call(move || self.state().tier().into_iter().for_each(|tier| tier.after_fork(false)));
         }
     }
 
-    /// Whether this process is a child that was made past us, and that nothing has seen to yet.
+    /// Whether this process is a child that was made without the library seeing the call, and is not yet set up.
     pub fn is_unseen_child(&self) -> bool {
         self.is_seen.word().load(Ordering::Relaxed) == 0
     }
 
-    /// In such a child: gives up what is its parent's. What was managed is not there.
+    /// In such a child: closes the access to the parent's resources. Memory managed by the parent does not exist here.
     #[cold]
     pub fn give_up_parents(&'static self) {
         own_stack::call(move || {
-            // The table may be the parent's, too, whose descriptors must stay as they are.
+            // The descriptor table may be shared with the parent, whose descriptors must stay as they are.
             if !own_table() || self.is_seen.word().swap(1, Ordering::Relaxed) != 0 {
                 return;
             }
             let failed = match self.pager() {
                 Some(pager) => pager.renew_uffd().and_then(|()| pager.tier.renew(false)).is_err(),
-                // Who had the lock in the parent is not here.
+                // The lock may be held by a thread of the parent, which does not exist here.
                 None => {
                     self.try_state().is_some_and(|state| state.tier().is_some_and(|tier| tier.renew(false).is_err()))
                 }
@@ -232,8 +233,8 @@ impl Adopter {
         });
     }
 
-    /// Below the budget: such a child's claim; and where others have too little, a look at whether this process has
-    /// more than its share.
+    /// Below the budget: makes such a child's claim, and, if other processes have too little, checks whether this
+    /// process has more than its share.
     fn tend_below(&'static self) {
         let Some(ledger) = self.ledger else { return };
         let look_at = self.look_at_ns.load(Ordering::Relaxed);
@@ -255,12 +256,12 @@ impl Pager {
             || age() >= TIME_WITHOUT_WORKER.as_nanos() as u64
     }
 
-    /// Lets nothing new begin, and waits until no block is being worked on and none is in a frame only.
+    /// Stops new work, and waits until no block is being worked on and none exists only in a frame.
     fn come_to_rest(&self, cuts: &Cuts) -> Result<(), Errno> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
         let started = now_ns();
         {
-            // Under the lock: whoever comes later sees it, whoever came before is seen as a busy block.
+            // Set under the lock: later operations see the flag, and earlier ones show as busy blocks.
             let _engine = self.engine();
             self.forking.store(thread_slot::token(), Ordering::SeqCst);
         }
@@ -290,32 +291,32 @@ impl Pager {
         }
     }
 
-    /// Says whether a forked child gets the managed memory. Between forks it does not, so that a child that is made
-    /// past us ends with SIGSEGV rather than read zeros.
+    /// Decides whether a forked child inherits the managed memory. Between forks it does not, so that a child made
+    /// without the library seeing the call ends with SIGSEGV rather than reading zeros.
     fn advise_all(&self, engine: &Engine, advice: i32) {
         for mapping in engine.map().mappings() {
             let (start, len) = (mapping.start * PAGE_BYTES, (mapping.end - mapping.start) * PAGE_BYTES);
-            // What the program has unmapped past us is skipped by the kernel, which says ENOMEM for it.
+            // The kernel skips ranges that the program has unmapped unseen, and returns ENOMEM for them.
             let _ = advise(start as usize, len as usize, advice);
         }
     }
 
-    /// Lets everything go on.
+    /// Lets all work continue.
     fn go_on(&self) {
         self.forking.store(0, Ordering::SeqCst);
         self.progress.signal();
         self.worker_bell.ring();
     }
 
-    /// Whether the calling thread must not begin anything now. Asked under the engine's lock.
+    /// Whether the calling thread must not start new work now. Read under the engine's lock.
     pub(crate) fn is_paused(&self) -> bool {
         let forking = self.forking.load(Ordering::SeqCst);
         forking != 0 && forking != thread_slot::token()
     }
 
-    /// Gets everything of its own that a process cannot inherit, and gives up what its parent withholds. `joined` is
-    /// how its place in the family came to be its own. Returns how many managed bytes it gives up. Nobody else runs
-    /// here.
+    /// Gives this process everything that it cannot inherit, and drops the ranges that its parent withholds. `joined`
+    /// is the result of taking its place in the family. Returns the number of managed bytes dropped. No other thread
+    /// runs here.
     fn become_child(&self, joined: Result<(), Errno>, cuts: &Cuts) -> u64 {
         ending::forget_all();
         let removed_bytes = cuts.make(self);
@@ -331,7 +332,7 @@ impl Pager {
         removed_bytes
     }
 
-    /// Descriptors, the tier's connections, frames, registrations.
+    /// Renews the descriptors, the tier's connections, the frames and the registrations.
     fn renew(&self) -> Result<(), Errno> {
         self.renew_uffd()?;
         self.tier.renew(true)?;

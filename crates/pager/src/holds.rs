@@ -3,16 +3,16 @@
 
 //! Ranges whose blocks may not be evicted for a while: the memory of a system call in progress, and locked memory.
 //!
-//! Under signal delivery the kernel's own access to a missing page is an error, and a call that has consumed a
-//! message cannot be repeated. So what the kernel will touch is brought first, and kept until the call returns. Where
-//! pages are copied away, the same keeps them from leaving while a device writes to them.
+//! Under signal delivery the kernel's own access to a missing page is an error, and a call that has consumed a message
+//! cannot be repeated. So all memory that the kernel will touch is made resident first, and held until the call
+//! returns. Where eviction copies pages, holds also keep pages resident while a device writes to them.
 //!
 //! The order makes it safe. A hold is published before its blocks are looked at under the engine's lock. A victim
-//! chosen earlier is seen there as Leaving, and waited for; one chosen later finds the hold, and is refused.
+//! chosen earlier is then seen as Leaving, and waited for; a victim chosen later is refused because of the hold.
 //!
-//! Threads: any thread of the program, with signals blocked unless all is known to be there. Does not allocate. The
-//! slots are in `holds/table.rs`, what is held for threads in `holds/threads.rs`, what was found resident lately in
-//! `holds/known.rs`.
+//! Threads: any thread of the program, with signals blocked unless everything is known to be resident. Does not
+//! allocate. The slots are in `holds/table.rs`, holds for threads in `holds/threads.rs`, ranges recently found resident
+//! in `holds/known.rs`.
 
 mod known;
 mod table;
@@ -35,24 +35,24 @@ use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MOST};
 use crate::resolve::Outcome;
 
-/// Ranges of blocks that one system call can hold: beyond, its memory goes through a bounce buffer.
+/// Ranges of blocks that one system call can hold. A call with more goes through a bounce buffer.
 pub const HOLDS_OF_CALL_MOST: usize = 64;
-/// The part of the budget that calls may hold, and the part that may be locked besides. Together less than the
-/// budget, so that faults always find a victim.
+/// The fraction of the budget that calls may hold, and the fraction that may be locked in addition. Together less than
+/// the budget, so that faults always find a victim.
 const CALLS_PART: u64 = 4;
 pub(crate) const LOCKED_PART: u64 = 2;
-/// A hold up to here may go beyond the calls' part, by half of it: structures of calls that a bounce buffer cannot
-/// stand for. It counts all the same, with all the blocks that it keeps.
+/// A hold of up to this size may exceed the calls' part by half: it is for structures that a bounce buffer cannot
+/// replace. It still counts, with all the blocks that it keeps resident.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Times that one block is brought for one call. A block that is held needs one, and one more each time that it is
-/// seen as a victim which is about to be refused; one that is not held may leave again and again.
+/// Attempts to make one block resident for one call. A held block needs one, plus one each time it is seen as a victim
+/// that is about to be refused; a block that is not held may be evicted again and again.
 const BRINGS_MOST: u32 = 64;
 
-/// Memory could not be made resident: there is no room for it, or it left each time before it was looked at.
+/// Memory could not be made resident: there is no room for it, or it was evicted each time before it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotBrought;
 
-/// Names to its argument every range that a call touches: address and length.
+/// Calls its argument with every range that a call touches: address and length.
 pub type Ranges<'a> = &'a dyn Fn(&mut dyn FnMut(usize, usize));
 
 /// The memory that one system call holds. Released when dropped.
@@ -65,7 +65,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Holds nothing yet.
+    /// An empty hold.
     pub(crate) fn new(pager: &'static Pager) -> Self {
         let here = 0u8;
         let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
@@ -73,8 +73,8 @@ impl Holding {
         Self { pager, slots: [0; HOLDS_OF_CALL_MOST], count: 0, frame, complete: true }
     }
 
-    /// Brings all of `ranges` and holds it; or holds nothing, and may have brought nothing, where that is more than one
-    /// call or all calls may hold.
+    /// Makes all of `ranges` resident and holds them. If that exceeds the limit for one call or for all calls, holds
+    /// nothing, and may have made nothing resident.
     pub fn add_all(&mut self, ranges: Ranges<'_>) -> bool {
         let mut held = true;
         ranges(&mut |start, len| held = held && self.cover(start, len));
@@ -88,13 +88,13 @@ impl Holding {
         held
     }
 
-    /// Publishes a hold of the blocks of `start..start + len`, where it has any that calls must hold.
+    /// Publishes a hold of the blocks of `start..start + len`, if calls must hold any of them.
     fn cover(&mut self, start: usize, len: usize) -> bool {
         let (first, last) = page_range(start, len);
         len == 0 || self.pager.is_foreign(first, last) || self.claim(first, last) != Claimed::None
     }
 
-    /// Brings `start..start + len`, which is held.
+    /// Makes the held range `start..start + len` resident.
     fn bring(&self, start: usize, len: usize) -> bool {
         let ((first, last), pager) = (page_range(start, len), self.pager);
         let found = &pager.holds.found;
@@ -104,7 +104,7 @@ impl Holding {
             || own_stack::call(move || pager.bring_and_remember(first, last).is_ok())
     }
 
-    /// Brings `start..start + len` and holds it. Where it cannot be held it is brought at least.
+    /// Makes `start..start + len` resident and holds it. If it cannot be held, it is at least made resident.
     pub fn add(&mut self, start: usize, len: usize) {
         let (first, last) = page_range(start, len);
         if len == 0 || self.pager.is_foreign(first, last) {
@@ -124,7 +124,7 @@ impl Holding {
         self.complete &= self.bring(start, len) && held;
     }
 
-    /// Holds the blocks of the pages `first..last`: in a slot that this call has next to them, or in one more.
+    /// Holds the blocks of the pages `first..last`: by widening an adjacent slot of this call, or with a new slot.
     fn claim(&mut self, first: u64, last: u64) -> Claimed {
         let (holds, (first, last)) = (&self.pager.holds, self.pager.blocks_of(first, last));
         for index in self.slots[..self.count].iter().map(|index| usize::from(*index)) {
@@ -148,7 +148,8 @@ impl Holding {
         Claimed::New
     }
 
-    /// Whether everything that was added is there and held. Else it may be away when the kernel touches it.
+    /// Whether everything that was added is resident and held. Otherwise parts may be evicted when the kernel touches
+    /// them.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
@@ -167,21 +168,21 @@ impl Drop for Holding {
     }
 }
 
-/// How a call has come to hold some blocks.
+/// How a call got its hold of some blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claimed {
-    /// It held them.
+    /// The call already held them.
     Already,
-    /// By a slot more: its last.
+    /// With a new slot, its last.
     New,
-    /// There is no slot.
+    /// Not at all: no slot is free.
     None,
-    /// By a slot that covered the pages `start..end` before.
+    /// By widening a slot that covered the pages `start..end` before.
     Widened { index: usize, start: u64, end: u64 },
 }
 
 impl Pager {
-    /// Whether the pages `first..last` are none that a call must hold.
+    /// Whether the pages `first..last` include none that a call must hold.
     fn is_foreign(&'static self, first: u64, last: u64) -> bool {
         let found = &self.holds.found;
         if found.is_good(first, last) {
@@ -189,7 +190,7 @@ impl Pager {
         }
         found.is_foreign(first, last)
             || own_stack::call(move || {
-                // Before the look: whatever changes since makes what is remembered that of no range.
+                // Taken before the lookup: any later change invalidates the remembered range.
                 let stamp = self.holds.found.stamp(first, last);
                 let is_foreign = self.needs_hold(first, last).is_none();
                 if let (true, Some(stamp)) = (is_foreign, stamp) {
@@ -199,7 +200,7 @@ impl Pager {
             })
     }
 
-    /// Brings the pages `first..last`, which are held, and remembers them where all are there. With signals blocked.
+    /// Makes the held pages `first..last` resident, and remembers them if all are present. Called with signals blocked.
     fn bring_and_remember(&self, first: u64, last: u64) -> Result<(), NotBrought> {
         let found = &self.holds.found;
         let stamp = found.stamp(first, last);
@@ -210,58 +211,59 @@ impl Pager {
         Ok(())
     }
 
-    /// The pages of all blocks that `first..last` can be in.
+    /// The pages of all blocks that `first..last` can be part of.
     fn blocks_of(&self, first: u64, last: u64) -> (u64, u64) {
         let block = u64::from(self.largest.pages());
         (first / block * block, last.next_multiple_of(block))
     }
 
-    /// What one call may hold at once, in bytes.
+    /// The most bytes that one call may hold at a time.
     pub fn hold_bytes_most(&self) -> usize {
-        // Half of what all may hold, so that two calls do not refuse each other.
+        // Half of the total for all calls, so that two calls do not refuse each other.
         (self.budget_now.load(Ordering::Relaxed) / CALLS_PART / 2 * PAGE_BYTES) as usize
     }
 
-    /// What all calls may hold, in pages.
+    /// The most pages that all calls may hold.
     fn calls_pages_most(&self) -> u64 {
         self.budget_now.load(Ordering::Relaxed) / CALLS_PART
     }
 
-    /// What all calls may hold when one of them holds the pages `first..last` for want of a bounce buffer.
+    /// The most pages that all calls may hold if one of them holds `first..last` because no bounce buffer can replace
+    /// it.
     fn calls_pages_most_for(&self, first: u64, last: u64) -> u64 {
         let most = self.calls_pages_most();
         if (last - first) * PAGE_BYTES <= SMALL_BYTES { most + most / 2 } else { most }
     }
 
-    /// What the program has locked, in pages.
+    /// The pages that the program has locked.
     pub(crate) fn locked_pages(&self) -> u64 {
         self.holds.locked_pages.load(Ordering::SeqCst)
     }
 
-    /// Whether a page is copied when it is taken away.
+    /// Whether eviction copies pages.
     pub(crate) fn copies(&self) -> bool {
         self.way == Way::Copy
     }
 
-    /// Whether system calls must hold the memory they touch. With signal delivery the kernel cannot bring it. And
-    /// where pages are copied away, a direct read (O_DIRECT) would go on writing to the page that was left behind,
-    /// whoever brings it: nothing tells that a page is pinned.
+    /// Whether system calls must hold the memory that they touch. With signal delivery the kernel cannot fetch it. And
+    /// where eviction copies pages, a direct read (O_DIRECT) would go on writing to the page left behind, whatever the
+    /// delivery: nothing tells that a page is pinned.
     pub(crate) fn calls_must_hold(&self, delivery: Delivery) -> bool {
         delivery == Delivery::Signal || self.copies()
     }
 
-    /// The pages of `first..last` from the first to the last that a call must hold.
+    /// The part of `first..last` between the first and the last page that a call must hold.
     fn needs_hold(&self, first: u64, last: u64) -> Option<(u64, u64)> {
         self.span(first, last, |delivery| self.calls_must_hold(delivery))
     }
 
-    /// The pages of `start..start + len` from the first to the last that are managed.
+    /// The part of `start..start + len` between the first and the last managed page, in pages.
     fn managed(&self, start: usize, len: usize) -> Option<(u64, u64)> {
         let (first, last) = page_range(start, len);
         self.span(first, last, |_| true)
     }
 
-    /// The pages of `first..last` from the first to the last whose mapping is `wanted`.
+    /// The part of `first..last` between the first and the last page whose mapping is `wanted`.
     fn span(&self, first: u64, last: u64, wanted: impl Fn(Delivery) -> bool) -> Option<(u64, u64)> {
         let engine = self.engine();
         let mut found: Option<(u64, u64)> = None;
@@ -271,13 +273,13 @@ impl Pager {
         found
     }
 
-    /// What holding `start..end` keeps from eviction, in pages: whole blocks.
+    /// The pages that a hold of `start..end` keeps from eviction: whole blocks.
     fn weight(&self, start: u64, end: u64) -> u64 {
         let (start, end) = self.blocks_of(start, end);
         end - start
     }
 
-    /// Makes the pages `start..end` resident, as far as they are managed and not lost. Whether all are there now.
+    /// Makes the pages `start..end` resident, except those not managed or lost. Returns whether all are present now.
     fn bring(&self, start: u64, end: u64) -> Result<bool, NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
         let mut page = start;
@@ -291,7 +293,7 @@ impl Pager {
             };
             let Some((block, pages)) = found else { break };
             all &= page >= pages.start;
-            // The kernel may be about to write, and cannot signal a write-protected page either.
+            // The kernel may be about to write, and cannot signal a fault on a write-protected page either.
             if block.state != State::Resident || block.protected {
                 match self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true) {
                     Outcome::Resolved if tries < BRINGS_MOST => {
@@ -299,7 +301,7 @@ impl Pager {
                         continue;
                     }
                     Outcome::Resolved | Outcome::NoRoom => return Err(NotBrought),
-                    // Lost: the call is told by the kernel.
+                    // Lost: the kernel returns an error to the call.
                     Outcome::Foreign | Outcome::Lost => all = false,
                 }
             }
@@ -310,8 +312,8 @@ impl Pager {
         Ok(self.fill_holes(start, end, thread)? && all)
     }
 
-    /// Brings single pages that resident blocks lack. One look at each: a page that is gone when it is looked at
-    /// again was not held. Whether there were none.
+    /// Fills single pages that resident blocks lack. Looks at each page once: a page that is missing at a second look
+    /// was not held. Returns whether no page was missing.
     fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) -> Result<bool, NotBrought> {
         let populate = |start: u64, end: u64| {
             let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
@@ -333,7 +335,7 @@ impl Pager {
         Ok(false)
     }
 
-    /// Locks `start..start + len`: it stays until [`unlock`](Self::unlock). False when that is more than may be.
+    /// Locks `start..start + len` until [`unlock`](Self::unlock). False if that exceeds the memory that may be locked.
     pub(crate) fn lock(&self, start: usize, len: usize) -> bool {
         let _blocked = Blocked::all();
         let Some((start, end)) = self.managed(start, len) else { return true };
@@ -345,7 +347,7 @@ impl Pager {
         self.hold(LOCKED, 0, start, end).is_some()
     }
 
-    /// Holds the pages `start..end` and brings them. `None` when either cannot be; then nothing is held.
+    /// Holds the pages `start..end` and makes them resident. `None` if either fails; then nothing is held.
     fn hold(&self, owner: usize, frame: usize, start: u64, end: u64) -> Option<usize> {
         let index = self.holds.claim(owner, frame, start, end, self.weight(start, end))?;
         if self.bring(start, end).is_ok() {
@@ -355,7 +357,7 @@ impl Pager {
         None
     }
 
-    /// Ends what [`lock`](Self::lock) began, for every page of `start..start + len`.
+    /// Ends the locks that [`lock`](Self::lock) began, for every page of `start..start + len`.
     pub(crate) fn unlock(&self, start: usize, len: usize) {
         let _blocked = Blocked::all();
         let (start, end) = page_range(start, len);
@@ -367,7 +369,8 @@ impl Pager {
             }
             let claim = |(from, to)| self.holds.claim(LOCKED, 0, from, to, self.weight(from, to)).is_some();
             let stays = [(from, start), (end, to)].map(|(from, to)| (from < to).then_some((from, to)));
-            // Before the whole is let go: what stays locked is held without a gap, unless there is no place for it.
+            // Before the whole is released, so that the parts that stay locked are held without a gap if slots are
+            // free.
             let held = stays.map(|part| part.is_none_or(claim));
             self.holds.release(index);
             for part in stays.into_iter().zip(held).filter_map(|(part, held)| part.filter(|_| !held)) {

@@ -3,11 +3,11 @@
 
 //! Listener delivery: threads read faults from the userfaultfd and resolve them for the faulting thread.
 //!
-//! Serves the kernel's own accesses too: a system call with a buffer that is far away just takes longer.
-//! There are several listeners, so that one which waits for the medium does not keep others waiting.
+//! This serves the kernel's own accesses too: a system call with an evicted buffer just takes longer. There are several
+//! listeners, so that one that waits for the medium does not delay other faults.
 //!
-//! What is lost is poisoned for good. Where there is only no room now, the page stays as it is, and the thread gets
-//! SIGBUS for this one access, as under signal delivery.
+//! A lost page is poisoned permanently. If there is only no room at present, the page stays as it is, and the thread
+//! gets SIGBUS for this one access, as under signal delivery.
 //!
 //! Next on the path: `resolve.rs`.
 
@@ -27,23 +27,23 @@ use crate::abort::{abort, say};
 use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
 use crate::resolve::{Outcome, WAIT_MOST};
 
-/// Listener threads: a choice, so that some can wait on the medium while others serve. Not measured.
+/// Listener threads: a choice, so that some can wait for the medium while others resolve faults. Not measured.
 const LISTENERS: [&CStr; 4] = [c"aquifer-fault0", c"aquifer-fault1", c"aquifer-fault2", c"aquifer-fault3"];
 
-/// How long one wait for a fault lasts. Nothing happens when it ends; it only bounds it.
+/// The longest wait for a fault. Nothing happens when it ends; this is only a bound.
 const WAIT_ONCE: Duration = Duration::from_secs(3600);
 
-/// How long a system call of the program waits for room at most: a tier may come back, and the call cannot be told.
-/// A choice: longer than the worker's pause before it tries a failing tier again, and short for who looks on.
+/// How long a system call of the program waits for room at most: a tier may come back, and there is no way to fail the
+/// call. A choice: longer than the worker's pause before it retries a failing tier, and short for a person who waits.
 const KERNEL_WAIT_MOST: Duration = Duration::from_secs(2);
-/// One such wait, after which room is looked for again.
+/// One such wait, after which the listener looks for room again.
 const KERNEL_WAIT_ONCE: Duration = Duration::from_millis(50);
 
-/// A failure that comes again within this time is the same one still.
+/// A failure that recurs within this time counts as the same failure.
 const STREAK_GAP: Duration = Duration::from_secs(1);
 
-/// How long a failure has lasted that is met again and again. Written by any listener; relaxed, since when exactly
-/// it began does not matter.
+/// How long a recurring failure has lasted. Written by any listener; relaxed, because the exact moment at which it
+/// began does not matter.
 #[derive(Debug, Default)]
 pub(crate) struct Streak {
     since_ns: AtomicU64,
@@ -51,7 +51,7 @@ pub(crate) struct Streak {
 }
 
 impl Streak {
-    /// It is met at `now_ns`: for how long has it been?
+    /// Records an occurrence at `now_ns`, and returns how long the failure has lasted.
     fn lasts(&self, now_ns: u64) -> Duration {
         let last_ns = self.last_ns.swap(now_ns, Ordering::Relaxed);
         if now_ns.saturating_sub(last_ns) > STREAK_GAP.as_nanos() as u64 {
@@ -61,7 +61,7 @@ impl Streak {
     }
 }
 
-/// Starts the listeners, where this process may have them.
+/// Starts the listeners, if this process may have any.
 pub fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     let Some(uffd) = pager.listener_uffd() else { return Ok(()) };
     let readiness: &Readiness = Box::leak(Box::new(Readiness::of(uffd.descriptor()).map_err(StartFailure::Uffd)?));
@@ -78,7 +78,7 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) -> ! {
                 let thread = ThreadIndex((fault.thread % u32::from(THREADS_MOST)) as u16);
                 let page = fault.address as usize & !4095;
                 match pager.resolve(page, thread, fault.write) {
-                    // Installing has woken it, unless another thread's installing came first.
+                    // Installing the block has woken the thread, unless another thread installed it first.
                     Outcome::Resolved => {
                         let _ = uffd.wake(page, 4096);
                         pager.counters.add(Counter::FaultsWrite, u64::from(fault.write));
@@ -103,9 +103,9 @@ fn listen(pager: &'static Pager, uffd: &Uffd, readiness: &Readiness) -> ! {
     }
 }
 
-/// There is no room for a page whose contents are as they were: the page is left alone, for when there is. The
-/// thread makes the access itself, in the handler for signal delivery, and gets its SIGBUS there. A system call's
-/// access cannot be told, so it waits for a while.
+/// No room for a page whose contents are intact: the page is left alone until there is room. The thread repeats the
+/// access itself, in the handler for signal delivery, and gets its SIGBUS there. An access by a system call cannot be
+/// signalled, so it waits for a while.
 fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     let page = fault.address as usize & !4095;
     let ticket = pager.progress.ticket();

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where the pages of fresh frames come from: cut from huge pages, so that a frame's pages are neighbours in physical
-//! memory.
+//! The source of the pages of fresh frames: they are cut from huge pages, so that a frame's pages are contiguous in
+//! physical memory.
 //!
-//! A disk's request names runs of physical pages. A frame that the kernel has filled page by page, from what other
-//! programs left, is 256 runs for 1 MiB: more than a request may have on some disks, and slow on all. Since pages
-//! circulate in whole blocks, what is neighbours once stays so. See docs/decisions/0011.
+//! A disk request names runs of physical pages. A 1 MiB frame that the kernel has filled page by page, from fragments
+//! that other programs left, consists of up to 256 runs: more than a request may have on some disks, and slow on all.
+//! Since pages circulate in whole blocks, pages that are contiguous once stay contiguous. See docs/decisions/0011.
 //!
-//! The quarry is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames are served
-//! from it by UFFDIO_MOVE until it is used up. Up to one piece is beyond the budget, like code and stacks. Where
-//! anything fails (no huge page is free, the move is refused), the frame is filled as ever.
+//! The quarry is address space with huge pages allowed. One piece of 2 MiB is populated at a time; frames get their
+//! pages from it by UFFDIO_MOVE until it is used up. Up to one piece is outside the budget, like code and stacks. If
+//! anything fails (no huge page is free, the move is refused), the frame is filled page by page as usual.
 //!
-//! A page of the quarry holds a mark until it is in its frame: when the kernel splits a huge page, it gives back those
-//! of its pages that are all zeros (since Linux 6.12).
+//! A page of the quarry holds a mark until it is in its frame: when the kernel splits a huge page, it frees those of
+//! its pages that are all zeros (since Linux 6.12).
 //!
 //! May run in a signal handler: does not allocate. Its lock is held with all signals blocked, for as long as the kernel
 //! takes to populate one huge page.
@@ -30,9 +30,9 @@ use aquifer_sys::uffd::{Uffd, mode};
 
 /// One huge page.
 const PIECE_BYTES: usize = 2 << 20;
-/// Pieces until the address space is made anew: a range that had small pages gets no huge one again.
+/// Pieces until the address space is mapped again: a range that had small pages gets no huge page any more.
 const PIECES: usize = 64;
-/// Below it, the exchange costs more than neighbours gain.
+/// Below this size, the exchange costs more than contiguous pages gain.
 pub(crate) const LEAST_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Default)]
@@ -47,8 +47,8 @@ struct Cut {
 #[derive(Debug)]
 pub(crate) struct Quarry {
     range: Reserved,
-    /// Pages that came from elsewhere, one by one. They are replaced as they come by, once each: those that were there
-    /// first leave first.
+    /// Pages that came from elsewhere, allocated one by one. As many pages are replaced as blocks pass through frames,
+    /// each once: the pages that were there first are evicted first.
     scattered_pages: AtomicU64,
     cut: Mutex<Cut>,
 }
@@ -71,34 +71,36 @@ impl Quarry {
         uffd.register(self.range.address(), self.range.len(), mode::WP)
     }
 
-    /// Nobody else cuts for as long as this lives.
+    /// Keeps other threads from cutting frames for as long as the guard lives.
     pub(crate) fn lock(&self) -> impl Sized {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After fork(2), which does not copy the quarry. What came along stays scattered: it is shared with the parent.
+    /// After fork(2), which does not copy the quarry. Inherited pages stay scattered, because they are shared with the
+    /// parent.
     pub(crate) fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
-        // SAFETY: in the child nothing is mapped there.
+        // SAFETY: in the child nothing is mapped at this range.
         unsafe { self.range.renew() }?;
         *self.cut.lock().unwrap_or_else(PoisonError::into_inner) = Cut::default();
         self.scattered_pages.store(0, Ordering::Relaxed);
         self.open(uffd)
     }
 
-    /// So many pages came from elsewhere.
+    /// Notes that `pages` pages came from elsewhere.
     pub(crate) fn note_scattered(&self, pages: u64) {
         self.scattered_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Whether `len` bytes of a frame, which nobody needs any more, shall have other pages. Counts them as replaced.
+    /// Whether the first `len` bytes of a frame, which nobody needs any more, are to get other pages. Counts them as
+    /// replaced.
     pub(crate) fn shall_replace(&self, len: usize) -> bool {
         let pages = len as u64 / PAGE_BYTES;
         let less = |scattered: u64| scattered.checked_sub(pages);
         len >= LEAST_BYTES && self.scattered_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False when its pages are to come from
-    /// elsewhere; then it is still empty.
+    /// Moves `len` bytes of zeroed pages to the empty frame at `target`. False if its pages must come from elsewhere;
+    /// the frame is then still empty.
     pub(crate) fn serve(&self, uffd: &Uffd, target: usize, len: usize) -> bool {
         if !(LEAST_BYTES..=PIECE_BYTES).contains(&len) {
             return false;
@@ -112,15 +114,15 @@ impl Quarry {
         let moved = unsafe { uffd.move_pages(target, source, len, false) };
         if moved.is_err() {
             self.drop_rest(&mut cut);
-            // Some pages may have come, with their marks: while pages migrate, even some that are not reported.
-            // SAFETY: the frame is the caller's, and had no pages.
+            // Some pages may have moved, with their marks; while pages migrate, even some that the kernel does not
+            // report. SAFETY: the frame is the caller's, and had no pages.
             if unsafe { drop_pages(target, len) }.is_err() {
                 crate::abort::abort(&["the kernel refused to take pages back"]);
             }
             return false;
         }
         cut.used += len;
-        // SAFETY: the frame is the caller's, and has these pages since the move.
+        // SAFETY: the frame is the caller's, and these are its pages since the move.
         unsafe { mark(target, len, 0) };
         true
     }
@@ -128,7 +130,7 @@ impl Quarry {
     fn next_piece(&self, cut: &mut Cut, uffd: &Uffd) -> bool {
         self.drop_rest(cut);
         if cut.used == self.range.len() {
-            // SAFETY: nothing of the range is in use: it was handed out or dropped, piece by piece.
+            // SAFETY: no part of the range is in use: all pieces have been handed out or dropped.
             if unsafe { self.range.renew() }.and_then(|()| self.open(uffd)).is_err() {
                 return false;
             }
@@ -145,10 +147,10 @@ impl Quarry {
         true
     }
 
-    /// Gives back what is left of a piece.
+    /// Gives the rest of a piece back to the kernel.
     fn drop_rest(&self, cut: &mut Cut) {
         if cut.used < cut.populated {
-            // SAFETY: what is behind `used` was never handed out.
+            // SAFETY: the pages after `used` were never handed out.
             let _ = unsafe { drop_pages(self.range.address() + cut.used, cut.populated - cut.used) };
             cut.used = cut.populated;
         }
@@ -184,7 +186,8 @@ mod tests {
         let lens = [PIECE_BYTES, LEAST_BYTES, PIECE_BYTES / 2, 3 * LEAST_BYTES];
         let mut served = 0;
         for len in lens.into_iter().cycle().take(4 * PIECES) {
-            // The kernel refuses now and then, when a page migrates. Then the frame is empty: zeros all the same.
+            // The kernel sometimes refuses, when a page migrates. The frame is then empty, which reads as zeros as
+            // well.
             served += usize::from(quarry.serve(&uffd, frames.address(), len));
             // SAFETY: the only user of the range.
             let mut buffer = unsafe { frames.buffer(0, len) };

@@ -3,8 +3,8 @@
 
 //! Signal delivery: the faulting thread gets a SIGBUS and resolves its own fault in the handler.
 //!
-//! Every other signal is blocked while the handler runs. What is not ours goes on to the program's own
-//! action for SIGBUS, or to the default.
+//! Every other signal is blocked while the handler runs. A SIGBUS that is not a fault on managed memory goes on to the
+//! program's own action for it, or to the default.
 //!
 //! Next on the path: `resolve.rs`.
 
@@ -27,7 +27,7 @@ use crate::resolve::Outcome;
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 
-/// What the program has asked to happen on SIGBUS and SIGSYS. Default: end the process.
+/// The program's own actions for SIGBUS and SIGSYS. Default: end the process.
 static PROGRAMS_ACTIONS: [Mutex<KernelAction>; 2] =
     [const { Mutex::new(KernelAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 }) }; 2];
 
@@ -37,10 +37,10 @@ fn programs_action(signal: i32) -> &'static Mutex<KernelAction> {
 
 const BUS_MCEERR_AR: i32 = 4;
 
-/// Makes `pager` the one that resolves this process's faults, and installs the handler.
+/// Makes `pager` resolve this process's faults, and installs the handler.
 pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
-    // SAFETY: `on_sigbus` only does what may be done at any point of any thread: see `resolve.rs`.
+    // SAFETY: `on_sigbus` only does things that are allowed at any point of any thread: see `resolve.rs`.
     let old = unsafe { signals::exchange_action(libc::SIGBUS, Some(&signals::fault_action(on_sigbus))) }?;
     if let Ok(mut action) = programs_action(libc::SIGBUS).lock() {
         *action = old;
@@ -48,20 +48,21 @@ pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Nobody else looks at the program's own actions for as long as this lives.
+/// Keeps other threads from the program's own actions for as long as the guard lives.
 pub(crate) fn lock_programs_actions() -> impl Sized {
     PROGRAMS_ACTIONS.each_ref().map(|action| action.lock())
 }
 
-/// From now on the program's system calls trap, so that none meets a missing page: see `dispatch.rs`.
+/// Makes the program's system calls trap from now on, so that none meets a missing page: see `dispatch.rs`.
 pub(crate) fn trap_calls() {
     signal_actions::take_over();
     keep_programs_trap(dispatch::enable());
-    // This thread at once; the others at their next fault, or call by a name that we wrap.
+    // Arms this thread immediately. The others are armed at their next fault, or at their next call of a wrapped
+    // function.
     dispatch::arm_if_due();
 }
 
-/// Lets the next call of this thread trap, if only that one. False where the kernel cannot.
+/// Makes this thread's next call trap, even if only that one. False if the kernel cannot do so.
 pub fn trap_fork() -> bool {
     keep_programs_trap(dispatch::install());
     dispatch::arm_for_fork()
@@ -75,7 +76,7 @@ fn keep_programs_trap(old: Option<KernelAction>) {
     }
 }
 
-/// Whether a handler of ours is in place for this signal, so that the program's own wishes must go through
+/// Whether the library's handler is installed for this signal, so that the program's own action must go through
 /// [`exchange_programs_action`].
 pub fn is_ours(signal: i32) -> bool {
     match signal {
@@ -85,7 +86,8 @@ pub fn is_ours(signal: i32) -> bool {
     }
 }
 
-/// The program's own sigaction(2) for one of our signals: remembered, and used for what is not ours.
+/// The program's own sigaction(2) for a signal that the library handles: the action is stored, and used for signals
+/// that are not the library's.
 pub fn exchange_programs_action(signal: i32, new: Option<&KernelAction>) -> KernelAction {
     let _blocked = signals::Blocked::all();
     let Ok(mut action) = programs_action(signal).lock() else { return KernelAction::default() };
@@ -107,7 +109,7 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     let outcome = match pager {
         Some(pager) if code != BUS_MCEERR_AR => {
             let _inside = Inside::enter();
-            // SAFETY: the context of a SIGBUS that a page fault has raised, unless a listener has told us.
+            // SAFETY: the context of a SIGBUS raised by a page fault, unless a listener has sent the signal.
             let write = told || unsafe { signals::was_write(context) };
             let interrupted = Interrupted::new(interrupted_mask(context));
             let outcome = pager.resolve(address, ThreadIndex(thread_slot::index(THREADS_MOST)), write);
@@ -126,17 +128,16 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     dispatch::arm_if_due();
     signals::set_errno(errno);
     if outcome != Outcome::Resolved {
-        // SAFETY: the kernel's own arguments, and nothing is held any more.
+        // SAFETY: the kernel's own arguments, and this handler holds no lock any more.
         unsafe { leave_for_programs(signal, info, context) };
         signals::set_errno(errno);
     }
 }
 
-/// As [`pass_on`], from the handler of SIGBUS. The program's own is started on the stack that the kernel would have
-/// given it, and this one is left.
+/// As [`pass_on`], from the handler of SIGBUS. The program's own handler starts on the stack that the kernel would have
+/// given it, and this handler's stack is left.
 ///
-/// # Safety
-/// The arguments are what the kernel gave to the running handler, which holds nothing.
+/// # Safety The arguments are what the kernel gave to the running handler, which holds nothing.
 unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = exchange_programs_action(signal, None);
     if action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN {
@@ -149,16 +150,15 @@ unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *
     unsafe { pass_on(signal, info, context) };
 }
 
-/// Gives the signal to the program's own action. The default one ends the program, as soon as the handler returns.
+/// Gives the signal to the program's own action. The default action ends the program as soon as this handler returns.
 ///
-/// # Safety
-/// The arguments are what the kernel gave to the running handler.
+/// # Safety The arguments are what the kernel gave to the running handler.
 pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = exchange_programs_action(signal, None);
     // SAFETY: the caller's promise.
     let from_kernel = unsafe { (*info).si_code } > 0;
     match action.handler {
-        // What a process has sent can be ignored; what an access or a call has raised cannot.
+        // A signal sent by a process can be ignored; one raised by an access or a call cannot.
         libc::SIG_IGN if !from_kernel => {}
         libc::SIG_DFL | libc::SIG_IGN => signals::end_by(signal),
         handler if action.flags & libc::SA_SIGINFO as u64 != 0 => {
@@ -176,20 +176,20 @@ pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     }
 }
 
-/// The program's handler runs inside ours. It gets the signal mask that the kernel would have given it, except
-/// that the signals by which faults and system calls come to us stay open: it may touch far memory, or leave by
-/// siglongjmp(3).
+/// Sets the mask for a program's handler that runs inside the library's. It gets the signal mask that the kernel would
+/// have given it, except that the signals for faults and trapped system calls stay unblocked: the handler may touch
+/// evicted memory, or leave by siglongjmp(3).
 fn runs_in_ours(action: &KernelAction, context: *const libc::c_void) {
     signals::set_mask((interrupted_mask(context) | action.mask) & !signals::OURS);
 }
 
-/// What an action blocks while its handler runs.
+/// The signals that an action blocks while its handler runs.
 fn programs_mask(signal: i32, action: &KernelAction) -> u64 {
     let itself = if action.flags & libc::SA_NODEFER as u64 == 0 { signals::bit(signal) } else { 0 };
     action.mask | itself
 }
 
-/// The signal mask of the code that the running handler has interrupted.
+/// The signal mask of the code that the running handler interrupted.
 fn interrupted_mask(context: *const libc::c_void) -> u64 {
     let context: *const libc::ucontext_t = context.cast();
     // SAFETY: the kernel's context of the running handler; its mask is the first eight bytes of libc's.

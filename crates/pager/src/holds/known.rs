@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Ranges of system calls that were found whole and resident, and how to tell that they still are.
+//! Ranges of system calls that were found whole and resident, and a check that they still are.
 //!
-//! A program's buffers are the same ones from call to call. Looking at their blocks takes the engine's lock, two
-//! changes of the signal mask and a walk of the page table; here it is two loads. A range is kept as one word, made
-//! of its pages and of the [stamp](Changes::stamp) that they had when they were looked at, so there is nothing to be
-//! torn, and nothing to be taken out: a change of the stamp makes the word that of no range.
+//! A program's buffers are the same from call to call. Looking at their blocks takes the engine's lock, two changes of
+//! the signal mask and a walk of the page table; the check here takes two loads. A range is kept as one word, computed
+//! from its pages and from the [stamp](Changes::stamp) that they had when they were looked at. So no entry can be torn
+//! and none has to be removed: once the stamp changes, the word matches no range.
 //!
 //! Any thread, at any point; does not allocate and takes no lock.
 
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_core::map::changes::Changes;
 
-/// Ranges that are remembered. A choice: a buffer for each of a thousand connections.
+/// Number of ranges remembered. A choice: a buffer for each of a thousand connections.
 const RANGES: usize = 1024;
 
 /// See the module.
@@ -30,7 +30,7 @@ impl Known {
         Self { changes, words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Whether the pages `start..end`, which the caller holds, are still as when they were remembered.
+    /// Whether the pages `start..end`, which the caller holds, are unchanged since they were remembered.
     pub(super) fn is_good(&self, start: u64, end: u64) -> bool {
         let stamp = self.changes.stamp(start, end);
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == word(start, end, stamp))
@@ -41,18 +41,18 @@ impl Known {
         self.changes.stamp(start, end)
     }
 
-    /// The pages `start..end` were whole and resident when they had `stamp`.
+    /// Remembers that the pages `start..end` were whole and resident when they had `stamp`.
     pub(super) fn remember(&self, start: u64, end: u64, stamp: u64) {
         self.place(start).store(word(start, end, stamp), Ordering::Relaxed);
     }
 
-    /// Whether the pages `start..end` are still as when they were found to be none that a call must hold.
+    /// Whether the pages `start..end` are unchanged since they were found to include none that a call must hold.
     pub(super) fn is_foreign(&self, start: u64, end: u64) -> bool {
         let stamp = self.changes.stamp(start, end);
         stamp.is_some_and(|stamp| self.place(start).load(Ordering::Relaxed) == !word(start, end, stamp))
     }
 
-    /// The pages `start..end` were none that a call must hold when they had `stamp`.
+    /// Remembers that the pages `start..end` included none that a call must hold when they had `stamp`.
     pub(super) fn remember_foreign(&self, start: u64, end: u64, stamp: u64) {
         self.place(start).store(!word(start, end, stamp), Ordering::Relaxed);
     }
@@ -62,7 +62,7 @@ impl Known {
     }
 }
 
-/// One number for three. That two give the same is as likely as that a checksum of 64 bits does not tell them apart.
+/// Hashes three numbers into one. A collision is as likely as one of a 64-bit checksum.
 fn word(start: u64, end: u64, stamp: u64) -> u64 {
     mix(start ^ mix(end ^ mix(stamp))) | 1
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The table of what is held: one slot for each range, of a fixed number, claimed and released by any thread.
+//! The table of holds: a fixed number of slots, one per range, claimed and released by any thread.
 //!
-//! Does not allocate and takes no lock: a slot belongs to whoever has changed its owner from zero.
+//! Does not allocate and takes no lock: a slot belongs to the thread that has changed its owner from zero.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,28 +14,28 @@ use aquifer_core::map::changes::Changes;
 use super::known::Known;
 use super::threads::IN_RELEASE;
 
-/// Holds at one time in the whole process. A choice: some for each of dozens of threads in system calls, and one for
-/// each of hundreds of threads with a stack or a signal stack in managed memory.
+/// Most holds at one time in the whole process. A choice: several for each of dozens of threads in system calls, and
+/// one for each of hundreds of threads with a stack or a signal stack in managed memory.
 const HOLDS_MOST: usize = 1024;
-/// Of these, those that system calls can have: what cannot be copied instead of held finds a slot always.
+/// The slots available to system calls. The rest are kept for memory that can only be held, not copied.
 const CALL_SLOTS: usize = 512;
-/// Stack between two frames of one thread, at most, for one to be called abandoned by the other.
+/// Most bytes of stack between two frames of one thread for the later frame to declare the earlier one abandoned.
 const ABANDONED_BYTES: usize = 256 << 10;
-/// Owner of a hold that outlives its call.
+/// The owner of a hold that outlives its call.
 pub(super) const LOCKED: usize = 1;
-/// Owner of a hold for a thread, whose number stands in the place of a call's stack: `threads.rs`.
+/// The owner of a hold for a thread, whose number is stored in place of a call's stack address: `threads.rs`.
 pub(super) const THREAD: usize = 2;
 
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// Zero: free. Else a thread's token, or [`LOCKED`], or [`THREAD`].
+    /// Zero: free. Otherwise a thread's token, or [`LOCKED`], or [`THREAD`].
     pub(super) owner: AtomicUsize,
-    /// The stack of the call that holds; zero while it is free.
+    /// The stack address of the call that holds; zero while the slot is free.
     pub(super) frame: AtomicUsize,
     pub(super) start: AtomicU64,
     /// Zero while nothing is held.
     pub(super) end: AtomicU64,
-    /// What it keeps from eviction, in pages: whole blocks. Zero while it is free.
+    /// The pages it keeps from eviction: whole blocks. Zero while the slot is free.
     weight: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Holds {
 }
 
 impl Holds {
-    /// None, for memory with these `changes`.
+    /// An empty table, for memory with these `changes`.
     pub(crate) fn new(changes: Arc<Changes>) -> Self {
         Self {
             slots: std::array::from_fn(|_| Slot::default()),
@@ -68,18 +68,19 @@ impl Holds {
             .any(|slot| slot.end.load(Ordering::SeqCst) > pages.start && slot.start.load(Ordering::SeqCst) < end)
     }
 
-    /// The slots that can be in use.
+    /// The slots that may be in use.
     pub(super) fn known(&self) -> &[Slot] {
         &self.slots[..self.ever_used.load(Ordering::SeqCst)]
     }
 
-    /// What is held for calls counts by its slots alone, see [`calls_pages`](Self::calls_pages).
+    /// The account of holds that outlive their call. Holds of calls are summed over their slots instead, see
+    /// [`calls_pages`](Self::calls_pages).
     fn account(&self, owner: usize) -> Option<&AtomicU64> {
         outlives_its_call(owner).then_some(&self.locked_pages)
     }
 
-    /// What calls keep from eviction, in pages. A sum over the slots and not a number of its own: a signal handler may
-    /// jump out of a call at any instruction, and would leave a number wrong for ever.
+    /// The pages that calls keep from eviction. A sum over the slots rather than a counter: a signal handler may jump
+    /// out of a call at any instruction, which would leave a counter wrong for ever.
     pub(super) fn calls_pages(&self) -> u64 {
         let count = self.ever_used.load(Ordering::SeqCst).min(CALL_SLOTS);
         let weights = self.slots[..count].iter().filter(|slot| {
@@ -89,9 +90,9 @@ impl Holds {
         weights.map(|slot| slot.weight.load(Ordering::SeqCst)).sum()
     }
 
-    /// Takes a slot for `start..end`, which counts for `weight` pages. Where it is a call's, a signal handler that
-    /// jumps out of here leaves nothing behind but a slot that [`release_abandoned`](Self::release_abandoned) finds, or
-    /// that holds nothing.
+    /// Claims a slot for `start..end`, which counts as `weight` pages. If the slot is a call's and a signal handler
+    /// jumps out of this function, the only trace is a slot that [`release_abandoned`](Self::release_abandoned) finds,
+    /// or that holds nothing.
     pub(super) fn claim(&self, owner: usize, frame: usize, start: u64, end: u64, weight: u64) -> Option<usize> {
         let free = |slot: &Slot| {
             slot.owner.load(Ordering::Relaxed) == 0
@@ -114,14 +115,14 @@ impl Holds {
         Some(index)
     }
 
-    /// The blocks that a call's slot covers.
+    /// The pages that a call's slot covers.
     pub(super) fn covered(&self, index: usize) -> (u64, u64) {
         let slot = &self.slots[index];
         (slot.start.load(Ordering::SeqCst), slot.end.load(Ordering::SeqCst))
     }
 
-    /// Makes a call's slot, which counts by what it covers, cover `start..end`: more than before, or what it covered
-    /// before that was more.
+    /// Makes a call's slot, which counts by the pages it covers, cover `start..end`: either more than before, or the
+    /// range that it covered before it was widened.
     pub(super) fn cover_only(&self, index: usize, start: u64, end: u64) {
         let slot = &self.slots[index];
         slot.weight.store(end - start, Ordering::SeqCst);
@@ -135,12 +136,12 @@ impl Holds {
         let weight = slot.weight.swap(0, Ordering::SeqCst);
         let account = self.account(slot.owner.load(Ordering::SeqCst));
         account.inspect(|account| _ = account.fetch_sub(weight, Ordering::SeqCst));
-        // Nobody's stack: what is claimed next is not abandoned before it says whose it is.
+        // Cleared first: the next claim must not count as abandoned before it has stored its own stack address.
         slot.frame.store(0, Ordering::Relaxed);
         slot.owner.store(0, Ordering::Release);
     }
 
-    /// After fork(2): of the threads there is only `owner`, and memory locks are not inherited.
+    /// After fork(2): `owner` is the only thread left, and memory locks are not inherited.
     pub(crate) fn keep_only(&self, owner: usize) {
         self.adopt_thread(owner);
         for (index, slot) in self.known().iter().enumerate() {
@@ -151,7 +152,7 @@ impl Holds {
         }
     }
 
-    /// Releases what `owner` holds for calls that siglongjmp(3) has left: their frames are where ours is now.
+    /// Releases the holds of `owner` for calls that siglongjmp(3) has left: their frames are where this call's are now.
     pub(super) fn release_abandoned(&self, owner: usize, frame: usize) {
         for (index, slot) in self.known().iter().enumerate() {
             let below = frame.wrapping_sub(slot.frame.load(Ordering::SeqCst));

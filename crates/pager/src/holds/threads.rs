@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What must stay for as long as a thread lives, and while it ends.
+//! Memory that must stay resident for as long as a thread lives, and while it ends.
 //!
-//! A thread whose stack the program has made, in managed memory, has its thread-local memory there: the kernel
-//! writes to it when it likes (rseq(2)), and so does the fault handler itself. And when a thread ends, the kernel
-//! looks through its list of robust mutexes. It has no faults signalled then, nor does it wait for a listener: a
-//! mutex that is away would never be heard of.
+//! A thread whose stack the program has made in managed memory has its thread-local memory there as well: the kernel
+//! writes to it at any time (rseq(2)), and so does the fault handler itself. And when a thread ends, the kernel walks
+//! its list of robust mutexes. At that point the kernel neither signals faults nor waits for a listener: the owner's
+//! death would not be recorded in an evicted mutex.
 //!
-//! Such a hold is released when its thread is seen to be gone, by whoever makes the next.
+//! Such a hold is released once its thread is seen to be gone, by the next thread that makes such a hold.
 //!
 //! Threads: any thread of the program. Does not allocate.
 
@@ -22,7 +22,7 @@ use crate::pager::Pager;
 
 impl Pager {
     /// Holds `start..start + len` until the calling thread is gone, or the hold is [released](Self::release_hold).
-    /// `None` inside when nothing of it is managed; an error when it cannot be kept.
+    /// `Ok(None)` if no part of it is managed; an error if it cannot be held.
     pub(crate) fn hold_for_thread(&self, start: usize, len: usize) -> Result<Option<usize>, Errno> {
         let _blocked = Blocked::all();
         self.holds.release_of_gone_threads();
@@ -30,8 +30,8 @@ impl Pager {
         self.hold(THREAD, this_thread(), start, end).map(Some).ok_or(Errno(libc::EAGAIN))
     }
 
-    /// Such a hold of the caller's is from now on for a task that it has made by clone(2), and that shares this memory:
-    /// a thread or a process of its own.
+    /// Transfers such a hold from the caller to a task that the caller has made by clone(2) and that shares this
+    /// memory: a thread or a separate process.
     pub(crate) fn pass_hold(&self, index: usize, task: u32) {
         self.holds.known()[index].frame.store(task as usize | TASK, Ordering::SeqCst);
     }
@@ -49,7 +49,7 @@ impl Holds {
                 continue;
             }
             let thread = slot.frame.load(Ordering::SeqCst);
-            // Taken over by nobody else meanwhile: two that see it gone must not both release it.
+            // Claimed atomically: two threads that see the owner gone must not both release the hold.
             let taken = is_gone(thread)
                 && slot.owner.compare_exchange(THREAD, IN_RELEASE, Ordering::SeqCst, Ordering::Relaxed).is_ok();
             if taken {
@@ -58,8 +58,8 @@ impl Holds {
         }
     }
 
-    /// In a child, after fork(2): the thread that is left has another number, and keeps what its own memory at `own`
-    /// lies in.
+    /// In a child, after fork(2): the remaining thread has a new number, and keeps the hold that contains its own
+    /// memory at `own`.
     pub(super) fn adopt_thread(&self, own: usize) {
         let page = (own / 4096) as u64;
         for slot in self.known().iter().filter(|slot| slot.owner.load(Ordering::SeqCst) == THREAD) {
@@ -70,10 +70,10 @@ impl Holds {
     }
 }
 
-/// In the place of [`THREAD`] while a hold is being released. No token either: those are addresses.
+/// Replaces [`THREAD`] while a hold is being released. It cannot be a token, since tokens are addresses.
 pub(super) const IN_RELEASE: usize = 3;
 
-/// With the number of a task that may have a process of its own: other processes are looked through for it, too.
+/// Marks the number of a task that may be a separate process: it is also looked for in other processes.
 const TASK: usize = 1 << 32;
 
 #[allow(unsafe_code, reason = "system calls with numbers")]
@@ -88,7 +88,7 @@ fn is_gone(thread: usize) -> bool {
         0 => (libc::SYS_tgkill, [std::process::id() as usize, thread, 0, 0, 0, 0]),
         _ => (libc::SYS_tkill, [thread & !TASK, 0, 0, 0, 0, 0]),
     };
-    // SAFETY: numbers; signal 0 is none.
+    // SAFETY: the arguments are numbers, and signal 0 sends no signal.
     let found = unsafe { syscall(number, args) };
     found == Err(Errno(libc::ESRCH))
 }
