@@ -125,7 +125,7 @@ impl Adopter {
         let result = clone();
         pager.advise_all(&engine, libc::MADV_DONTFORK);
         if result == 0 {
-            // First: from here on, freed slots are uses by this process, not by its parent.
+            // First: whatever is given back from here on ends this process's use, not its parent's.
             let joined = pager.family.become_child(cradle);
             engine.become_child();
             drop((engine, quarry, trims, actions));

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One system call of the program, with the memory it touches brought before and held until it returns.
+//! Makes one system call of the program, with the memory it touches made resident first and held until it returns.
 //!
-//! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that
-//! may have consumed a message. So nothing is repaired afterwards: `pointers.rs` says what the call touches, and
-//! the pager keeps that resident; where pages are copied away, under every delivery (`pager/src/holds.rs`). What is
-//! more than a call may hold, or than all calls may, goes in windows (files) or through memory of our own: transfers
-//! by `bounce.rs`, several messages by `calls/messages.rs`, structures by `calls/copied.rs`. A call that consumes what
-//! cannot be had again is never made with memory of the program's that is not held.
+//! Under signal delivery the kernel's own access to a missing page fails with EFAULT, half way through a call that may
+//! have consumed a message. So nothing can be repaired afterwards: `pointers.rs` tells which memory the call touches,
+//! and the pager keeps that memory resident; where eviction copies pages, under every delivery (`pager/src/holds.rs`).
+//! Memory that exceeds the limit for one call or for all calls goes in windows (files) or through the library's own
+//! buffers: transfers by `bounce.rs`, several messages by `calls/messages.rs`, structures by `calls/copied.rs`. A call
+//! that consumes data that cannot be obtained again is never made with memory of the program that is not held.
 //!
-//! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread
-//! may be cancelled or leave by siglongjmp(3) while the kernel has the call.
+//! Runs on the program's threads: in the wrappers of libc's functions, and for trapped calls in `trap.rs`. A thread may
+//! be cancelled or leave by siglongjmp(3) while the kernel executes the call.
 
 #![allow(unsafe_code, reason = "system calls with the program's own arguments")]
 
@@ -41,17 +41,17 @@ use crate::start::instance;
 const FAULT: isize = -(libc::EFAULT as isize);
 /// Tries of a call whose memory could not all be held, or was larger than the table says.
 const TRIES: usize = 16;
-/// Waits of one thread on the program's stack that find their word away, one after the other.
+/// Consecutive waits of one thread on the program's stack that may find their futex word evicted.
 const WAITS_FAILED_MOST: u32 = 16;
-/// What an unlisted argument points to when [`length`] was not enough.
+/// How much memory an unlisted argument is assumed to point to when [`length`] was not enough.
 const WIDE_BYTES: usize = 64 << 10;
-/// The most that one call transfers: MAX_RW_COUNT of the kernel.
+/// The most bytes that one call transfers: the kernel's MAX_RW_COUNT.
 pub const TRANSFER_BYTES_MOST: usize = 0x7fff_f000;
 
-/// Whether the program has had more than one thread: before, none can be cancelled.
+/// Whether the program has ever had more than one thread: until then, none can be cancelled.
 pub static HAS_THREADS: AtomicBool = AtomicBool::new(false);
 
-/// Does calls for one caller.
+/// Makes calls for one caller.
 #[derive(Clone, Copy)]
 pub struct Caller {
     adopter: Option<&'static Adopter>,
@@ -59,16 +59,15 @@ pub struct Caller {
     cancellable: bool,
 }
 
-/// A libc function's call, in libc's manner, which is a cancellation point.
+/// A libc function's call that is a cancellation point, with libc's convention for results.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
     if !HAS_THREADS.load(Ordering::Relaxed) {
         // SAFETY: the caller's promise.
         return unsafe { entered(number, &args) };
     }
-    // SAFETY: as above; `entered_deferred` is given what it wants.
+    // SAFETY: as above; `entered_deferred` gets the arguments that it expects.
     unsafe { cancellation::deferred(number as usize, args.as_ptr() as usize, 0, entered_deferred) }
 }
 
@@ -79,10 +78,9 @@ unsafe extern "C-unwind" fn entered_deferred(number: usize, args: usize, _: usiz
     unsafe { entered(number as i64, &*std::ptr::with_exposed_provenance(args)) }
 }
 
-/// Not inlined: its frame has values to drop, and that of the program's caller must not: see `cancellation.rs`.
+/// Not inlined: its frame has values to drop, and the frame of the program's caller must not: see `cancellation.rs`.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 #[inline(never)]
 unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     let instance = instance();
@@ -96,10 +94,9 @@ unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     unsafe { point(instance.map(|instance| &instance.adopter), number, *args) }
 }
 
-/// [`cancellation_point`], for a thread whose calls may be under way when the pager starts.
+/// [`cancellation_point`], for a thread whose calls may be in progress when the pager starts.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 #[cold]
 unsafe fn shown_point(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> isize {
     let _early = Early::begin(adopter, number, args);
@@ -121,21 +118,21 @@ unsafe fn point(adopter: Option<&'static Adopter>, number: i64, args: [usize; 6]
 /// # Safety
 /// As for the system call.
 pub unsafe fn plain_point(number: i64, args: [usize; 6]) -> isize {
-    // Only close(2) of these is one.
+    // Of the calls made here, only close(2) is a cancellation point.
     let cancellable = number == libc::SYS_close && HAS_THREADS.load(Ordering::Relaxed) && !thread_slot::inside();
     // SAFETY: the caller's promise.
     in_libcs_manner(unsafe { Caller { adopter: None, cancellable }.raw(number, args) })
 }
 
-/// A call that may be under way when the pager starts: it is shown until it is over, so that its memory is left alone.
-/// Once the pager has started, this costs a look at one number of the thread's own.
+/// A call that may be in progress when the pager starts: it is shown until it returns, so that the pager leaves its
+/// memory alone. Once the pager has started, this costs one read of a thread-local number.
 pub struct Early {
     adopter: &'static Adopter,
     shown: ManuallyDrop<Shown>,
 }
 
 impl Early {
-    /// Before the call. `None` when it need not be shown.
+    /// Called before the call. `None` if the call need not be shown.
     pub fn begin(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<Self> {
         if shown_calls::is_settled() {
             return None;
@@ -144,7 +141,7 @@ impl Early {
             settle(adopter);
             return None;
         }
-        // Whoever is alone is in no call when it starts the pager.
+        // The only thread of a process is in no call when it starts the pager.
         if !HAS_THREADS.load(Ordering::Relaxed) {
             return None;
         }
@@ -163,7 +160,7 @@ impl Drop for Early {
         // SAFETY: dropped here and nowhere else.
         unsafe { ManuallyDrop::drop(&mut self.shown) };
         if self.adopter.has_started() {
-            // The call's own is there already.
+            // errno already holds the call's own result.
             let errno = signals::errno();
             settle(self.adopter);
             signals::set_errno(errno);
@@ -171,7 +168,7 @@ impl Drop for Early {
     }
 }
 
-/// The pager has started, and if this thread is in no call of before, then the memory of such can be managed now.
+/// The pager has started. If this thread is in no call that began before, the memory of such calls can be managed now.
 fn settle(adopter: &'static Adopter) {
     if !shown_calls::is_in_call() {
         adopter.calls_are_over(shown_calls::this_thread());
@@ -179,28 +176,27 @@ fn settle(adopter: &'static Adopter) {
     }
 }
 
-/// This thread makes no calls any more.
+/// This thread makes no more calls.
 pub fn thread_ends() {
     shown_calls::leave();
     instance().inspect(|instance| instance.adopter.calls_are_over(shown_calls::this_thread()));
 }
 
-/// The kernel's result in libc's manner.
+/// Converts the kernel's result to libc's convention.
 pub fn in_libcs_manner(result: isize) -> isize {
     libc_result(if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) })
 }
 
 /// Whether a call is a wait of futex(2), which reads its word and its timeout before it waits, and touches no memory
-/// behind that. One that fails for want of them has done nothing.
+/// after that. If it fails because one of them is missing, it has had no effect.
 fn is_wait(number: i64, args: &[usize; 6]) -> bool {
     const FLAGS: c_int = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     number == libc::SYS_futex && matches!(args[1] as c_int & !FLAGS, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET)
 }
 
-/// Brings the words of a call of [`Shape::Word`], or of those in its structures, and does not hold them.
+/// Makes the words of a call of [`Shape::Word`] resident, or those in its structures, without holding them.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 unsafe fn bring_words(adopter: &'static Adopter, number: i64, args: &[usize; 6]) {
     let Some(mut holding) = adopter.holding() else { return };
     for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
@@ -220,7 +216,7 @@ fn adopter() -> Option<&'static Adopter> {
 }
 
 impl Caller {
-    /// For a trapped call.
+    /// The caller for a trapped call.
     pub fn trapped(cancellable: bool) -> Self {
         let adopter = adopter();
         if !shown_calls::is_settled() {
@@ -229,20 +225,18 @@ impl Caller {
         Self { adopter, cancellable }
     }
 
-    /// The call itself. Errors are negative.
+    /// Makes the call itself. Errors are negative.
     ///
-    /// # Safety
-    /// As for the system call.
+    /// # Safety As for the system call.
     pub unsafe fn raw(&self, number: i64, args: [usize; 6]) -> isize {
-        // SAFETY: the caller's promise. As with libc's own wrappers the thread may end here and nowhere else. Values of
-        // the frames above are dropped then.
+        // SAFETY: the caller's promise. As in libc's own wrappers, the thread may be cancelled here and nowhere else,
+        // which drops the values of the frames above.
         unsafe { cancellation::call(number, args, self.cancellable) }
     }
 
-    /// Whether a call would meet memory that it must hold.
+    /// Whether a call touches memory that it must hold.
     ///
-    /// # Safety
-    /// As for the system call.
+    /// # Safety As for the system call.
     pub unsafe fn touches(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter else { return false };
         if (0..6).any(|index| adopter.may_need_hold(args[index], length(number, index, args))) {
@@ -266,10 +260,9 @@ impl Caller {
         }
     }
 
-    /// The call, with its memory there. Errors are negative.
+    /// Makes the call with its memory resident. Errors are negative.
     ///
-    /// # Safety
-    /// As for the system call.
+    /// # Safety As for the system call.
     pub unsafe fn call(&self, number: i64, args: [usize; 6]) -> isize {
         let Some(adopter) = self.adopter else {
             // SAFETY: the caller's promise.
@@ -278,7 +271,7 @@ impl Caller {
         // SAFETY: the caller's promise, in every arm.
         unsafe {
             match shape(number, &args) {
-                // The kernel takes the length as signed, and refuses it.
+                // The kernel treats the length as signed and refuses it.
                 Shape::Bytes { .. } if isize::try_from(args[2]).is_err() => self.raw(number, args),
                 Shape::Bytes { reads } => self.bytes(adopter, number, args, reads),
                 Shape::Vector { reads } if (1..=bounce::ENTRIES_MOST).contains(&args[2]) => {
@@ -294,11 +287,10 @@ impl Caller {
         }
     }
 
-    /// What a program and its words are, held: `call` starts it from another process that shares our memory, where
-    /// nothing traps.
+    /// Holds the strings of a program to be executed: its path, arguments and environment. `call` executes it from
+    /// another process that shares this memory, where calls do not trap.
     ///
-    /// # Safety
-    /// As for execve(2).
+    /// # Safety As for execve(2).
     pub unsafe fn with_strings<T>(path: usize, words: usize, environment: usize, call: impl FnOnce() -> T) -> T {
         let holding = adopter().and_then(|adopter| {
             let mut holding = adopter.holding()?;
@@ -318,14 +310,14 @@ impl Caller {
             Some(holding)
         });
         let result = call();
-        // The child was made by a call that returns twice, since when nothing traps here.
+        // `call` made the child by a function that returns twice, which has switched trapping off in this thread.
         aquifer_sys::dispatch::arm_if_due();
         drop(holding);
         result
     }
 
-    /// Calls without windows: everything is held, or goes through copies. What the table does not know is at least
-    /// brought, and a call that fails all the same is repeated.
+    /// A call that is not split into windows: all its memory is held, or copied. Memory that the table does not list is
+    /// at least made resident, and a call that still fails is repeated.
     unsafe fn plain(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         // SAFETY: the caller's promise.
         if let Some(result) = unsafe { self.copied(adopter, number, &args) } {
@@ -335,7 +327,7 @@ impl Caller {
         unsafe { self.tried(adopter, number, args) }
     }
 
-    /// A call whose memory is held as far as it can be, and brought.
+    /// Makes a call whose memory is held as far as possible, and made resident otherwise.
     unsafe fn tried(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for turn in 0..TRIES {
@@ -354,7 +346,8 @@ impl Caller {
                     }
                 };
                 each_pointer(number, &args, &mut add);
-                // What the table does not know of: a filter of a socket, what an ioctl's structure points to.
+                // Pointers that the table does not list: a filter of a socket, or memory that an ioctl's structure
+                // points to.
                 if turn > 0 {
                     args.iter().for_each(|start| guess(*start, turn, &mut add));
                 }
@@ -367,7 +360,7 @@ impl Caller {
         result
     }
 
-    /// futex(2) and its like: the words are brought, and not held while the thread waits.
+    /// futex(2) and similar calls: their words are made resident, and not held while the thread waits.
     unsafe fn word(&self, adopter: &'static Adopter, number: i64, args: [usize; 6]) -> isize {
         let mut result = FAULT;
         for _ in 0..TRIES {
@@ -383,11 +376,10 @@ impl Caller {
         result
     }
 
-    /// Before a trapped call is made on the program's own stack: brings its words. False where it cannot be made there:
-    /// it is no wait of futex(2), or has found its word away too often.
+    /// Called before a trapped call is made on the program's own stack: makes its words resident. False if the call
+    /// cannot be made there: it is not a wait of futex(2), or its word has been found evicted too often.
     ///
-    /// # Safety
-    /// As for the system call.
+    /// # Safety As for the system call.
     pub unsafe fn may_wait_outside(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter.filter(|_| is_wait(number, args)) else { return false };
         if thread_slot::waits_failed() >= WAITS_FAILED_MOST {
@@ -399,7 +391,7 @@ impl Caller {
         true
     }
 
-    /// One buffer, and the address of a socket's other end.
+    /// A call with one buffer and, on sockets, the peer's address.
     unsafe fn bytes(&self, adopter: &'static Adopter, number: i64, args: [usize; 6], reads: bool) -> isize {
         let entries = [libc::iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(args[1]),
@@ -417,7 +409,7 @@ impl Caller {
             let [entry] = entries else { return FAULT };
             let (start, len) = (entry.iov_base as usize, entry.iov_len);
             if !matches!(number, libc::SYS_recvfrom | libc::SYS_sendto) {
-                // SAFETY: the caller's promise, or memory of our own.
+                // SAFETY: the caller's promise, or the library's own memory.
                 return unsafe { self.further(number, args, at, done, start, len) };
             }
             let Some(mut name) = Name::of(args[4], args[5], reads) else { return FAULT };
@@ -441,7 +433,7 @@ impl Caller {
             // SAFETY: as above.
             return unsafe { self.raw(number, args) };
         }
-        // The newer calls take -1 for "where the file is".
+        // The newer calls take -1 for the current file offset.
         let at = match number {
             libc::SYS_preadv2 | libc::SYS_pwritev2 => args[3] != usize::MAX,
             _ => matches!(number, libc::SYS_preadv | libc::SYS_pwritev),
@@ -456,7 +448,8 @@ impl Caller {
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// The call for other memory, `start` and `count`, so many bytes further on where it says `at` which.
+    /// The call for other memory, given by `start` and `count`, `done` bytes further on. `at`: the call takes an
+    /// offset.
     unsafe fn further(
         &self,
         number: i64,
@@ -491,10 +484,10 @@ impl Caller {
         ];
         let part = |entries: &[libc::iovec], _: usize| {
             let Some(mut ours) = messages::Copied::of(&given, entries, reads) else { return FAULT };
-            // SAFETY: the payload is ours or held; name and control are copies.
+            // SAFETY: the payload is the library's or held; name and control data are copies.
             let result = unsafe { self.raw(number, [args[0], ours.header(), args[2], 0, 0, 0]) };
             if reads && result >= 0 {
-                // SAFETY: the kernel's results go back to where the program wants them.
+                // SAFETY: the kernel's results go back to the memory that the program named.
                 unsafe { ours.give_back(args[1]) };
             }
             result
@@ -505,8 +498,8 @@ impl Caller {
         unsafe { self.transfer(adopter, number, args, &memory, part) }
     }
 
-    /// A transfer: the program's call, with all its memory held; or `part` of it for other memory, so many bytes
-    /// further on, which touches nothing else of the program's.
+    /// A transfer: the program's own call with all its memory held; or `part` of it with other memory, a number of
+    /// bytes further on, which touches no other memory of the program.
     unsafe fn transfer(
         &self,
         adopter: &'static Adopter,
@@ -556,20 +549,20 @@ impl Caller {
     }
 }
 
-/// Whether a receive comes back short only at the end of the stream.
+/// Whether a receive returns less than asked for only at the end of the stream.
 fn waits_for_all(flags: usize) -> bool {
     flags & libc::MSG_WAITALL as usize != 0
 }
 
-/// What a transfer is about.
+/// The memory of a transfer.
 struct Memory<'a> {
     descriptor: usize,
     entries: &'a [libc::iovec],
-    /// Whether the entries are filled.
+    /// Whether the call fills the entries.
     reads: bool,
-    /// Structures that the call touches besides: address and length.
+    /// Further structures that the call touches: address and length.
     also: &'a [(usize, usize)],
-    /// Whether it cannot be done in parts.
+    /// Whether the transfer cannot be split.
     whole: bool,
 }
 
@@ -577,13 +570,13 @@ struct Memory<'a> {
 struct Name {
     bytes: [u8; ADDRESS_BYTES],
     len: libc::socklen_t,
-    /// Where the program wants the address, how much of it, and where its length.
+    /// Where the program wants the address, how much of it, and where it wants the length.
     target: Option<(usize, usize, usize)>,
     is_given: bool,
 }
 
 impl Name {
-    /// `None` where it cannot be read. `len` is where the length is, if the call `reads` it.
+    /// `None` if the address or its length cannot be read. `len` points to the length if the call `reads` the address.
     fn of(start: usize, len: usize, reads: bool) -> Option<Self> {
         let mut this = Self { bytes: [0; ADDRESS_BYTES], len: 0, target: None, is_given: start != 0 };
         if start == 0 {
@@ -595,13 +588,13 @@ impl Name {
             this.target = is_readable(start, room).then_some((start, room, len));
             return this.target.map(|_| this);
         }
-        // The kernel refuses what is longer, and looks at none of it.
+        // The kernel refuses a longer address without looking at it.
         let taken = len.min(ADDRESS_BYTES);
         if !is_readable(start, taken) {
             return None;
         }
         let source = std::ptr::with_exposed_provenance::<u8>(start);
-        // SAFETY: it can be read, or is away: a fault is resolved as for any load.
+        // SAFETY: the bytes are readable, or evicted: such a fault is resolved as for any load.
         unsafe { source.copy_to_nonoverlapping(this.bytes.as_mut_ptr(), taken) };
         Some(this)
     }
@@ -615,12 +608,12 @@ impl Name {
         if reads && self.is_given { &raw mut self.len as usize } else { given }
     }
 
-    /// The kernel's results go to where the program wants them.
+    /// Copies the kernel's results to the memory that the program named.
     fn give_back(&self) {
         let Some((start, room, len)) = self.target else { return };
         let target = std::ptr::with_exposed_provenance_mut::<u8>(start);
         let count = room.min(self.len as usize);
-        // SAFETY: the program has given that much memory for it; a fault is resolved as for any store.
+        // SAFETY: the program has provided that much memory for the address; a fault is resolved as for any store.
         unsafe { target.copy_from_nonoverlapping(self.bytes.as_ptr(), count) };
         store(len, self.len);
     }
@@ -629,10 +622,9 @@ impl Name {
 /// `struct sockaddr_storage`.
 pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
 
-/// fstat(2) and the like, past every wrapper.
+/// Makes a call such as fstat(2), bypassing every wrapper.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 pub unsafe fn quietly(number: i64, args: [usize; 6]) -> bool {
     // SAFETY: the caller's promise.
     unsafe { syscall(number, args) }.is_ok()

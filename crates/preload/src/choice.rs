@@ -3,19 +3,19 @@
 
 //! Which memory is managed, and which delivery it gets: one function for each question.
 //!
-//! The rule: what the program has allocated is touched by its own loads and stores, and by system calls that we see
-//! before the kernel; the faulting thread serves those itself, which is faster. Memory that the program has mapped, or
-//! was loaded with, may be anything (rings that the kernel fills unasked, stacks, another process's view), and has a
-//! listener.
+//! The rule: memory that the program has allocated is touched by its own loads and stores, and by system calls that the
+//! library sees before the kernel does; the faulting thread resolves those faults itself, which is faster. Memory that
+//! the program has mapped, or that was loaded with it, may be anything (rings that the kernel fills at any time,
+//! stacks, another process's view), and gets a listener.
 
 use aquifer_core::map::Delivery;
 
-/// Allocations from here on have a mapping-like life, and signal delivery. As large as the largest value
-/// to which glibc's own mmap threshold is commonly raised by hand, and far above any kernel structure.
+/// Allocations of this size and above live like mappings, and get signal delivery. As large as the largest value to
+/// which glibc's own mmap threshold is commonly raised by hand, and far above any kernel structure.
 pub const BIG_ALLOCATION_BYTES: usize = 1 << 20;
 
-/// The program's own mappings below this stay with the kernel: they could not matter to a budget of the
-/// smallest size, 16 MiB, unless there were hundreds of them.
+/// The program's own mappings below this size stay with the kernel: only hundreds of them could matter to a budget of
+/// the smallest size, 16 MiB.
 pub const SMALLEST_MAPPING_BYTES: usize = 64 << 10;
 
 /// Where managed memory comes from.

@@ -3,14 +3,14 @@
 
 //! The program makes a process with a copy of its memory: fork(2), and clone(2) without CLONE_VM.
 //!
-//! The call is made from the handler that it traps into, between what the pager does before and after
-//! (`pager/src/fork.rs`). The child returns from the handler, too: to where its parent made the call, on the stack that
-//! the call asked for.
+//! The call is made from the trap handler, between the pager's work before and after it (`pager/src/fork.rs`). The
+//! child also returns from the handler: to where its parent made the call, on the stack that the call asked for.
 //!
 //! A call that nothing sees (by syscall(2) or by the instruction itself, in a process whose calls do not trap) makes a
-//! child without the managed memory, which MADV_DONTFORK keeps from it: it ends with SIGSEGV, and never reads zeros.
+//! child without the managed memory, because MADV_DONTFORK withholds it: the child ends with SIGSEGV, and never reads
+//! zeros.
 //!
-//! `posix_spawn`, `system`, `popen` and `vfork` share the parent's memory until the exec, and need nothing of this.
+//! `posix_spawn`, `system`, `popen` and `vfork` share the parent's memory until the exec, and need none of this.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and clone(2)")]
 
@@ -30,8 +30,8 @@ use crate::program_memory::{can_store_word, is_readable, load, store_word};
 use crate::start::{instance, instance_inside};
 use crate::{next, own_allocator, threads};
 
-/// The structure of clone3(2): as short as it was first, longer than it has ever been, and as long as the kernel takes
-/// it where the rest is zeros; and what is read of it by name.
+/// The structure of clone3(2), in bytes: its first version, more than its longest version so far, and the most that the
+/// kernel accepts if the rest is zeros. Then the indices of the words that are read by name.
 const CLONE_ARGS_BYTES_LEAST: usize = 64;
 const CLONE_ARGS_BYTES_MOST: usize = 128;
 const CLONE_ARGS_BYTES_TAKEN: usize = 4096;
@@ -42,16 +42,16 @@ const PARENT_TID: usize = 3;
 const STACK: usize = 5;
 const STACK_SIZE: usize = 6;
 
-/// Lets a call of the C library's trap that copies this process; `call` makes it. Where there is always something to
-/// hold, calls trap anyway; else only now, since trapping costs each call. `by_library`: it is fork(3), which sees to
-/// the locks of the program's heap.
+/// Makes a C library call that copies this process trap; `call` makes it. Where there is always memory to hold, calls
+/// trap anyway; otherwise only now, since trapping makes every call slower. `by_library`: the call is fork(3), which
+/// takes care of the locks of the program's heap.
 fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
     let instance = instance();
     let is_active = || instance.is_some_and(|instance| instance.adopter.is_active());
-    // Below the budget, too: a lock of ours that another thread has would stay locked in the child for ever.
+    // Below the budget too: a pager lock held by another thread would stay locked in the child for ever.
     let forking = instance.filter(|_| is_active() || HAS_THREADS.load(Ordering::Relaxed));
     let before = forking.map(|instance| instance.adopter.fork_begins(by_library)).unwrap_or_default();
-    // By the call that a signal has interrupted, whose own call is still to come.
+    // Armed by the call that a signal has interrupted, and that has yet to make its system call.
     let was_armed = thread_slot::trapping() == Trapping::Armed;
     let (active, trapped) = (is_active(), forking.is_some() && signal::trap_fork());
     if active && !trapped {
@@ -73,7 +73,7 @@ fn with_trap<T>(by_library: bool, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Defines functions of the C library that copy the process, with the names that we wrap.
+/// Defines the wrapped functions of the C library that copy the process.
 macro_rules! forking {
     ($(
         $(#[$doc:meta])*
@@ -106,10 +106,9 @@ forking! {
     ) -> c_int = -1, true;
 }
 
-/// clone(2), the C library's function. It takes any number of arguments up to these.
+/// clone(2), the C library's function. Takes all the arguments that it can have.
 ///
-/// # Safety
-/// As clone(2).
+/// # Safety As clone(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
     run: *const c_void,
@@ -128,15 +127,16 @@ pub unsafe extern "C" fn clone(
         return with_held_stack(flags, stack as usize, || with(run, flags, argument));
     }
     let flags = without_shared_table(flags as usize) as c_int;
-    // The child's copy of this frame stays as it is: it has another stack.
+    // The child's copy of this frame stays intact, since the child has another stack.
     let begins = Begins { run, argument };
-    // A signal handler may have interrupted fork(3), which has the locks of the program's heap.
+    // A signal handler may have interrupted fork(3), which holds the locks of the program's heap.
     let by_library = thread_slot::forks() == Forks::default();
     with_trap(by_library, || with(child_begins as *const c_void, flags, (&raw const begins).cast_mut().cast()))
 }
 
-/// Makes a task that shares this memory, by `call`, and holds its stack for as long as it lives: it has no alternate
-/// stack, so a fault on its own one could not be signalled. With CLONE_VFORK it has its parent's, which waits.
+/// Makes a task that shares this memory, by `call`, and holds its stack for as long as the task lives: the task has no
+/// alternate stack, so a fault on its own stack could not be signalled. With CLONE_VFORK it has its parent's alternate
+/// stack, and the parent waits.
 fn with_held_stack(flags: c_int, top: usize, call: impl FnOnce() -> c_int) -> c_int {
     let instance = instance().filter(|instance| instance.adopter.is_active() && flags & libc::CLONE_VFORK == 0);
     let held = instance.map_or(Ok(None), |instance| threads::hold_stack_below(instance, top));
@@ -154,34 +154,34 @@ fn with_held_stack(flags: c_int, top: usize, call: impl FnOnce() -> c_int) -> c_
     task
 }
 
-/// What a child of clone(2) was to do.
+/// What a child of clone(2) is to run.
 struct Begins {
     run: *const c_void,
     argument: *mut c_void,
 }
 
-/// Where such a child begins. It never comes back to [`with_trap`], and ends by a call that nobody sees where calls do
+/// Where such a child begins. It never returns to [`with_trap`], and ends by a call that nothing sees where calls do
 /// not trap.
 unsafe extern "C" fn child_begins(begins: *mut c_void) -> c_int {
-    // SAFETY: `clone` passes it, and its caller passed such a function.
+    // SAFETY: `clone` passes this pointer, and its caller passed a function of this type.
     let (run, argument) = unsafe {
         let begins = &*begins.cast::<Begins>();
         (std::mem::transmute::<*const c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(begins.run), begins.argument)
     };
     if let Some(instance) = instance() {
-        // As a thread's stack; first, since what follows blocks all signals.
+        // Held like a thread's stack. Done first, since the following code blocks all signals.
         let _ = threads::hold_stack(instance);
         instance.adopter.was_forked();
         instance.adopter.fork_ended(true, Forks::default());
     }
-    // SAFETY: the caller of `clone` wants this.
+    // SAFETY: the caller of `clone` asked for this call.
     let status = unsafe { run(argument) };
     threads::ends(Some(status));
     status
 }
 
-/// Whose memory is a copy cannot use the table of descriptors that its parent uses, in which are the parent's ways to
-/// its own memory: it gets a copy of that, too.
+/// A process with a copy of the memory cannot share its parent's descriptor table, which contains the descriptors for
+/// the parent's own memory: it gets a copy of the table as well.
 fn without_shared_table(flags: usize) -> usize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if flags & libc::CLONE_FILES as usize != 0 && !SAID.swap(true, Ordering::Relaxed) {
@@ -196,13 +196,13 @@ pub fn copies_memory(number: i64, args: &[usize; 6]) -> bool {
         libc::SYS_fork => 0,
         libc::SYS_vfork => libc::CLONE_VM as usize,
         libc::SYS_clone => args[0],
-        // clone3(2)'s structure begins with its flags. Where it cannot be read, `make` says so.
+        // clone3(2)'s structure begins with its flags. If it cannot be read, `make` returns the error.
         _ => load::<u64>(args[0]).map_or(0, |flags| flags as usize),
     };
     flags & libc::CLONE_VM as usize == 0
 }
 
-/// Makes the child, and sets the result that each of the two sees.
+/// Makes the child, and sets the result in both processes.
 pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     let Some(instance) = instance_inside() else { return trapped.repeat() };
     let mut structure = [0u64; CLONE_ARGS_BYTES_MOST / 8];
@@ -226,7 +226,7 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
         _ => {}
     }
     if number != libc::SYS_fork && flags & libc::CLONE_SETTLS as usize != 0 {
-        // The child would come to itself in our handler with another thread's words.
+        // The child would start in this library's handler with another thread's thread-local memory.
         return trapped.set_result(-(libc::EINVAL as isize));
     }
     let mut pidfd = 0i32;
@@ -236,7 +236,7 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     }
     let result = instance.adopter.fork(|| {
         own_allocator::at_rest(|| {
-            // SAFETY: the program's own call, but for the stack: the child goes on with a copy of this one.
+            // SAFETY: the program's own call, except for the stack: the child continues on a copy of this one.
             match unsafe { raw::syscall(number, args) } {
                 Ok(value) => value as isize,
                 Err(errno) => -(errno.0 as isize),
@@ -250,8 +250,8 @@ pub fn make(trapped: &mut Trapped, number: i64, args: [usize; 6]) {
     trapped.set_result(result);
 }
 
-/// The structure of clone3(2), where the kernel would take it. Only a structure that can be read is: some programs pass
-/// others, to learn what this kernel knows.
+/// Reads the structure of clone3(2), if the kernel would accept it. Only a readable structure counts: some programs
+/// pass others to find out what this kernel supports.
 fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOST / 8], Errno> {
     match len {
         0..CLONE_ARGS_BYTES_LEAST => return Err(Errno(libc::EINVAL)),
@@ -262,7 +262,7 @@ fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOS
         return Err(Errno(libc::EFAULT));
     }
     let mut structure = [0u64; CLONE_ARGS_BYTES_MOST / 8];
-    // SAFETY: all of it can be read, or is away: a fault is resolved as for any load.
+    // SAFETY: all of it is readable, or evicted: such a fault is resolved as for any load.
     let all = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(start), len) };
     let known = len.min(CLONE_ARGS_BYTES_MOST);
     if all[known..].iter().any(|byte| *byte != 0) {
@@ -273,8 +273,8 @@ fn read_structure(start: usize, len: usize) -> Result<[u64; CLONE_ARGS_BYTES_MOS
     Ok(structure)
 }
 
-/// Takes the stack out of the structure; returns its top. EINVAL for what the kernel takes for no stack, which it
-/// cannot say of one that it does not see.
+/// Takes the stack out of the structure; returns its top. EINVAL for a stack that the kernel would refuse, since the
+/// kernel does not see it and cannot refuse it.
 fn without_stack(
     mut structure: [u64; CLONE_ARGS_BYTES_MOST / 8],
 ) -> Result<([u64; CLONE_ARGS_BYTES_MOST / 8], usize), Errno> {
@@ -290,8 +290,8 @@ fn without_stack(
     }
 }
 
-/// Words of the program that clone(2) fills. They may be away; and what the kernel wrote in a child, before its memory
-/// is registered, would be a page of zeros around it. So they are filled here, when the call is over.
+/// Words of the program that clone(2) fills. They may be evicted; and if the kernel wrote one in a child before the
+/// child's memory is registered, the rest of its page would be zeros. So they are filled here, after the call.
 struct Words {
     parent: usize,
     child: usize,
@@ -299,7 +299,7 @@ struct Words {
 }
 
 impl Words {
-    /// Has the kernel fill none of them, but for a descriptor of the child the word at `ours`.
+    /// Has the kernel fill none of them, except that it writes a descriptor of the child to the word at `ours`.
     fn take(
         number: i64,
         flags: usize,
@@ -334,7 +334,7 @@ impl Words {
         words
     }
 
-    /// In both processes, with the call's result. A word that cannot be written to is left, as by the kernel.
+    /// In both processes, with the call's result. A word that is not writable is left alone, as the kernel does.
     fn give(&self, result: isize, pidfd: i32) {
         let write = |at: usize, value: i32| at != 0 && store_word(at, value);
         match result {

@@ -3,10 +3,10 @@
 
 //! The program's malloc: jemalloc over adopted memory.
 //!
-//! jemalloc keeps its bookkeeping apart from the objects, so that allocating and freeing does not touch
-//! cold memory. Its one automatic arena stays with the kernel: it serves what libc allocates inside the
-//! pager's threads, and jemalloc itself while one of our hooks runs. The program's threads are bound to
-//! arenas that take their extents here: a few for small objects, one for big ones.
+//! jemalloc keeps its bookkeeping apart from the objects, so that allocating and freeing does not touch cold memory.
+//! Its one automatic arena is not managed: it serves libc's allocations inside the pager's threads, and jemalloc itself
+//! while one of the hooks below runs. The program's threads are bound to arenas that take their extents from this file:
+//! a few for small objects, one for big ones.
 
 #![allow(unsafe_code, reason = "the C ABI of malloc, and jemalloc's")]
 
@@ -22,8 +22,8 @@ use tikv_jemalloc_sys as je;
 use crate::choice::{BIG_ALLOCATION_BYTES, Origin, delivery};
 use crate::start::{instance, instance_inside};
 
-/// Arenas for small objects. Threads take them in turn; four per CPU is jemalloc's own choice, and eight
-/// what it would be on the machine where this was measured.
+/// Arenas for small objects. Threads take them in turn. jemalloc's own choice is four per CPU; eight is what that gives
+/// on the machine where this was measured.
 const SMALL_ARENAS: usize = 8;
 
 /// Alignment of jemalloc's requests for its own bookkeeping, which is never managed: a thread that holds
@@ -35,17 +35,17 @@ struct Configuration(*const c_char);
 // SAFETY: points to a constant.
 unsafe impl Sync for Configuration {}
 
-/// jemalloc's settings. Freed memory goes back after a second, so that it is neither kept in DRAM nor
-/// written to the tier.
+/// jemalloc's settings. Freed memory is returned after a second, so that it neither stays in DRAM nor gets written to
+/// the tier.
 #[unsafe(no_mangle)]
 static _rjem_malloc_conf: Configuration = Configuration(
     c"narenas:1,oversize_threshold:0,dirty_decay_ms:1000,muzzy_decay_ms:0,background_thread:false,abort_conf:true"
         .as_ptr(),
 );
 
-/// The arena for big allocations; 0 until it has been made.
+/// The arena for big allocations; 0 until it exists.
 static BIG_ARENA: AtomicU32 = AtomicU32::new(0);
-/// The arenas for small objects; valid once there is a big one.
+/// The arenas for small objects; valid once the big arena exists.
 static SMALL: [AtomicU32; SMALL_ARENAS] = [const { AtomicU32::new(0) }; SMALL_ARENAS];
 /// Hands out arenas to threads in turn.
 static NEXT_ARENA: AtomicU32 = AtomicU32::new(0);
@@ -72,7 +72,7 @@ const fn hooks(alloc: je::extent_alloc_t) -> Hooks {
 static SMALL_HOOKS: Hooks = hooks(extent_for_small);
 static BIG_HOOKS: Hooks = hooks(extent_for_big);
 
-/// Puts the program's heap under our care from now on.
+/// Makes the program's heap managed from now on.
 pub fn manage() {
     for arena in &SMALL {
         arena.store(create(&SMALL_HOOKS), Ordering::Relaxed);
@@ -93,7 +93,7 @@ fn create(hooks: &'static Hooks) -> c_uint {
     arena
 }
 
-/// mallctl(3): reads into `old`, writes `new`. Whether it was done.
+/// mallctl(3): reads into `old`, writes `new`. Returns whether it succeeded.
 fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool {
     let mut len = size_of::<A>();
     let (old, old_len) =
@@ -103,7 +103,7 @@ fn control<A, B>(name: &CStr, old: Option<&mut A>, new: Option<&mut B>) -> bool 
     unsafe { je::mallctl(name.as_ptr(), old.cast(), old_len, new.cast(), new_len) == 0 }
 }
 
-/// Big allocations go back at once when they are freed, as with glibc.
+/// Returns big allocations as soon as they are freed, as glibc does.
 fn set_decay(arena: u32) {
     let Ok(name) = std::ffi::CString::new(format!("arena.{arena}.dirty_decay_ms")) else { return };
     let mut now = 0isize;
@@ -129,7 +129,7 @@ fn map_aligned(size: usize, alignment: usize) -> Option<usize> {
     let start = mapped.next_multiple_of(alignment);
     for (from, to) in [(mapped, start), (start + size, mapped + size + slack)] {
         if from < to {
-            // SAFETY: both ends belong to the mapping made above, and nobody has seen them.
+            // SAFETY: both ends belong to the mapping made above, which nothing else uses yet.
             let _ = unsafe { syscall(libc::SYS_munmap, [from, to - from, 0, 0, 0, 0]) };
         }
     }
@@ -160,7 +160,7 @@ extern "C" fn extent_for_big(
     if new.is_null() { extent(size, alignment, zero, commit, Origin::BigAllocation) } else { std::ptr::null_mut() }
 }
 
-/// Address space is kept for reuse; what it held is purged.
+/// Keeps the address space for reuse; its contents are purged.
 extern "C" fn keep(_: *mut je::extent_hooks_t, _: *mut c_void, _: usize, _: bool, _: c_uint) -> bool {
     true
 }
@@ -174,7 +174,7 @@ extern "C" fn purge(
     _: c_uint,
 ) -> bool {
     let start = start as usize + offset;
-    // SAFETY: jemalloc says that nothing of value is in the range.
+    // SAFETY: jemalloc guarantees that the range holds nothing of value.
     let empty = move || unsafe { drop_pages(start, len) }.is_err();
     match instance_inside() {
         Some(instance) => {
@@ -209,8 +209,8 @@ extern "C" fn allow_merge(
     false
 }
 
-/// Flags for an allocation of `size`: the big arena for big ones, and the kernel's for what libc allocates while the
-/// thread is inside the pager, or for the program's locale. `None`: the thread's own arena.
+/// Flags for an allocation of `size`: the big arena for big allocations, and the kernel's arena for libc's allocations
+/// while the thread is inside the pager or sets the program's locale. `None`: the thread's own arena.
 fn apart(size: usize) -> Option<c_int> {
     const OF_KERNEL: usize = 0;
     let inside = thread_slot::inside();
@@ -221,8 +221,8 @@ fn apart(size: usize) -> Option<c_int> {
     (inside || arena != OF_KERNEL).then(|| je::MALLOCX_ARENA(arena) | je::MALLOCX_TCACHE_NONE)
 }
 
-/// Gives each thread of the program a managed arena at its first allocation after the start. While the
-/// pager starts its own threads, nobody is bound: theirs allocate before they can say who they are.
+/// Binds each thread of the program to a managed arena at its first allocation after the start. While the pager starts
+/// its own threads, no thread is bound: the pager's threads allocate before they can be told apart.
 fn bind_thread() {
     let started = BIG_ARENA.load(Ordering::Acquire) != 0 && !aquifer_pager::pager::is_starting();
     if thread_slot::arena() == 0 && started && instance().is_some() {

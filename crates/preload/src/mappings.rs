@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program's mmap family: private anonymous mappings come under our care, everything else is the
-//! kernel's as before.
+//! The program's mmap family: private anonymous mappings become managed, all others stay with the kernel as before.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -18,7 +17,7 @@ use crate::choice::{Origin, SMALLEST_MAPPING_BYTES, delivery};
 use crate::kernel::call;
 use crate::start::instance;
 
-/// Whether a new mapping is one that can be managed once it can be written to: private anonymous memory.
+/// Whether a new mapping can be managed once it is writable: private anonymous memory.
 fn is_plain(flags: c_int) -> bool {
     const PLAIN: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const NOT_OURS: c_int = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
@@ -28,8 +27,8 @@ fn is_plain(flags: c_int) -> bool {
 /// The end of the addresses that a program can have (TASK_SIZE of x86-64 with four levels of page tables).
 pub const ADDRESSES_END: usize = 0x7fff_ffff_f000;
 
-/// Where `start..start + len` ends, in whole pages. `None` for what is no range of pages: the kernel refuses it, and
-/// nothing may be forgotten for its sake.
+/// The end of `start..start + len`, in whole pages. `None` if it is no range of pages: the kernel refuses the call, so
+/// nothing may be forgotten because of it.
 fn end(start: usize, len: usize) -> Option<usize> {
     let end = start.checked_add(len.checked_next_multiple_of(4096)?)?;
     (start.is_multiple_of(4096) && len > 0).then_some(end)
@@ -57,11 +56,9 @@ pub unsafe extern "C" fn mmap(
     unsafe { map(address, len, protection, flags, descriptor, offset) }
 }
 
-/// The program's mmap(2). Under a name of its own, since `mmap` means the kernel's inside this library: see
-/// `build.rs`.
+/// The program's mmap(2). It has a separate name, since `mmap` means the kernel's inside this library: see `build.rs`.
 ///
-/// # Safety
-/// As mmap(2).
+/// # Safety As mmap(2).
 pub unsafe fn map(
     address: *mut c_void,
     len: usize,
@@ -96,15 +93,15 @@ pub unsafe fn map(
     std::ptr::with_exposed_provenance_mut(mapped as usize)
 }
 
-/// mmap(2) with MAP_FIXED of plain memory in the place of plain memory that is managed: it is managed as what it
-/// replaces. Runtimes give memory back so, and take it again.
+/// mmap(2) with MAP_FIXED that replaces managed plain memory by plain memory: the new memory is managed like the old.
+/// Runtimes return memory to the kernel and reuse it in this way.
 fn renew(adopter: &'static Adopter, args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = move || unsafe { call(libc::SYS_mmap, args) };
     if adopter.is_active() { adopter.renew(args[0], args[1], map) } else { map() }
 }
 
-/// Before `start..start + len` gets new rights: what was reserved and can be written to from now on is managed.
+/// Called before `start..start + len` gets new rights: reserved memory that becomes writable becomes managed.
 pub fn open(adopter: &'static Adopter, start: usize, len: usize, protection: usize) {
     if protection & libc::PROT_WRITE as usize != 0
         && can_be_mapped(start, len)
@@ -124,10 +121,9 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: 
     unsafe { protect(address as usize, len, protection as usize) }
 }
 
-/// The program's mprotect(2), under a name of its own: see `map`.
+/// The program's mprotect(2), under a separate name: see `map`.
 ///
-/// # Safety
-/// As mprotect(2).
+/// # Safety As mprotect(2).
 pub unsafe fn protect(start: usize, len: usize, protection: usize) -> c_int {
     instance().inspect(|instance| open(&instance.adopter, start, len, protection));
     // SAFETY: as mprotect(2).
@@ -144,13 +140,12 @@ pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protect
     unsafe { protect_with_key(address as usize, len, protection as usize, key) }
 }
 
-/// The program's pkey_mprotect(2), under a name of its own: see `map`.
+/// The program's pkey_mprotect(2), under a separate name: see `map`.
 ///
-/// # Safety
-/// As pkey_mprotect(2).
+/// # Safety As pkey_mprotect(2).
 pub unsafe fn protect_with_key(start: usize, len: usize, protection: usize, key: c_int) -> c_int {
     instance().inspect(|instance| open(&instance.adopter, start, len, protection));
-    // The C library does without the newer call where it can.
+    // The C library avoids the newer call where it can.
     let number = if key == -1 { libc::SYS_mprotect } else { libc::SYS_pkey_mprotect };
     // SAFETY: as pkey_mprotect(2).
     unsafe { call(number, [start, len, protection, key as usize, 0, 0]) as c_int }
@@ -183,10 +178,9 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
     unsafe { unmap(address, len) }
 }
 
-/// The program's munmap(2), under a name of its own: see `map`.
+/// The program's munmap(2), under a separate name: see `map`.
 ///
-/// # Safety
-/// As munmap(2).
+/// # Safety As munmap(2).
 pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
     let unmap = move || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
@@ -198,20 +192,18 @@ pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     }
 }
 
-/// madvise(2). Advice that takes contents away takes them from the tier, too.
+/// madvise(2). Advice that discards contents also discards them in the tier.
 ///
-/// # Safety
-/// As madvise(2).
+/// # Safety As madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
     unsafe { advise(address, len, advice) }
 }
 
-/// The program's madvise(2), under a name of its own: see `map`.
+/// The program's madvise(2), under a separate name: see `map`.
 ///
-/// # Safety
-/// As madvise(2).
+/// # Safety As madvise(2).
 pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
     let advise =
@@ -224,22 +216,23 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     }
     let active = adopter.is_active();
     match advice {
-        // The kernel frees lazily; we must not bring back what it has freed, so we free at once.
+        // The kernel frees lazily, and a page that it has freed must not be fetched again, so the pages are freed
+        // immediately.
         libc::MADV_FREE if active => adopter.discard(start, len, move || advise(libc::MADV_DONTNEED)),
         libc::MADV_DONTNEED if active => adopter.discard(start, len, move || advise(advice)),
         MADV_DONTNEED_LOCKED if active => adopter.discard_locked(start, len, move || advise(advice)),
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE if active && adopter.watches_calls() => {
             populate(adopter, start, len, advice)
         }
-        // Huge pages would undo the account, and merged pages cannot be moved.
+        // Huge pages would make the account wrong, and merged pages cannot be moved.
         libc::MADV_HUGEPAGE | libc::MADV_MERGEABLE | MADV_COLLAPSE if active => 0,
-        // A core dump would have zeros for what is away.
+        // A core dump would show zeros for evicted pages.
         libc::MADV_DODUMP if active => 0,
         MADV_GUARD_INSTALL => guard(adopter, start, len, advise),
         _ => match (foretold(advice), withheld(advice)) {
             (Some(what), _) => foretell(adopter, start, len, (advice, what), advise),
             (_, Some((what, withheld))) => {
-                // The kernel withholds all that is managed, until fork(2) is made our way.
+                // Managed memory keeps MADV_DONTFORK in the kernel until the pager itself handles a fork(2).
                 let kept = active && advice == libc::MADV_DOFORK && adopter.manages_all(start, len);
                 let result = advise(if kept { libc::MADV_DONTFORK } else { advice });
                 if result == 0 {
@@ -252,12 +245,12 @@ pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     }
 }
 
-// Not in libc yet: since Linux 5.18, 6.1 and 6.13.
+// Not in libc yet. They exist since Linux 5.18, 6.1 and 6.13.
 const MADV_DONTNEED_LOCKED: c_int = 24;
 pub const MADV_COLLAPSE: c_int = 25;
 const MADV_GUARD_INSTALL: c_int = 102;
 
-/// What the program foretells by an advice.
+/// The future use that an advice announces.
 fn foretold(advice: c_int) -> Option<Advice> {
     Some(match advice {
         libc::MADV_COLD => Advice::Cold,
@@ -270,7 +263,7 @@ fn foretold(advice: c_int) -> Option<Advice> {
     })
 }
 
-/// What an advice withholds from forked children, or does not any more.
+/// What an advice withholds from forked children (true), or no longer withholds (false).
 fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
     Some(match advice {
         libc::MADV_DONTFORK => (Withheld::Range, true),
@@ -281,8 +274,8 @@ fn withheld(advice: c_int) -> Option<(Withheld, bool)> {
     })
 }
 
-/// Advice that is ours to follow. The kernel is only asked whether the range is good: it would swap out what we move,
-/// and cut its mappings in pieces for flags that mean nothing to memory without a file.
+/// Advice that the pager follows itself. The kernel only checks whether the range is valid: it would otherwise swap out
+/// pages that the pager manages, and split its mappings for flags that mean nothing to memory without a file.
 fn foretell(
     adopter: &'static Adopter,
     start: usize,
@@ -302,10 +295,10 @@ fn foretell(
     result
 }
 
-/// Guard pages: they have no contents, and a block that is installed around one would overwrite it. So they, and what
-/// they may become again, are the kernel's from now on.
+/// Guard pages have no contents, and a block that is installed around one would overwrite it. So guard pages, and any
+/// later use of their addresses, are left to the kernel from now on.
 fn guard(adopter: &'static Adopter, start: usize, len: usize, advise: impl Fn(c_int) -> c_int + 'static) -> c_int {
-    // SAFETY: advice about nothing. It tells whether the kernel knows guard pages.
+    // SAFETY: advice about an empty range. It tells whether the kernel knows guard pages.
     let known = unsafe { syscall(libc::SYS_madvise, [start, 0, MADV_GUARD_INSTALL as usize, 0, 0, 0]) }.is_ok();
     if !known || !start.is_multiple_of(4096) || len == 0 || adopter.is_locked(start, len) {
         return advise(MADV_GUARD_INSTALL);
@@ -313,8 +306,8 @@ fn guard(adopter: &'static Adopter, start: usize, len: usize, advise: impl Fn(c_
     adopter.surrender(start, len.next_multiple_of(4096), move || advise(MADV_GUARD_INSTALL))
 }
 
-/// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are brought and held: under signal delivery the kernel
-/// can not bring them itself. Of more than the budget, the first pieces leave again.
+/// MADV_POPULATE_READ or MADV_POPULATE_WRITE, in pieces that are made resident and held: under signal delivery the
+/// kernel cannot fetch them itself. If the range exceeds the budget, the first pieces are evicted again.
 fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) -> c_int {
     let piece = (adopter.hold_bytes_most() & !4095).max(4096);
     for done in (0..len).step_by(piece) {
@@ -330,7 +323,7 @@ fn populate(adopter: &'static Adopter, start: usize, len: usize, advice: c_int) 
     0
 }
 
-/// The program's mmap(2) over managed memory, trapped: nothing is adopted.
+/// The program's trapped mmap(2) over managed memory: the new memory is not adopted.
 pub fn replace(args: [usize; 6]) -> isize {
     // SAFETY: the program's own call.
     let map = move || unsafe { syscall(libc::SYS_mmap, args) };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Runs before the program's `main`: reads the configuration and prepares everything, registers nothing.
+//! Runs before the program's `main`: reads the configuration and prepares everything, but registers nothing.
 //!
 //! Without a configuration in the environment the library does nothing at all.
 
@@ -28,11 +28,11 @@ use aquifer_tiers::TierSpec;
 use crate::choice::{self, Origin};
 use crate::heap;
 
-/// What the wrappers need once the library has started.
+/// The state that the wrappers need once the library has started.
 pub struct Instance {
-    /// Where mappings go.
+    /// Adopts mappings.
     pub adopter: Adopter,
-    /// The user's wish for the delivery.
+    /// The delivery that the user has chosen.
     pub delivery: aquifer_config::Delivery,
 }
 
@@ -44,7 +44,7 @@ const _: () = assert!(ledger::WORDS <= aquifer_config::LEDGER_WORDS, "the accoun
 
 static INSTANCE: OnceLock<Instance> = OnceLock::new();
 
-/// The instance, once there is one, for calls by the program; `None` for calls from inside the pager.
+/// The instance, once it exists, for calls by the program; `None` for calls from inside the pager.
 pub fn instance() -> Option<&'static Instance> {
     if aquifer_sys::thread_slot::inside() {
         return None;
@@ -60,7 +60,7 @@ pub fn instance() -> Option<&'static Instance> {
     instance
 }
 
-/// The instance, also from inside.
+/// The instance, also for calls from inside the pager.
 pub fn instance_inside() -> Option<&'static Instance> {
     INSTANCE.get()
 }
@@ -73,7 +73,7 @@ static START: extern "C" fn(c_int, *const *const u8, *const *const u8) = start;
 #[unsafe(link_section = ".fini_array")]
 static STOP: extern "C" fn() = stop;
 
-/// The program exits: what was recorded goes to its file.
+/// The program exits: the rest of the recording is written to its file.
 extern "C" fn stop() {
     let _inside = Inside::enter();
     aquifer_pager::recorder::finish();
@@ -87,7 +87,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         Err(error) => refuse_to_start(&error.to_string()),
     };
     aquifer_pager::abort::on_panic();
-    // As `aquifer --log-format` says it.
+    // Set as by `aquifer --log-format`.
     if std::env::var_os("AQUIFER_LOG_FORMAT").is_some_and(|format| format == "json") {
         aquifer_pager::abort::say_in_json();
     }
@@ -115,7 +115,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
     let family = family(&*tier);
     let ledger = ledger(&config);
     if let Some(ledger) = ledger {
-        // It may have changed since the tree began.
+        // The budget may have changed since the tree began.
         counters.set(Gauge::DramBudgetBytes, ledger.budget_pages() * PAGE_BYTES);
     }
     crate::descendants::prepare(&text, config.strict, ledger);
@@ -131,7 +131,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
         refuse_to_start("the library was started twice");
     }
     drop(_inside);
-    // An earlier program may have left them blocked.
+    // The program that executed this one may have left these signals blocked.
     aquifer_sys::signals::unblock_ours();
     crate::by_number::prepare();
     crate::trap::prepare();
@@ -143,7 +143,7 @@ extern "C" fn start(_: c_int, _: *const *const u8, _: *const *const u8) {
 fn counters(config: &Config) -> Counters {
     let attached = config.stats_fd.and_then(|number| {
         let counters = Counters::attach(number).ok()?;
-        // Programs that this one executes, and `aquifer stat`, find the statistics by it.
+        // Programs that this one executes, and `aquifer stat`, find the statistics by this descriptor.
         protect(number);
         Some(counters)
     });
@@ -155,11 +155,12 @@ fn counters(config: &Config) -> Counters {
     }
 }
 
-/// Refuses to start where this process cannot have a userfaultfd: it would end later, when the budget comes near. A
-/// program that the tree has started itself goes on, as it does well below the budget.
+/// Refuses to start if this process cannot have a userfaultfd: it would otherwise end later, when it reaches the
+/// budget. A program that the tree itself has started continues, since it works as long as it stays well below the
+/// budget.
 fn check_userfaultfd(counters: &Counters) {
     let Err(refused) = uffd::probe() else { return };
-    // That can be different when the pager starts.
+    // The number of open files can be different when the pager starts.
     if matches!(refused.errno, Errno(libc::EMFILE | libc::ENFILE)) {
         return;
     }
@@ -198,7 +199,8 @@ fn open_tier(config: &Config, counters: &Counters) -> Box<dyn aquifer_tiers::Tie
         Ok(specs) => specs,
         Err(error) => refuse_to_start(&error.to_string()),
     };
-    // The launcher sees this process by the segment that they share: without it, it is no part of the tree there.
+    // The launcher sees this process by the statistics segment that they share: without it, the launcher does not count
+    // this process as part of the tree.
     let is_seen = counters.descriptor().is_none();
     if let Some(tree) = config.tree.filter(|_| is_seen) {
         specs.iter_mut().for_each(|spec| spec.belong_to(tree));
@@ -214,18 +216,18 @@ fn open_tier(config: &Config, counters: &Counters) -> Box<dyn aquifer_tiers::Tie
     }
 }
 
-/// The account of the budget, where it is the whole tree's. A program that was started by one that had closed the
-/// descriptor has the budget to itself.
+/// The account of the budget, if the whole tree shares the budget. A program whose parent had closed the descriptor has
+/// a budget to itself.
 fn ledger(config: &Config) -> Option<&'static Ledger> {
     let number = config.ledger_fd?;
     match Ledger::attach(number, config.dram_bytes / PAGE_BYTES) {
         Ok(ledger) => {
-            // Programs that this one executes find it by its number.
+            // Programs that this one executes find the account by its number.
             protect(number);
             Some(Box::leak(Box::new(ledger)))
         }
         Err(_) => {
-            // The number may be somebody else's by now.
+            // Another file may have this number by now.
             if config.verbose > 0 {
                 say(&["whoever started this program had closed the account of the budget: it has one of its own"]);
             }
@@ -234,7 +236,7 @@ fn ledger(config: &Config) -> Option<&'static Ledger> {
     }
 }
 
-/// What this process shares with those that it forks.
+/// The state that this process shares with those that it forks.
 fn family(tier: &dyn aquifer_tiers::Tier) -> &'static Family {
     match Family::new(aquifer_pager::slabs_of(tier)) {
         Ok(family) => Box::leak(Box::new(family)),
@@ -244,7 +246,7 @@ fn family(tier: &dyn aquifer_tiers::Tier) -> &'static Family {
     }
 }
 
-/// Adopts the executable's zero-initialised arrays, which are anonymous memory behind its last segment.
+/// Adopts the executable's zero-initialised arrays, which are anonymous memory after its last segment.
 fn adopt_static_arrays() {
     extern "C" fn each(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
         // SAFETY: the dynamic linker passes a valid entry; its program headers stay mapped.
@@ -264,6 +266,6 @@ fn adopt_static_arrays() {
         }
         1 // Only the first entry, which is the executable.
     }
-    // SAFETY: the callback does what dl_iterate_phdr(3) asks of it.
+    // SAFETY: the callback meets the requirements of dl_iterate_phdr(3).
     unsafe { libc::dl_iterate_phdr(Some(each), std::ptr::null_mut()) };
 }

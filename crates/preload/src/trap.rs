@@ -3,14 +3,14 @@
 
 //! System calls that no wrapper sees: from inside the C library, from other libraries, from the program itself.
 //!
-//! Once there is memory that calls must hold, each thread's calls trap (`sys/src/dispatch.rs`), except this
-//! library's own. A call that touches no such memory happens as if nothing had been; the others go the way of the
-//! wrapped ones, `calls.rs`. A few are ours to answer: those that change signal masks and actions, on which
-//! trapping itself depends, those that change mappings under the pager, and those that would close our descriptors.
+//! Once there is memory that calls must hold, each thread's calls trap (`sys/src/dispatch.rs`), except this library's
+//! own. A call that touches no such memory is made unchanged; the others take the same path as the wrapped ones,
+//! `calls.rs`. The library itself answers a few: those that change signal masks and actions, on which trapping itself
+//! depends, those that change managed mappings, and those that would close its descriptors.
 //!
-//! The handler runs at a system call of the program, on the thread's alternate stack. Signals that others send are
-//! blocked until a call is made from it that may wait: a handler of the program's should find the program's stack in
-//! its context, where collectors of garbage look for roots.
+//! The handler runs at a system call of the program, on the thread's alternate stack. Signals sent by others stay
+//! blocked until the handler makes a call that may wait: a handler of the program must find the program's stack in its
+//! context, where garbage collectors look for roots.
 
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
@@ -28,26 +28,26 @@ use crate::calls::Caller;
 use crate::start::instance;
 use crate::{descriptors, forks, guests, locks, mappings, masks, programs, remap, threads, unmovable};
 
-/// The PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
+/// PR_SET_SYSCALL_USER_DISPATCH of prctl(2).
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 
-/// Finds our own text, so that calls from it are never trapped, and the C library's.
+/// Finds the library's own text, so that calls from it are never trapped, and the C library's.
 pub fn prepare() {
     let ours = segment_of(on_sigsys as *const () as usize);
     if ours.is_empty() {
         return;
     }
     let libcs = segment_of(libc::gnu_get_libc_version as *const () as usize);
-    // SAFETY: neither library can be unloaded; the handler does what may be done at a system call: see the module.
+    // SAFETY: neither library can be unloaded; the handler does only what is allowed at a system call: see the module.
     unsafe { dispatch::prepare(ours, libcs, on_sigsys) };
 }
 
-/// The segment of a program or a library that has `address` in it; empty where there is none.
+/// The segment of a program or a library that contains `address`; empty if there is none.
 fn segment_of(address: usize) -> Range<usize> {
     extern "C" fn each(entry: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
         let found: *mut Range<usize> = found.cast();
-        // SAFETY: the dynamic linker passes a valid entry, and its program headers stay mapped; the pointer is that to
-        // `found` below.
+        // SAFETY: the dynamic linker passes a valid entry, and its program headers stay mapped; the pointer is the one
+        // to `found` below.
         let (base, headers, address) = unsafe {
             let entry = &*entry;
             let headers = std::slice::from_raw_parts(entry.dlpi_phdr, usize::from(entry.dlpi_phnum));
@@ -65,7 +65,7 @@ fn segment_of(address: usize) -> Range<usize> {
         0
     }
     let mut found = address..address;
-    // SAFETY: the callback does what dl_iterate_phdr(3) asks of it.
+    // SAFETY: the callback meets the requirements of dl_iterate_phdr(3).
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut found).cast()) };
     found
 }
@@ -143,11 +143,12 @@ extern "C-unwind" fn on_sigsys(signal: c_int, info: *mut libc::siginfo_t, contex
     }
 }
 
-/// Signals that others send are blocked, and known to the pager's own waits, until it is opened.
+/// While it exists, signals sent by others are blocked, and the pager's own waits know of the interrupted mask, until
+/// `open`.
 struct Closed(Option<Interrupted>);
 
 impl Closed {
-    /// From now on they come, as `mask` has it: before a call that may wait.
+    /// From now on signals are delivered as `mask` allows: before a call that may wait.
     fn open(&mut self, mask: u64) {
         if let Some(interrupted) = self.0.take() {
             interrupted.end();
@@ -162,7 +163,7 @@ impl Drop for Closed {
     }
 }
 
-/// Where the program's stack was at the call around this one.
+/// The position of the program's stack at the enclosing call.
 struct TrappedAt(usize);
 
 impl Drop for TrappedAt {
@@ -171,12 +172,12 @@ impl Drop for TrappedAt {
     }
 }
 
-/// The result of a call that is ours to answer; `None` for one that is the kernel's.
+/// The result of a call that the library answers itself; `None` for a call that goes to the kernel.
 fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
     let adopter = &instance()?.adopter;
     let address = || std::ptr::with_exposed_provenance_mut::<c_void>(args[0]);
     let managed = |start: usize, len: usize| adopter.manages(start, len.max(1));
-    // SAFETY: the program's own call, done by what stands for it.
+    // SAFETY: the program's own call, made by the function that replaces it.
     let result = unsafe {
         match number {
             libc::SYS_rt_sigaction => return masks::action(&args),
@@ -210,7 +211,7 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
             libc::SYS_io_setup if adopter.copies() => return Some(refuse_asynchronous_io()),
             libc::SYS_setsockopt => return unmovable::refuse_zero_copy(&args),
             libc::SYS_vmsplice => return unmovable::splice(adopter, args),
-            // Emptying memory this way would go past the tier. Before Linux 6.13 nobody could ask for it.
+            // Emptying memory this way would bypass the tier. Before Linux 6.13 the kernel accepted no such advice.
             libc::SYS_process_madvise if !may_be_advised_from_outside(args[3] as c_int) => {
                 return Some(-(libc::EINVAL as isize));
             }
@@ -220,13 +221,13 @@ fn answer(number: i64, args: [usize; 6]) -> Option<isize> {
     Some(if result == -1 { -(signals::errno() as isize) } else { result })
 }
 
-/// What process_madvise(2) can be asked for since its beginning, which moves no contents away.
+/// The advice that process_madvise(2) has accepted from the beginning, none of which discards contents.
 fn may_be_advised_from_outside(advice: c_int) -> bool {
     matches!(advice, libc::MADV_COLD | libc::MADV_PAGEOUT | libc::MADV_WILLNEED | mappings::MADV_COLLAPSE)
 }
 
-/// An io_uring's reads and writes happen when no call of the program's is to be seen. Their memory could be away;
-/// and where pages are copied, it could be taken away from under them.
+/// An io_uring reads and writes without a visible call of the program. Its memory could be evicted at that time; and
+/// where pages are copied, it could be evicted during a transfer.
 fn refuse_rings(copies: bool) -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
     if copies {
@@ -235,7 +236,7 @@ fn refuse_rings(copies: bool) -> isize {
     refuse(&SAID, &["io_uring is refused (ENOSYS) beside memory with signal delivery; run with --delivery listener"])
 }
 
-/// A guest's faults under KVM are the kernel's: an access to what is away would be an error, and end the guest.
+/// The kernel handles a guest's faults under KVM: an access to an evicted page would be an error, and end the guest.
 fn refuse_guest_memory() -> isize {
     static SAID: AtomicBool = AtomicBool::new(false);
     refuse(&SAID, &["KVM is refused (ENOSYS) memory with signal delivery; run with --delivery listener"])
@@ -250,7 +251,7 @@ fn refuse_asynchronous_io() -> isize {
 const COPIES: &str = " is refused (ENOSYS), since pages cannot be moved here, and copying one away could lose what a \
                       device writes to it; use Linux 6.8 or newer without --exchange copy";
 
-/// Says why, once.
+/// Reports why, once.
 fn refuse(said: &AtomicBool, why: &[&str]) -> isize {
     if !said.swap(true, Ordering::Relaxed) {
         say(why);
