@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Ends the program when the pager cannot start or cannot go on: with a message, at once, never with a parked thread.
+//! Ends the program if the pager cannot start or cannot continue: with a message, immediately, never with a parked
+//! thread.
 //!
 //! The exit codes are those of the manual, `ExitCode` in `crates/cli/src/exit.rs`.
 
@@ -12,15 +13,16 @@ use aquifer_sys::{raw, signals};
 
 use crate::recorder;
 
-/// The exit code of a program whose pager could not go on.
+/// The exit code of a program whose pager could not continue.
 const CANNOT_GO_ON: i32 = 113;
-/// The exit code where the library could not start, so that the program never ran: as when the command could not.
+/// The exit code if the library could not start, so that the program never ran: the same as for a command that could
+/// not be started.
 const CANNOT_START: i32 = 125;
 
 /// Whether messages are JSON objects. Set before the program's first instruction.
 static IN_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Writes one line from its parts, and ends the process, a recording first. Allocates nothing.
+/// Writes one line from its parts, closes the recording, and ends the process. Allocates nothing.
 pub fn abort(parts: &[&str]) -> ! {
     say(parts);
     recorder::finish();
@@ -45,7 +47,7 @@ pub fn say_in_json() {
     IN_JSON.store(true, Ordering::Relaxed);
 }
 
-/// From now on a panic on any thread inside this library says where it was, and ends the process at once:
+/// From now on a panic on any thread inside this library reports its location and ends the process immediately:
 /// unwinding out of a fault would leave threads waiting for ever.
 pub fn on_panic() {
     std::panic::set_hook(Box::new(|info| {
@@ -58,18 +60,18 @@ pub fn on_panic() {
     }));
 }
 
-/// A line of bounded length on the stack. What is longer is cut.
+/// A line of bounded length on the stack. Longer text is cut.
 struct Line {
     bytes: [u8; 512],
     len: usize,
     in_json: bool,
 }
 
-/// Room for what ends a line.
+/// Room for the end of a line.
 const END_BYTES: usize = 3;
 
 impl Line {
-    /// With what every message begins with.
+    /// A line that contains the common start of every message.
     fn begin() -> Self {
         let mut line = Self { bytes: [0; 512], len: 0, in_json: IN_JSON.load(Ordering::Relaxed) };
         if line.in_json {
@@ -99,13 +101,13 @@ impl Line {
         }
     }
 
-    /// As it is. The caller knows that there is room.
+    /// Appends text unchanged. The caller knows that there is room.
     fn append(&mut self, text: &str) {
         self.bytes[self.len..self.len + text.len()].copy_from_slice(text.as_bytes());
         self.len += text.len();
     }
 
-    /// Writes it to standard error.
+    /// Writes the line to standard error.
     fn end(mut self) {
         self.append(if self.in_json { "\"}\n" } else { "\n" });
         raw::write_stderr(&self.bytes[..self.len]);

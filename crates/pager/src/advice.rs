@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the program says of its memory by madvise(2), beside what empties it.
+//! The program's advice about its memory by madvise(2), except advice that empties it.
 //!
-//! What it foretells goes to the engine (`core/src/engine/advice.rs`): at once when the pager has started, and when it
-//! starts, for advice that lasts. What forked children shall not see of it is kept here until there is one (`fork.rs`).
+//! Advice about future use goes to the engine (`core/src/engine/advice.rs`): immediately if the pager has started, and
+//! when it starts for advice that lasts. Ranges to withhold from forked children are kept here until a fork
+//! (`fork.rs`).
 //!
 //! Threads: any thread of the program, outside the fault path.
 
@@ -16,34 +17,34 @@ use aquifer_sys::own_stack;
 use crate::adopt::{Adopter, Range, State, cut};
 use crate::pager::Pager;
 
-/// Pieces of lasting advice that are kept until the pager starts. Beyond, it is forgotten: it is a hint.
+/// Most pieces of lasting advice kept until the pager starts. Further advice is dropped: it is only a hint.
 const FORETOLD_MOST: usize = 1024;
 
-/// What a forked child does not get of a range.
+/// What a forked child does not inherit of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
-    /// The contents: it finds zeros. MADV_WIPEONFORK.
+    /// The contents: the child finds zeros. MADV_WIPEONFORK.
     Contents,
-    /// The whole range: it is not mapped there. MADV_DONTFORK.
+    /// The whole range: it is not mapped in the child. MADV_DONTFORK.
     Range,
 }
 
-/// What was said.
+/// The advice given.
 #[derive(Debug, Default)]
 pub(crate) struct Said {
-    /// Before the pager started.
+    /// Advice from before the pager started.
     foretold: Vec<(Range, Advice)>,
-    /// Ranges that a child does not have.
+    /// Ranges that are not mapped in a child.
     pub(crate) not_copied: Vec<Range>,
     /// Ranges that are zeros in a child.
     pub(crate) wiped: Vec<Range>,
-    /// The process whose children that is about. One that was forked before the pager started does not have what is
-    /// not copied either.
+    /// The process whose children these ranges are withheld from. A child forked before the pager started lacks the
+    /// ranges in `not_copied` itself.
     process: u32,
 }
 
 impl Said {
-    /// `start..end` is unmapped, or mapped anew.
+    /// Forgets the advice about `start..end`, which is unmapped or mapped again.
     pub(crate) fn forget(&mut self, start: usize, end: usize) {
         self.foretold.retain(|(range, _)| range.end <= start || end <= range.start);
         for ranges in [&mut self.not_copied, &mut self.wiped] {
@@ -53,7 +54,7 @@ impl Said {
         }
     }
 
-    /// Ranges that this process does not have, since it was forked from one that said so.
+    /// Ranges that this process lacks because the process that forked it withheld them.
     pub(crate) fn lacking(&mut self) -> Vec<Range> {
         if self.process == std::process::id() { Vec::new() } else { std::mem::take(&mut self.not_copied) }
     }
@@ -66,7 +67,7 @@ impl Said {
 }
 
 impl Adopter {
-    /// The program foretells how `start..start + len` will be used.
+    /// The program announces how it will use `start..start + len`.
     pub fn foretell(&'static self, start: usize, len: usize, advice: Advice) {
         own_stack::call(move || {
             let mut state = self.state();
@@ -83,12 +84,12 @@ impl Adopter {
         })
     }
 
-    /// The pager has started: tells the engine what was foretold before.
+    /// The pager has started: passes the earlier advice to the engine.
     pub(crate) fn tell_foretold(pager: &Pager, said: &mut Said) {
         std::mem::take(&mut said.foretold).into_iter().for_each(|(range, advice)| tell(pager, range, advice));
     }
 
-    /// Whether children that are forked from now on do without this of `start..start + len`.
+    /// Sets whether children forked from now on lack this aspect of `start..start + len`.
     pub fn withhold(&'static self, start: usize, len: usize, what: Withheld, withheld: bool) {
         own_stack::call(move || {
             let mut state = self.state();
@@ -111,7 +112,7 @@ impl Adopter {
         })
     }
 
-    /// Whether all of `start..start + len` is in our care.
+    /// Whether all of `start..start + len` is managed.
     pub fn manages_all(&'static self, start: usize, len: usize) -> bool {
         own_stack::call(move || {
             let state = self.state();

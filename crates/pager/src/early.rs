@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Memory of system calls that are under way when the pager starts.
+//! Memory of system calls that are in progress when the pager starts.
 //!
-//! Such a call has neither brought nor held its memory, since nothing was away then. Were it registered now, the
-//! kernel would meet a missing page half way: EFAULT where only a signal can bring it; and where pages are copied
-//! away, bytes that a device writes would be lost. So what a call may touch stays outside until the call is over.
+//! Such a call has neither made its memory resident nor held it, since nothing was evicted when it began. If its memory
+//! were registered now, the kernel would meet a missing page half way: EFAULT under signal delivery; and where eviction
+//! copies pages, bytes that a device writes would be lost. So memory that a call may touch stays unregistered until the
+//! call is over.
 //!
-//! Two ways to see calls. Those by the names that we wrap are shown by their threads (`sys/src/shown_calls.rs`), also
-//! while they run. Of all others, the kernel says which threads wait in one, and with which arguments; one that runs in
-//! the kernel at this very moment is missed.
+//! Calls are found in two ways. Threads show their calls of wrapped functions (`sys/src/shown_calls.rs`), also while
+//! the calls run in the kernel. For all other calls, the kernel tells which threads wait in one, and with which
+//! arguments; a call that is running in the kernel at this very moment is missed.
 //!
 //! Threads: any thread of the program, with the adopter's lock held and signals blocked. Allocates.
 
@@ -18,11 +19,11 @@ use aquifer_sys::{shown_calls, thread_state};
 
 use crate::adopt::{Range, take};
 
-/// Calls `each` with the address and the length of what a system call may touch. It is the call of another thread,
-/// whose pointers may lead nowhere.
+/// Calls `each` with the address and the length of memory that a system call may touch. The call is another thread's,
+/// and its pointers may be invalid.
 pub type Reach = fn(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize));
 
-/// What one thread's call may touch, in whole pages.
+/// Memory that one thread's call may touch, in whole pages.
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     thread: u32,
@@ -34,19 +35,19 @@ struct Busy {
 #[derive(Debug, Default)]
 pub(crate) struct Postponed {
     busy: Vec<Busy>,
-    /// Parts of what was adopted, each of which meets something busy.
+    /// Parts of the adopted memory, each of which overlaps an entry of `busy`.
     pub(crate) ranges: Vec<Range>,
 }
 
 impl Postponed {
-    /// Takes out of `ranges` what calls that are under way may touch.
+    /// Takes the memory that calls in progress may touch out of `ranges`.
     pub(crate) fn new(reach: Reach, ranges: &mut Vec<Range>) -> Self {
         let mut busy = Vec::new();
         let mut see = |thread: u32, number: i64, args: [usize; 6]| {
             reach(number, &args, &mut |start, len| busy.push(Busy::new(thread, start, len)));
         };
         shown_calls::each(&mut see);
-        // Without /proc nothing can be managed at all, and that is told elsewhere.
+        // Without /proc no memory can be managed at all, and that is reported elsewhere.
         let _ = thread_state::each_in_kernel(&mut see);
         Self::of(busy, ranges)
     }
@@ -57,7 +58,7 @@ impl Postponed {
         Self { busy, ranges: postponed }
     }
 
-    /// The calls of `thread` are over. Returns what nobody is busy with any more.
+    /// The calls of `thread` are over. Returns the ranges that no other call may touch any more.
     pub(crate) fn end(&mut self, thread: u32) -> Vec<Range> {
         self.busy.retain(|busy| busy.thread != thread);
         let mut over = std::mem::take(&mut self.ranges);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A process ends with its last thread, and the pager's own threads must not keep it.
+//! A process ends with its last thread, and the pager's own threads must not keep it alive.
 //!
-//! Most programs end by exit(3). One whose main thread has ended before (pthread_exit(3), exit(2) by itself, a filter
-//! of system calls) ends when the last of its other threads does. The worker hears of that from the kernel, whatever
-//! way it was (`sys/src/lifeline.rs`); and where it cannot, since its thread could not leave the program's table of
-//! descriptors, from the threads that end by ways that we see. Then it looks, for a while.
+//! Most programs end by exit(3). A program whose main thread has ended earlier (pthread_exit(3), a direct exit(2), a
+//! system call filter) ends when the last of its other threads does. The kernel notifies the worker, however that
+//! thread ended (`sys/src/lifeline.rs`). If the kernel cannot, because the worker's thread could not leave the
+//! program's descriptor table, then threads that end in ways the library sees notify the worker. It then polls for a
+//! while.
 //!
-//! The status of a process is that of the thread that ended last. Where that one did not say it, the kernel is asked
-//! if it was the only one beside the main thread when that ended, or the main thread itself; else it is what was said
-//! last.
+//! The status of a process is that of the thread that ended last. If that thread did not report its status, the kernel
+//! is asked, provided that the thread was the only one besides the main thread when the main thread ended, or is the
+//! main thread itself; otherwise the last reported status counts.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -22,38 +23,38 @@ use aquifer_sys::{signals, thread_state};
 
 use crate::pager::Pager;
 
-/// Threads of the pager, with room: four listeners, and one each that works, trims, records, tends the tier, moves
-/// what is in it and asks for shares.
+/// Threads of the pager, with room to spare: four listeners, and one each that works, trims, records, maintains the
+/// tier, moves data within it and requests shares.
 const OWN_MOST: usize = 16;
-/// A thread that has said that it ends is gone soon after: how often the worker looks, and for how long.
+/// A thread that has reported its end is gone soon after: how often the worker checks, and for how long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const LOOKS_MOST: Duration = Duration::from_secs(2);
-/// How often the kernel is asked for the status of a thread that is gone, and after which pause.
+/// How often the kernel is asked for the status of a thread that is gone, and the pause between two tries.
 const ASKED_MOST: usize = 50;
 const ASKED_AGAIN: Duration = Duration::from_millis(1);
 
 static OWN: [AtomicU32; OWN_MOST] = [const { AtomicU32::new(0) }; OWN_MOST];
 static MAIN_HAS_ENDED: AtomicBool = AtomicBool::new(false);
 static STATUS: AtomicI32 = AtomicI32::new(0);
-/// The worker has heard that the program has no threads; or the program has closed what it hears it by.
+/// The worker has been notified that the program has no threads; or the program has closed the descriptor for that.
 static HAS_HEARD: AtomicBool = AtomicBool::new(false);
-/// A thread has said its status since the main thread ended.
+/// A thread has reported its status since the main thread ended.
 static SAID_SINCE: AtomicBool = AtomicBool::new(false);
-/// The only thread that there was beside the main thread when that ended.
+/// The only other thread that existed when the main thread ended.
 static LAST: OnceLock<Option<ThreadEnd>> = OnceLock::new();
-/// Somebody ends, and the worker has not looked yet.
+/// A thread is ending, and the worker has not checked yet.
 static LOOK: AtomicBool = AtomicBool::new(false);
-/// The worker's: until when it looks, or zero, and when next. By the monotonic clock.
+/// The worker's: until when it checks, or zero, and the time of the next check. By the monotonic clock.
 static LOOK_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static LOOK_AT_NS: AtomicU64 = AtomicU64::new(0);
 
-/// The calling thread is the pager's.
+/// Lists the calling thread as one of the pager's.
 pub(crate) fn enlist() {
     let own = thread_id();
     let _ = OWN.iter().any(|it| it.compare_exchange(0, own, Ordering::Relaxed, Ordering::Relaxed).is_ok());
 }
 
-/// After fork(2): no thread of the pager's is here.
+/// After fork(2): this process has no pager threads.
 pub(crate) fn forget_all() {
     OWN.iter().for_each(|it| it.store(0, Ordering::Relaxed));
     MAIN_HAS_ENDED.store(false, Ordering::Relaxed);
@@ -63,7 +64,7 @@ pub(crate) fn forget_all() {
     LOOK_UNTIL_NS.store(0, Ordering::Relaxed);
 }
 
-/// The calling thread of the program is about to end, with this status where it says one.
+/// The calling thread of the program is about to end, with this status if it reports one.
 pub fn thread_ends(pager: Option<&Pager>, status: Option<i32>) {
     STATUS.store(status.unwrap_or(0), Ordering::Relaxed);
     if thread_id() == std::process::id() {
@@ -79,12 +80,12 @@ pub fn thread_ends(pager: Option<&Pager>, status: Option<i32>) {
     }
 }
 
-/// What the worker waits at besides its bell.
+/// The descriptor that the worker waits for in addition to its bell.
 pub(crate) fn heard_by(pager: &Pager) -> Option<i32> {
     (!HAS_HEARD.load(Ordering::Relaxed)).then(|| pager.lifeline.descriptor())
 }
 
-/// After the worker has slept.
+/// Called after the worker has slept.
 pub(crate) fn hear(pager: &Pager) {
     if !HAS_HEARD.load(Ordering::Relaxed) && pager.lifeline.has_parted() {
         HAS_HEARD.store(true, Ordering::Relaxed);
@@ -92,8 +93,8 @@ pub(crate) fn hear(pager: &Pager) {
     }
 }
 
-/// The worker's look: ends the process when only the pager's threads are left. Allocates nothing of the program's: a
-/// fork may be waiting for the worker, with the locks of the program's heap held.
+/// The worker's check: ends the process if only the pager's threads are left. Allocates nothing from the program's
+/// heap: a fork may be waiting for the worker, with the locks of that heap held.
 pub(crate) fn look() {
     if LOOK.swap(false, Ordering::AcqRel) {
         LOOK_UNTIL_NS.store(now_ns() + LOOKS_MOST.as_nanos() as u64, Ordering::Relaxed);
@@ -108,22 +109,22 @@ pub(crate) fn look() {
     }
     match program_threads() {
         Some(0) => end(),
-        // The one that is there may be the one that has said that it ends.
+        // The remaining thread may be the one that has reported its end.
         Some(1) | None if now_ns() < until => {
             LOOK_AT_NS.store(now_ns() + LOOK_AGAIN.as_nanos() as u64, Ordering::Relaxed);
         }
-        // Whoever ends last says so again.
+        // The next thread to end reports that again.
         _ => LOOK_UNTIL_NS.store(0, Ordering::Relaxed),
     }
 }
 
-/// Ends the process as it would have ended without us.
+/// Ends the process as it would have ended without the pager.
 fn end() -> ! {
     let asked = if SAID_SINCE.load(Ordering::Relaxed) {
         None
     } else if MAIN_HAS_ENDED.load(Ordering::Relaxed) {
         LAST.get().and_then(Option::as_ref).and_then(|last| {
-            // The kernel knows it a moment after the thread is gone.
+            // The kernel knows the status a moment after the thread is gone.
             (0..ASKED_MOST).find_map(|_| last.status().or_else(|| pause(ASKED_AGAIN)))
         })
     } else {
@@ -145,7 +146,8 @@ fn pause<T>(time: Duration) -> Option<T> {
     None
 }
 
-/// The main thread ends: if one other is there, its status will be asked for. Once: whoever comes later says it.
+/// The main thread ends: if exactly one other thread exists, remembers it so that its status can be asked for. Once:
+/// threads created later report theirs.
 fn remember_last() {
     let mut others = (0, 0);
     let counted = each_of_the_program(&mut |thread| {
@@ -158,12 +160,12 @@ fn remember_last() {
     }
 }
 
-/// How long the worker may sleep that would sleep for `limit`: it may have to look again before.
+/// How long the worker may sleep instead of `limit`: it may have to check again earlier.
 pub(crate) fn sleep_most(limit: Duration) -> Duration {
     if LOOK_UNTIL_NS.load(Ordering::Relaxed) == 0 { limit } else { limit.min(LOOK_AGAIN) }
 }
 
-/// Threads that are neither ours nor ended. `None` where the kernel does not tell.
+/// Number of threads that neither belong to the pager nor have ended. `None` if the kernel does not tell.
 fn program_threads() -> Option<usize> {
     let mut count = 0;
     each_of_the_program(&mut |_| count += 1).ok()?;

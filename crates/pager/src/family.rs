@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a process shares with those that it forks, and they with theirs: the account of the tier's slabs.
+//! The state that a process shares with the processes that it forks, and they with theirs: the account of the tier's
+//! slabs.
 //!
-//! It lies in memory that fork(2) does not copy. Each slab has a count of the processes that use it, and each process a
-//! bitmap of the slabs that it uses, so that what a process used is given back when it has ended, however it ended, and
-//! nothing of it is on its way to the tier any more (`sys/src/presence.rs`).
-//! A count is raised before the bit is set, and lowered after the bit was cleared: a process that is killed in between
-//! leaves a slab unused for as long as the family lives, never one that two use unknowingly.
+//! It is kept in memory that fork(2) does not copy. Each slab has a count of the processes that use it, and each
+//! process a bitmap of the slabs that it uses. So a process's slabs are given back after it has ended, however it
+//! ended, once none of its writes is still on its way to the tier (`sys/src/presence.rs`). A count is raised before the
+//! bit is set, and lowered after the bit is cleared: a process that is killed in between leaves a slab unused for as
+//! long as the family lives, but never a slab that two processes use unknowingly.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, also in a signal handler. Takes no lock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,19 +33,19 @@ pub struct Family {
     slabs: u32,
 }
 
-/// The family is as large as can be.
+/// The family has as many processes as it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
 impl Family {
-    /// A family with a tier of `slabs` slabs. Nobody has joined it yet.
+    /// A family with a tier of `slabs` slabs. No process has joined it yet.
     pub fn new(slabs: u32) -> Result<Self, Errno> {
         let words = SharedWords::new(Self::bitmaps_at(slabs) + PROCESSES_MOST * bitmap_words(slabs))?;
         let places = Places::new(words.halves(), Presence::new()?)?;
         Ok(Self { words, places, slabs })
     }
 
-    /// Slabs taken from the untouched end so far.
+    /// Number of slabs taken so far from the part that was never used.
     fn touched(&self) -> &AtomicU32 {
         &self.words.halves()[STATES * 2]
     }
@@ -66,7 +67,7 @@ impl Family {
         self.bitmap(self.places.own().expect("a process joins before it uses slabs"))
     }
 
-    /// Takes a slab that nobody uses, if it is `slab`.
+    /// Takes `slab` if no process uses it.
     pub(crate) fn claim(&self, slab: u32) -> bool {
         let claimed = self.users(slab).compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if claimed {
@@ -75,23 +76,23 @@ impl Family {
         claimed
     }
 
-    /// Ends one use of a slab. True when it was the last.
+    /// Ends one use of a slab. True if it was the last.
     fn drop_use(&self, bitmap: &[AtomicU64], slab: u32) -> bool {
         clear(bitmap, slab);
         self.users(slab).fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Gives back what [`Family::claim`] took.
+    /// Gives back a slab that [`Family::claim`] took.
     pub(crate) fn give_back(&self, slab: u32) {
         self.drop_use(self.own(), slab);
     }
 
-    /// A place for a child. `None` when the family is as large as can be.
+    /// A place for a child. `None` if the family has as many processes as it can.
     pub fn prepare(&self) -> Option<Cradle> {
         self.places.prepare(|place| self.drop_uses(place))
     }
 
-    /// The child will use `slab`, which this process uses.
+    /// Records that the child will use `slab`, which this process uses.
     pub fn will_use(&self, child: &Cradle, slab: u32) {
         self.users(slab).fetch_add(1, Ordering::AcqRel);
         set(self.bitmap(child.place), slab);
@@ -102,27 +103,27 @@ impl Family {
         self.places.was_born(child);
     }
 
-    /// In the parent, when fork(2) has failed.
+    /// In the parent, if fork(2) has failed.
     pub fn was_not_born(&self, child: Cradle) {
         self.places.was_not_born(child, |place| self.drop_uses(place));
     }
 
-    /// In the child, after fork(2). EBADF when the program has closed what was made for it.
+    /// In the child, after fork(2). EBADF if the program has closed the descriptor made for the child.
     pub fn become_child(&self, child: Cradle) -> Result<(), Errno> {
         self.places.occupy_own(child)
     }
 
-    /// Before this process uses slabs: sees to it that it has a place of its own.
+    /// Called before this process uses slabs: gives it a place of its own, if it has none.
     pub(crate) fn join(&self) -> Result<(), TooMany> {
         if self.places.own().is_none() {
             let cradle = self.prepare().ok_or(TooMany)?;
-            // Where nobody can tell whether this process has ended, its place is taken for ever.
+            // If nobody can find out whether this process has ended, its place is never freed.
             let _ = self.places.occupy_own(cradle);
         }
         Ok(())
     }
 
-    /// Ends all uses of the process that had a place.
+    /// Ends all uses by the process that had `place`.
     fn drop_uses(&self, place: usize) {
         let bitmap = self.bitmap(place);
         for (index, word) in bitmap.iter().enumerate() {
@@ -146,10 +147,10 @@ fn clear(bitmap: &[AtomicU64], slab: u32) {
     bitmap[slab as usize / 64].fetch_and(!(1 << (slab % 64)), Ordering::AcqRel);
 }
 
-/// This process's way to the family's slabs.
+/// This process's access to the family's slabs.
 pub struct FamilySlabs {
     family: &'static Family,
-    /// Given back by this process, the latest last. Others may have taken them since.
+    /// Slabs that this process has given back, the latest last. Others may have taken them since.
     free: Vec<u32>,
     /// Slabs that this process uses.
     used: u32,

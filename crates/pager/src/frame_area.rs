@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where frames are: one reserved address range for each block size.
+//! The addresses of frames: one reserved address range for each block size.
 //!
-//! A frame's address follows from its index. The ranges are registered with the userfaultfd for
-//! write-protection only, which makes them valid targets for moved pages, while a touch of a frame without
-//! pages is resolved by the kernel as usual, with zeroed pages.
+//! A frame's address follows from its index. The ranges are registered with the userfaultfd for write-protection only,
+//! which makes them valid targets for moved pages, while the kernel resolves a touch of a frame without pages as usual,
+//! with zeroed pages.
 
 use aquifer_core::frames::FramePool;
 use aquifer_core::units::{FrameIndex, Order};
@@ -33,7 +33,7 @@ impl FrameArea {
         }
         let range = Reserved::new(total)?;
         uffd.register(range.address(), range.len(), mode::WP)?;
-        // Whose page it is cannot be seen in a core dump.
+        // A core dump could not show which page of the program a frame holds.
         advise(range.address(), range.len(), libc::MADV_DONTDUMP)?;
         Ok(Self { range, class_start })
     }
@@ -41,7 +41,7 @@ impl FrameArea {
     /// After fork(2), which does not copy frames: the same address space, empty, registered with the child's `uffd`.
     #[allow(unsafe_code, reason = "replaces a range that fork(2) has left out")]
     pub fn renew(&self, uffd: &Uffd) -> Result<(), Errno> {
-        // SAFETY: in the child nothing is mapped there, and no frame is in use.
+        // SAFETY: in the child nothing is mapped at this range, and no frame is in use.
         unsafe { self.range.renew() }?;
         advise(self.range.address(), self.range.len(), libc::MADV_NOHUGEPAGE)?;
         advise(self.range.address(), self.range.len(), libc::MADV_DONTDUMP)?;
@@ -65,8 +65,8 @@ impl FrameArea {
 
     /// The bytes `start..start + len` of the frame.
     ///
-    /// The engine hands each frame to one thread at a time: from the step that names it until that
-    /// thread's report. Only the holder may call this, and drops the buffer before it reports.
+    /// The engine hands each frame to one thread at a time: from the step that names it until that thread's report.
+    /// Only that thread may call this, and it drops the buffer before it reports.
     #[allow(
         unsafe_code,
         reason = "the one place where a frame becomes bytes; exclusivity is the engine's state machine"
@@ -78,13 +78,14 @@ impl FrameArea {
         unsafe { self.range.buffer(self.offset(frame) + start, len) }
     }
 
-    /// Lets the kernel fill the first `len` bytes of a fresh frame with zeroed pages, in one call.
+    /// Makes the kernel fill the first `len` bytes of a fresh frame with zeroed pages, in one call.
     pub fn populate(&self, frame: FrameIndex, len: usize) {
-        // Where the advice is not known (before Linux 5.14), pages come one by one on touch.
+        // If the kernel does not know this advice (before Linux 5.14), pages are allocated one by one on touch.
         let _ = aquifer_sys::memory::advise(self.address(frame), len, aquifer_sys::memory::MADV_POPULATE_WRITE);
     }
 
-    /// Gives the frame's pages back to the kernel. As with [`buffer`](Self::buffer), only for its holder.
+    /// Gives the frame's pages back to the kernel. As with [`buffer`](Self::buffer), only for the thread that has the
+    /// frame.
     #[allow(unsafe_code, reason = "the one place where a frame's pages go; exclusivity is the engine's state machine")]
     pub fn drop_pages(&self, frame: FrameIndex) {
         // SAFETY: the frame is the caller's, who has reported its bytes as not needed.

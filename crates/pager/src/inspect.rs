@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks at the bytes in a frame: are they what was written back, and does the tier hold them already?
+//! Checks the bytes in a frame: whether they are those written back, and whether the tier has them already.
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 
@@ -18,15 +18,15 @@ pub const RUNS_MOST: usize = 4;
 /// The guards of one block, on the stack.
 pub type Guards = [u64; PAGES_MOST];
 
-/// Pages that were not what had been written back.
+/// A page that does not hold the bytes written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// The first such page, counted from the block's start.
     pub page: usize,
 }
 
-/// Checks fetched bytes against the guards of what was written back. Pages whose guard says "zeros" have no
-/// bytes in the tier, and are zeroed here.
+/// Checks fetched bytes against the guards of the bytes written back. Pages whose guard says "zeros" have no bytes in
+/// the tier, and are zeroed here.
 pub fn arrive(buffer: &mut FrameBuffer, expected: &[u64]) -> Result<(), Mismatch> {
     let pages = buffer.bytes_mut().chunks_exact_mut(PAGE_BYTES as usize);
     for (page, (bytes, expected)) in pages.zip(expected).enumerate() {
@@ -41,7 +41,7 @@ pub fn arrive(buffer: &mut FrameBuffer, expected: &[u64]) -> Result<(), Mismatch
     Ok(())
 }
 
-/// What has to be done before a frame may be reused.
+/// What must be done before a frame may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Every byte is zero: nothing needs to be kept.
@@ -71,7 +71,7 @@ impl Runs {
     }
 }
 
-/// What is to be done with a block whose frame is known to hold what `stored` says.
+/// The finding for a block whose frame is known to hold the bytes that `stored` describes.
 pub fn known(stored: &[u64]) -> Finding {
     if stored.iter().all(|guard| *guard == guard::ZERO) { Finding::Zero } else { Finding::Clean }
 }
@@ -88,13 +88,13 @@ pub fn compare(buffer: &FrameBuffer, stored: &[u64], found: &mut [u64]) -> Findi
     Finding::Dirty(dirty_runs(stored, found))
 }
 
-/// What is to be written of a block of which the tier has nothing.
+/// The pages to write of a block of which the tier has none.
 pub fn all_runs(found: &[u64]) -> Runs {
     dirty_runs(&[guard::UNKNOWN; PAGES_MOST][..found.len()], found)
 }
 
-/// The runs of pages that differ and are not zero. When there are too many runs, the last one is
-/// stretched to the end: writing a few clean pages costs less than another request.
+/// The runs of pages that differ and are not zero. If there are too many runs, the last one is stretched to the end:
+/// writing a few clean pages costs less than another request.
 fn dirty_runs(stored: &[u64], found: &[u64]) -> Runs {
     let mut runs = Runs { runs: [(0, 0); RUNS_MOST], len: 0 };
     let dirty = |page: usize| found[page] != stored[page] && found[page] != guard::ZERO;

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The account of a budget that the processes of a tree share: who has been given how much, and who needs how much.
+//! The account of a budget that the processes of a tree share: how much each process has been given, and how much it
+//! needs.
 //!
-//! It lies in a segment that `aquifer run` makes, and that forked and executed programs inherit
-//! (`Config::ledger_fd`). A process takes from what nobody has, so the sum never exceeds the budget, but for the least
-//! that each can do with. Who should have how much is `core/src/shares.rs`; to get there, a process that has more than
-//! its share gives the rest back (`share.rs`), and one that has less takes what comes.
+//! It is kept in a segment that `aquifer run` makes, and that forked and executed programs inherit
+//! (`Config::ledger_fd`). A process takes only unassigned pages, so the sum never exceeds the budget, except for the
+//! minimum that each process needs. `core/src/shares.rs` computes how much each process should have. To get there, a
+//! process with more than its share gives the rest back (`share.rs`), and one with less takes pages as they become
+//! free.
 //!
 //! The sum is raised before a process's own number, and lowered after it: a process that is killed in between leaves a
-//! part unused for as long as the tree lives, never one that two use.
+//! part unused for as long as the tree lives, but never a part that two processes use.
 //!
 //! `aquifer set` changes the budget while the tree runs, and wakes every process that waits for an event.
 //!
-//! Threads: any. Locks nothing; allocates a list of the processes.
+//! Threads: any. Takes no lock; allocates a list of the processes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -27,41 +29,41 @@ use aquifer_sys::shared_segment::{SharedSegment, wait_for_change, wake_all};
 
 use crate::places::{PROCESSES_MOST, Places};
 
-/// Words that are used of the segment.
+/// Number of words of the segment in use.
 pub const WORDS: usize = RECORDS_AT + PROCESSES_MOST * RECORD_WORDS;
 
-/// The sum of what was given, in pages.
+/// The sum of all pages given to processes.
 pub const GIVEN: usize = 0;
-/// A count of events, in the first half of this word, on which processes sleep.
+/// A count of events, in the first half of this word. Processes sleep on it.
 pub const EVENTS: usize = 1;
-/// When somebody last found nothing to take, as the monotonic clock's nanoseconds.
+/// When a process last found no pages to take, in nanoseconds of the monotonic clock.
 const SHORT_AT: usize = 2;
 /// Whether an unmanaged program has been reported.
 const TOLD_OF_UNMANAGED: usize = 3;
 /// The budget, in pages. `aquifer set` changes it, and then counts an event.
 pub const BUDGET: usize = 4;
-/// What the budget can become, in pages.
+/// The largest value that the budget can take, in pages.
 pub const BUDGET_MOST: usize = 5;
 const STATES_AT: usize = 6;
 const RECORDS_AT: usize = STATES_AT + PROCESSES_MOST / 2;
 
-/// Of a process's record: what it was given, what it needs, and when it joined, in nanoseconds. The lowest bit of
-/// that: it was forked.
+/// A process's record: the pages it was given, the pages it needs, and when it joined, in nanoseconds. The lowest bit
+/// of the time is set if the process was forked.
 const RECORD_WORDS: usize = 3;
 const GIVEN_TO: usize = 0;
 const NEEDS: usize = 1;
 const JOINED: usize = 2;
 
-/// How a share compares to others'. A forked child is often one that soon ends, or executes another program.
+/// The weight of a share relative to others. A forked child often ends soon, or executes another program.
 const WEIGHT: u32 = 4;
 const WEIGHT_OF_YOUNG_CHILD: u32 = 1;
-/// So long a forked child is young.
+/// How long a forked child counts as young.
 const YOUTH: Duration = Duration::from_secs(10);
-/// So long what somebody lacked is remembered.
+/// How long a shortage is remembered.
 const SHORT_LASTS: Duration = Duration::from_secs(2);
-/// A process says that its need has changed when it has by this part of the budget.
+/// A process announces a change of its need once the change reaches this fraction of the budget.
 const TELLING_PART: u64 = 64;
-/// The least for a process that cannot be in the account, in pages: the smallest `--dram`.
+/// The minimum for a process that cannot be in the account, in pages: the smallest `--dram`.
 const OUTSIDE_PAGES: u64 = 4096;
 
 /// See the module.
@@ -72,14 +74,14 @@ pub struct Ledger {
     places: Places,
     /// The largest value that the budget can take.
     most_pages: u64,
-    /// This process joined, or the one that forked it.
+    /// This process has joined, or the process that forked it had.
     joined: AtomicBool,
-    /// The need that others were last told of.
+    /// The need that was last announced to the others.
     told: AtomicU64,
 }
 
 impl Ledger {
-    /// The account behind an inherited descriptor, for a tree that begins with `budget_pages`.
+    /// Opens the account in an inherited descriptor, for a tree that begins with `budget_pages`.
     pub fn attach(descriptor: i32, budget_pages: u64) -> io::Result<Self> {
         let segment: &'static SharedSegment = Box::leak(Box::new(SharedSegment::attach_inherited(descriptor)?));
         if segment.words().len() < WORDS {
@@ -90,7 +92,7 @@ impl Ledger {
         let presence = Presence::of(descriptor).map_err(error)?;
         let places = Places::new(&halves[STATES_AT * 2..], presence).map_err(error)?;
         let (joined, told) = (AtomicBool::new(false), AtomicU64::new(0));
-        // The launcher has set it, unless it is of another release.
+        // The launcher has set it, unless the launcher is of another release.
         let _ = words[BUDGET].compare_exchange(0, budget_pages, Ordering::Relaxed, Ordering::Relaxed);
         let most_pages = words[BUDGET_MOST].load(Ordering::Relaxed).min(BUDGET_PAGES_MOST).max(budget_pages);
         Ok(Self { words, halves, places, most_pages, joined, told })
@@ -114,7 +116,7 @@ impl Ledger {
         self.places.own().map(|place| self.of(place, what))
     }
 
-    /// Sees to it that this process is in the account. False when there are too many.
+    /// Enters this process in the account, if it is not there. False if there are too many processes.
     pub fn join(&self) -> bool {
         if self.places.own().is_some() {
             return true;
@@ -122,30 +124,30 @@ impl Ledger {
         let Some(cradle) = self.places.prepare(|place| self.clear(place)) else { return false };
         let forked = self.joined.swap(true, Ordering::Relaxed);
         self.of(cradle.place, JOINED).store(now_ns() & !1 | u64::from(forked), Ordering::Relaxed);
-        // Where nobody can tell whether this process has ended, its part is lost to the tree.
+        // If nobody can find out whether this process has ended, its part is lost to the tree.
         let _ = self.places.occupy_own(cradle);
         self.tell();
         true
     }
 
-    /// What a process had that has ended is nobody's.
+    /// Frees the part of a process that has ended.
     fn clear(&self, place: usize) {
         self.of(place, NEEDS).store(0, Ordering::Relaxed);
         let given = self.of(place, GIVEN_TO).swap(0, Ordering::AcqRel);
         self.words[GIVEN].fetch_sub(given, Ordering::AcqRel);
     }
 
-    /// Takes back what processes had that have ended.
+    /// Frees the parts of all processes that have ended.
     pub fn clear_ended(&self) {
         self.places.clear(|place| self.clear(place));
     }
 
-    /// What this process was given, in pages.
+    /// The pages that this process was given.
     pub fn given(&self) -> u64 {
         self.own(GIVEN_TO).map_or(0, |given| given.load(Ordering::Relaxed))
     }
 
-    /// Takes up to `pages` of what nobody has. Returns what this process has now.
+    /// Takes up to `pages` unassigned pages. Returns how many this process has now.
     pub fn take(&self, pages: u64) -> u64 {
         let Some(own) = self.own(GIVEN_TO) else { return 0 };
         let (mut taken, budget) = (0, self.budget_pages());
@@ -156,7 +158,7 @@ impl Ledger {
         own.fetch_add(taken, Ordering::AcqRel) + taken
     }
 
-    /// Takes what `pages` lack, whether or not it is there: the least that a process can do with.
+    /// Takes what this process lacks of `pages`, even beyond the budget: the minimum that a process needs.
     pub fn take_least(&self, pages: u64) {
         let Some(own) = self.own(GIVEN_TO) else { return };
         let lacking = pages.saturating_sub(own.load(Ordering::Relaxed));
@@ -178,12 +180,12 @@ impl Ledger {
         }
     }
 
-    /// What this process has under our care, in pages.
+    /// The pages that this process has under management.
     pub fn need(&self) -> u64 {
         self.own(NEEDS).map_or(0, |needs| needs.load(Ordering::Relaxed))
     }
 
-    /// Says what this process has under our care.
+    /// Sets the pages that this process has under management.
     pub fn set_need(&self, pages: u64) {
         let Some(own) = self.own(NEEDS) else { return };
         own.store(pages, Ordering::Release);
@@ -193,8 +195,8 @@ impl Ledger {
         }
     }
 
-    /// For a process without a pager: takes and gives back so that it has what it needs. False when it cannot have
-    /// that, or should not, since others have too little.
+    /// For a process without a pager: takes and gives back pages so that it has what it needs. False if it cannot have
+    /// that much, or should not, since others have too little.
     pub fn reserve(&self, pages: u64) -> bool {
         if !self.join() {
             return pages <= OUTSIDE_PAGES;
@@ -212,7 +214,7 @@ impl Ledger {
         !self.is_short() || pages <= self.share()
     }
 
-    /// What this process should have, in pages.
+    /// The pages that this process should have.
     pub fn share(&self) -> u64 {
         let own = self.places.own();
         let now = now_ns();
@@ -231,18 +233,18 @@ impl Ledger {
         index.map_or(OUTSIDE_PAGES.min(budget), |index| shares::share(&needs, index, budget))
     }
 
-    /// Whether this process needs more than it was given, and others have the rest.
+    /// Whether this process needs more than it was given, and other processes have the rest.
     pub fn is_contended(&self) -> bool {
         self.need() > self.given() && self.places.taken().nth(1).is_some()
     }
 
-    /// Whether the budget is enough for every process to have `least` pages, or what it needs if that is less.
+    /// Whether the budget is enough for every process to have `least` pages, or its need if that is less.
     pub fn has_room_for(&self, least: u64) -> bool {
         let needs = self.places.taken().map(|place| self.of(place, NEEDS).load(Ordering::Acquire));
         needs.map(|pages| pages.min(least)).sum::<u64>() <= self.budget_pages()
     }
 
-    /// Somebody has less than it should.
+    /// Records that some process has less than it should.
     pub fn say_short(&self) {
         let first = !self.is_short();
         self.words[SHORT_AT].store(now_ns(), Ordering::Release);
@@ -251,7 +253,7 @@ impl Ledger {
         }
     }
 
-    /// Whether somebody has less than it should, or had lately.
+    /// Whether some process has less than it should, or had so recently.
     pub fn is_short(&self) -> bool {
         let at = self.words[SHORT_AT].load(Ordering::Acquire);
         at != 0 && now_ns().saturating_sub(at) < SHORT_LASTS.as_nanos() as u64
@@ -271,12 +273,12 @@ impl Ledger {
         wake_all(self.events());
     }
 
-    /// The count of events, to be passed to [`wait`](Self::wait) later.
+    /// The count of events, for a later [`wait`](Self::wait).
     pub fn ticket(&self) -> u32 {
         self.events().load(Ordering::SeqCst)
     }
 
-    /// Sleeps until something has changed since `ticket`, at most for `limit`.
+    /// Sleeps until an event has been counted since `ticket`, or for `limit`.
     pub fn wait(&self, ticket: u32, limit: Duration) {
         wait_for_change(self.events(), ticket, limit);
     }
@@ -288,7 +290,7 @@ mod tests {
 
     use super::*;
 
-    /// As two processes see it: each attaches by itself.
+    /// Two views, as of two processes: each attaches by itself.
     fn two() -> [Ledger; 2] {
         let segment = Box::leak(Box::new(SharedSegment::create(c"ledger", WORDS).expect("a memfd")));
         let number = segment.descriptor().expect("made here").as_raw_fd();

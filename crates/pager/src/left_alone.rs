@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Mappings of the program that stay the kernel's: shared memory and files, which are counted, and no more; and private
-//! memory that is reserved and may come into our care later (`reserved.rs`).
+//! Mappings of the program that are left to the kernel: shared memory and files, which are only counted; and private
+//! memory that is reserved and may become managed later (`reserved.rs`).
 //!
 //! Pure. Called with the adopter's lock held.
 
 use std::collections::BTreeMap;
 
-/// Ranges of addresses, which do not overlap: the end of each, by its start.
+/// Ranges of addresses that do not overlap: a map from their starts to their ends.
 #[derive(Debug, Default)]
 pub(crate) struct LeftAlone {
     ranges: BTreeMap<usize, usize>,
@@ -16,12 +16,12 @@ pub(crate) struct LeftAlone {
 }
 
 impl LeftAlone {
-    /// Bytes in all.
+    /// The total of all ranges, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Adds a range, in place of what was there.
+    /// Adds a range, replacing any ranges that it overlaps.
     pub(crate) fn add(&mut self, start: usize, end: usize) {
         self.cut(start, end);
         if start < end {
@@ -30,7 +30,7 @@ impl LeftAlone {
         }
     }
 
-    /// Takes a range out. Returns whether anything of it was there.
+    /// Takes a range out. Returns whether any part of it was present.
     pub(crate) fn cut(&mut self, start: usize, end: usize) -> bool {
         let mut found = false;
         while let Some((from, to)) = self.ranges.range(..end).next_back().map(|(from, to)| (*from, *to)) {
@@ -52,7 +52,7 @@ impl LeftAlone {
 }
 
 impl LeftAlone {
-    /// The parts of `start..end` that are there; they are taken out if they are `taken`.
+    /// The parts of `start..end` that are present; they are removed if `taken`.
     pub(crate) fn cut_out(&mut self, start: usize, end: usize, taken: bool) -> Vec<(usize, usize)> {
         let before = self.ranges.range(..start).next_back().filter(|(_, to)| **to > start);
         let parts = before.into_iter().chain(self.ranges.range(start..end));

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks at memory without touching it: which pages there are, and their bytes where a block cannot be moved away.
+//! Inspects memory without touching it: which pages have contents, and the bytes of blocks that cannot be moved.
 //!
-//! A load would fault where a page is missing, and where the program has taken the right to read away
-//! (mprotect(2)). Both happen, and they must not be mistaken for each other: a missing page holds zeros, a
-//! page that may not be read holds whatever it holds. So /proc/self/pagemap says which pages are there, and
-//! only those are read, through /proc/self/mem, which asks for no right. See proc_pid_mem(5).
+//! A load would fault where a page is missing, and where the program has removed the right to read (mprotect(2)). Both
+//! happen, and they must not be confused: a missing page holds zeros, while an unreadable page has contents. So
+//! /proc/self/pagemap tells which pages have contents, and only those are read, through /proc/self/mem, which ignores
+//! page rights. See proc_pid_mem(5).
 //!
-//! /proc/self is the main thread's, and has none of this once that has ended; so it is /proc/thread-self.
+//! /proc/self refers to the main thread and has no memory once that thread has ended, so /proc/thread-self is used.
 //!
-//! May run in a signal handler: does not allocate, and takes no lock. The files are opened anew each time:
-//! a descriptor that is kept may be closed by the program, and its number reused.
+//! May run in a signal handler: does not allocate, and takes no lock. The files are reopened each time: the program may
+//! close a descriptor that is kept, and reuse its number.
 
 #![allow(unsafe_code, reason = "system calls on raw addresses")]
 
@@ -25,7 +25,7 @@ const PAGE: usize = PAGE_BYTES as usize;
 const PAGEMAP: &CStr = c"/proc/thread-self/pagemap";
 /// Bits of a page's entry: it has contents, in DRAM or in swap.
 const HAS_CONTENTS: u64 = 1 << 63 | 1 << 62;
-/// Entries that are read at once: 512 bytes of a stack that may be small.
+/// Entries that are read by one call: 512 bytes of a stack that may be small.
 pub const AT_ONCE: usize = RESIDENT_PAGES_MOST;
 
 struct OwnFile(usize);
@@ -40,8 +40,7 @@ impl OwnFile {
 
     /// Reads exactly `len` bytes at `offset` into `target`.
     ///
-    /// # Safety
-    /// `target..target + len` is ours to write.
+    /// # Safety `target..target + len` is the caller's to write.
     unsafe fn read(&self, target: usize, len: usize, offset: usize) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         match unsafe { syscall(libc::SYS_pread64, [self.0, target, len, offset, 0, 0]) } {
@@ -71,20 +70,20 @@ impl Drop for OwnFile {
     }
 }
 
-/// Says which pages have contents.
+/// Tells which pages have contents.
 pub struct PageTable(Option<OwnFile>);
 
 impl PageTable {
-    /// Opens the kernel's account, if the program has left a descriptor for it.
+    /// Opens the kernel's page table of this process, unless the process has no descriptor left for it.
     pub fn open() -> Self {
         Self(OwnFile::open(PAGEMAP).ok())
     }
 
-    /// Which of the `count` pages from `start` on have contents, one bit a page; at most [`AT_ONCE`] pages.
+    /// Which of the `count` pages from `start` on have contents, one bit per page; at most [`AT_ONCE`] pages.
     pub fn contents(&self, start: usize, count: usize) -> Result<u64, Errno> {
         match &self.0 {
             Some(pagemap) => pagemap.pages_with_contents(start, count),
-            // What is in DRAM can be told without a descriptor; only what is in swap cannot.
+            // Residency in DRAM needs no descriptor; only pages in swap cannot be told.
             None => resident_pages(start, count),
         }
     }
@@ -104,8 +103,7 @@ impl OwnMemory {
 
     /// Copies `source..source + len`, in whole pages, to `target`.
     ///
-    /// # Safety
-    /// The target is ours. Nobody writes to the source, or takes pages from it, meanwhile.
+    /// # Safety The target is the caller's. During the copy nobody writes to the source, or takes pages from it.
     pub unsafe fn read_out(&self, source: usize, target: usize, len: usize) -> Result<(), Errno> {
         let pages = len / PAGE;
         for first in (0..pages).step_by(AT_ONCE) {
@@ -114,7 +112,7 @@ impl OwnMemory {
             for index in 0..count {
                 let offset = (first + index) * PAGE;
                 if there >> index & 1 != 0 {
-                    // SAFETY: the target is ours: the caller's promise.
+                    // SAFETY: the target is the caller's to give: the caller's promise.
                     unsafe { self.memory.read(target + offset, PAGE, source + offset) }?;
                 } else {
                     let page = std::ptr::with_exposed_provenance_mut::<u8>(target + offset);

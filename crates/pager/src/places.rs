@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Places of processes in memory that they share: who has one, and who has ended.
+//! Places of processes in memory that they share: which processes have one, and which of them have ended.
 //!
-//! A place is taken before fork(2) for the child that is about to be born, or by a process for itself. That a process
-//! has ended, however it ended, is told by its [`Presence`]; then whoever needs a place clears it away.
+//! A place is taken before fork(2) for the child that is about to be born, or by a process for itself. Its [`Presence`]
+//! tells that a process has ended, however it ended; then the next process that needs a place frees it.
 //!
-//! Threads: any, also in a signal handler. Locks nothing.
+//! Threads: any, also in a signal handler. Takes no lock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,43 +15,44 @@ use aquifer_sys::memory::OwnWord;
 use aquifer_sys::presence::{Hold, Presence};
 use aquifer_sys::raw::Errno;
 
-/// Living processes with places at most.
+/// The most living processes with places.
 pub const PROCESSES_MOST: usize = 1024;
 
-/// Of a place, in its lowest bits: nobody has it.
+/// The state of a place, in its lowest bits: no process has it.
 const FREE: u32 = 0;
-/// Somebody is about to have it, or it is being cleared away.
+/// A process is about to have it, or it is being freed.
 const IN_BETWEEN: u32 = 1;
-/// A process has it, whose presence shows whether it has ended.
+/// A process has it, and its presence shows whether that process has ended.
 const TAKEN: u32 = 2;
-/// A process has it of which nobody can tell: it is never cleared away.
+/// A process has it whose end nobody can see: it is never freed.
 const UNSEEN: u32 = 3;
-/// All of these. The bits above count how often the place has changed hands.
+/// The mask of these states. The bits above count how often the place has changed hands.
 const STATE: u32 = 3;
 
 /// See the module.
 pub struct Places {
     states: &'static [AtomicU32],
     presence: Presence,
-    /// This process's place, and one more. 0: it has none, because it was forked or has not joined.
+    /// This process's place plus one. 0: it has none, because it was forked or has not joined.
     own: OwnWord,
 }
 
-/// A place for a process that does not have it yet. It is present as long as this lives, or what the process has of it.
+/// A place for a process that does not have it yet. It counts as present for as long as this value, or the process's
+/// copy of it, lives.
 #[derive(Debug)]
 pub struct Cradle {
-    /// Which.
+    /// The index of the place.
     pub place: usize,
     hold: Option<Hold>,
 }
 
 impl Places {
-    /// Places whose states are `states`, zeros at first, all processes' that share them.
+    /// Places with the given `states`, zeros at first, which all processes share.
     pub fn new(states: &'static [AtomicU32], presence: Presence) -> Result<Self, Errno> {
         Ok(Self { states: &states[..PROCESSES_MOST], presence, own: OwnWord::new()? })
     }
 
-    /// Changes a place, if it is still as it was seen.
+    /// Changes a place's state, if it is still `seen`.
     fn change(&self, place: usize, seen: u32, state: u32) -> bool {
         let next = (seen & !STATE).wrapping_add(STATE + 1) | state;
         self.states[place].compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -66,13 +67,12 @@ impl Places {
         (self.own.word().load(Ordering::Relaxed) as usize).checked_sub(1)
     }
 
-    /// Places that processes have.
+    /// The places that processes have.
     pub fn taken(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.states.len()).filter(|place| matches!(self.seen(*place) & STATE, TAKEN | UNSEEN))
     }
 
-    /// A free place. `None` when there is none. `clear` gives back what is noted in the place of a process that has
-    /// ended.
+    /// Takes a free place. `None` if there is none. `clear` gives back the resources of a process that has ended.
     pub fn prepare(&self, clear: impl Fn(usize)) -> Option<Cradle> {
         let hold = self.presence.open().ok();
         hold.as_ref().inspect(|hold| self.bury(hold, &clear));
@@ -84,7 +84,7 @@ impl Places {
         Some(Cradle { place, hold })
     }
 
-    /// Clears away the places of processes that have ended. Nothing happens where that cannot be told.
+    /// Frees the places of processes that have ended. Does nothing if their end cannot be seen.
     pub fn clear(&self, clear: impl Fn(usize)) {
         if let Ok(asking) = self.presence.open() {
             self.bury(&asking, &clear);
@@ -108,18 +108,18 @@ impl Places {
     /// In the parent, after fork(2).
     pub fn was_born(&self, child: Cradle) {
         self.occupy(child.place, child.hold.is_some());
-        // The child has a copy of what holds its place, or has ended.
+        // The child has its own copy of the hold on its place, or has ended.
         drop(child.hold);
     }
 
-    /// In the parent, when fork(2) has failed.
+    /// In the parent, if fork(2) has failed.
     pub fn was_not_born(&self, child: Cradle, clear: impl Fn(usize)) {
         drop(child.hold);
         self.empty(child.place, clear);
     }
 
-    /// In the process that the place is for. EBADF when somebody has closed what was made for it; then it is never
-    /// cleared away.
+    /// In the process that the place is for. EBADF if the descriptor made for it has been closed; then the place is
+    /// never freed.
     pub fn occupy_own(&self, child: Cradle) -> Result<(), Errno> {
         self.own.word().store(child.place as u32 + 1, Ordering::Relaxed);
         let is_seen = child.hold.is_some();
@@ -128,7 +128,7 @@ impl Places {
         held
     }
 
-    /// By parent and child, whoever comes first.
+    /// Called by parent and child; the first one sets the state.
     fn occupy(&self, place: usize, is_seen: bool) {
         let seen = self.seen(place);
         if seen & STATE == IN_BETWEEN {

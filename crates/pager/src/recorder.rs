@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Writes what the engine is told, and what it answers, to a file: `aquifer run --record`.
+//! Records the calls into the engine, and their results, in a file: `aquifer run --record`.
 //!
-//! Threads: events come from whoever holds the engine's lock (`doors.rs`), through a ring (`ring.rs`); one thread of
-//! the pager takes them out and writes them. When it cannot keep up, or the file takes no more, the recording ends
-//! there and says so; the program never waits for it.
+//! Threads: events come from the thread that holds the engine's lock (`doors.rs`), through a ring (`ring.rs`); one
+//! pager thread takes them out and writes them. If it cannot keep up, or the file accepts no more, the recording ends
+//! at that point and says so; the program never waits for it.
 //!
-//! A recording is of one process. A forked child has no thread that writes, and its events go nowhere; a program that
-//! runs others leaves one file for each process that outgrows its budget: the first has the name that was given, each
-//! other one that name with its process id behind.
+//! A recording is of one process. A forked child has no thread that writes, so its events are not recorded. A program
+//! that runs others leaves one file for each process that outgrows its budget: the first has the given name, each other
+//! one that name followed by its process id.
 //!
 //! The format is `aquifer_core::record`'s.
 
@@ -32,16 +32,16 @@ use crate::abort::{Number, say};
 use crate::pager::start_thread;
 use crate::ring::Ring;
 
-/// Bytes that wait to be written at most. `docs/recording.md` has the rate at which events come.
+/// The most bytes that may wait to be written. `docs/recording.md` has the rate of events.
 const RING_BYTES: usize = 4 << 20;
 
-/// How long events gather before they are written together: what a kill may cost.
+/// How long events gather before they are written together: the most that a kill can lose.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// How long the thread sleeps when nothing comes: only a bound.
+/// The longest sleep of the thread without events: only a bound.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 
-/// How long the end of the process waits for the last events to be written: longer than a disk that is busy.
+/// How long the end of the process waits for the last events to be written: longer than a busy disk takes.
 const FINISH_MOST: Duration = Duration::from_secs(5);
 
 /// The process's recorder, for [`finish`].
@@ -52,7 +52,7 @@ static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) struct Recorder {
     ring: Ring,
     bell: Wakeup,
-    /// The process that is recorded, and not a child of it.
+    /// The process that is recorded; its children have other ids.
     pid: u32,
     /// The writing thread's token, once it runs.
     thread: AtomicUsize,
@@ -63,7 +63,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts recording to `path`, or to that name with the process id behind. Says so when it cannot.
+    /// Starts recording to `path`, or to that name followed by the process id. Reports a failure.
     pub(crate) fn start(path: &str, header: &Header) -> Option<&'static Recorder> {
         Self::try_start(path, header)
             .map_err(|error| {
@@ -96,7 +96,7 @@ impl Recorder {
         start_thread(c"aquifer-record", move || {
             recorder.thread.store(thread_slot::token(), Ordering::Relaxed);
             writer.run();
-            // The number may be another file's by now, so it is not closed.
+            // Its number may be another file's by now, so it is not closed.
             std::mem::forget(writer);
         })
         .map_err(|failure| io::Error::other(failure.to_string()))?;
@@ -104,7 +104,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Whether events of this process are still written down.
+    /// Whether events of this process are still recorded.
     pub(crate) fn is_open(&self) -> bool {
         self.closing.load(Ordering::Acquire) == 0 && std::process::id() == self.pid
     }
@@ -135,7 +135,7 @@ impl Recorder {
     }
 }
 
-/// Closes the process's recording, if there is one: writes what was recorded up to now, and waits for that, with a
+/// Closes the process's recording, if there is one: writes the events recorded so far, and waits for that up to a
 /// bound. For the end of the process, also by an abort. Nothing is recorded afterwards.
 #[allow(unsafe_code, reason = "a static reference that is published once")]
 pub fn finish() {
@@ -145,7 +145,7 @@ pub fn finish() {
     }
 }
 
-/// The writing thread's part.
+/// The state of the writing thread.
 struct Writer {
     recorder: &'static Recorder,
     output: Output,
@@ -153,7 +153,7 @@ struct Writer {
     batch: Vec<u8>,
     batches: u64,
     events: u64,
-    /// What the file says was lost.
+    /// The number of lost events that the file reports.
     lost: u64,
 }
 
@@ -176,7 +176,7 @@ impl Writer {
         loop {
             let closing = self.recorder.closing.load(Ordering::Acquire) != 0;
             let wrote = self.write_events()?;
-            // Said at once, too: the program may be killed.
+            // Written immediately as well, since the program may be killed.
             let lost = self.recorder.ring.lost();
             if closing || (lost > 0 && self.lost == 0) {
                 self.write_standing(End { events: self.events, lost, closed: closing })?;
@@ -191,7 +191,7 @@ impl Writer {
         }
     }
 
-    /// Writes what the ring holds. False when that is nothing.
+    /// Writes the events in the ring. False if there are none.
     fn write_events(&mut self) -> io::Result<bool> {
         self.batch.clear();
         self.batch.resize(BATCH_HEADER_BYTES, 0);
@@ -200,7 +200,7 @@ impl Writer {
         if payload.is_empty() {
             return Ok(false);
         }
-        // Reads what it writes: a mistake in the format shows here, and not when somebody needs the recording.
+        // Parses what it writes: a mistake in the format shows up here, and not when somebody needs the recording.
         self.events += count_events(payload).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADMSG))?;
         self.write_batch(false)?;
         Ok(true)
@@ -221,8 +221,8 @@ impl Writer {
     }
 }
 
-/// The file. A program may close it by ways that we do not see, and get its number for a file of its own: so
-/// each write looks first whether the descriptor is still the file's, and opens it again if not.
+/// The file. A program may close it in ways that the library does not see, and reuse its number for another file. So
+/// each write first checks whether the descriptor still refers to this file, and reopens the file if not.
 #[derive(Debug)]
 struct Output {
     path: PathBuf,
@@ -231,11 +231,11 @@ struct Output {
 }
 
 impl Output {
-    /// Opens `path` if no other process records to it, and otherwise a new file with the process id behind.
+    /// Opens `path` if no other process records to it, and otherwise a new file with the process id appended.
     fn claim(path: &str, pid: u32) -> io::Result<Self> {
         let file = open(Path::new(path), libc::O_CREAT)?;
         let kind = file.metadata()?;
-        // A pipe has no length and knows no locks; whoever made it knows who writes to it.
+        // A pipe has no length and no locks; its creator is responsible for who writes to it.
         let taken = kind.file_type().is_file() && (file.try_lock().is_err() || file.metadata()?.len() > 0);
         let (path, file) = if taken {
             let path = PathBuf::from(format!("{path}.{pid}"));
@@ -260,13 +260,13 @@ impl Output {
     }
 }
 
-/// What a recording says of a program's memory is for its user and root alone.
+/// A recording reveals a program's memory use, so only its user and root may read it.
 fn open(path: &Path, flags: i32) -> io::Result<File> {
     let flags = libc::O_WRONLY | libc::O_APPEND | flags;
     Ok(safe_open::open(path, Purpose::Memory, flags, 0o600)?)
 }
 
-/// Which file it is, whatever its name.
+/// Identifies the file, whatever its name.
 fn identity(file: &File) -> io::Result<(u64, u64)> {
     let metadata = file.metadata()?;
     Ok((metadata.dev(), metadata.ino()))

@@ -3,10 +3,10 @@
 
 //! Private memory that the program has reserved without the right to write, and opens in pieces by mprotect(2).
 //!
-//! V8 does so, as do .NET and WebAssembly runtimes: gigabytes of addresses, of which some are used. What is opened is
-//! ordinary private memory, and comes into our care a granule of 2 MiB at a time, before it can be written to: many
-//! small pieces cost one registration, and no more mappings than the program itself has made. What was opened stays in
-//! our care, whatever its rights become, until it is unmapped.
+//! V8, .NET and WebAssembly runtimes do so: they reserve gigabytes of addresses and use some of them. Opened memory is
+//! ordinary private memory. It becomes managed one granule of 2 MiB at a time, before it can be written to: many small
+//! pieces then cost one registration, and no more mappings than the program itself has made. Opened memory stays
+//! managed, whatever its rights become, until it is unmapped.
 //!
 //! Threads: any thread of the program, outside the fault path.
 
@@ -20,14 +20,14 @@ use aquifer_sys::uffd::mode;
 
 use crate::adopt::{Adopter, Range, State};
 
-/// What is opened with a piece: the unit in which slabs of the tier are given out, too.
+/// The unit that is opened together: also the unit in which the tier allots slabs.
 const GRANULE: usize = REGION_BYTES as usize;
-/// Granules that are remembered to have nothing reserved: 2 GiB of code that changes between writable and executable.
+/// Granules remembered to contain no reservation: 2 GiB of code that changes between writable and executable.
 const REMEMBERED: usize = 1024;
-/// Granules of one call that are looked up one by one.
+/// The most granules of one call that are looked up one by one.
 const LOOKED_UP_MOST: usize = 8;
 
-/// Which granules have nothing more to open; and where anything may be reserved. Right when they say no.
+/// Which granules have nothing left to open, and where reservations may be. Only a negative answer is certain.
 #[derive(Debug)]
 pub(crate) struct Opened {
     /// Changes whenever memory is reserved.
@@ -53,7 +53,7 @@ impl Opened {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A granule as it is remembered. Generations are fewer than 2^32, and granules of 47 bits of addresses are, too.
+    /// A granule as it is remembered. Generations stay below 2^32, and so do the granules of 47-bit addresses.
     fn word(granule: usize, generation: u64) -> u64 {
         generation << 32 | granule as u64
     }
@@ -78,7 +78,7 @@ impl Opened {
 }
 
 impl Adopter {
-    /// The program has mapped `start..start + len`, private memory that it cannot write to yet.
+    /// Notes that the program has mapped `start..start + len`, private memory that it cannot write to yet.
     pub fn reserve(&'static self, start: usize, len: usize) {
         own_stack::call(move || {
             let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
@@ -89,7 +89,7 @@ impl Adopter {
         })
     }
 
-    /// Before the program may write to `start..start + len`: what was reserved of it comes into our care.
+    /// Called before the program may write to `start..start + len`: the reserved part of it becomes managed.
     pub fn open(&'static self, start: usize, len: usize, delivery: Delivery) {
         let end = start.saturating_add(len);
         if len == 0 || !self.opened.may_be_reserved(start, end) {
@@ -110,7 +110,7 @@ impl Adopter {
         })
     }
 
-    /// Whether anything of `start..start + len` is reserved.
+    /// Whether any part of `start..start + len` is reserved.
     pub fn reserves(&'static self, start: usize, len: usize) -> bool {
         let end = start.saturating_add(len);
         if start >= self.opened.high.load(Ordering::Acquire) || end <= self.opened.low.load(Ordering::Acquire) {
@@ -119,17 +119,18 @@ impl Adopter {
         own_stack::call(move || !self.state().reserved.cut_out(start, end, false).is_empty())
     }
 
-    /// Does the program's mmap(2) over `start..start + len`, all of which is in our care and stays there: it is
-    /// registered again before the program knows of it.
+    /// Performs the program's mmap(2) over `start..start + len`, all of which is managed and stays so: it is registered
+    /// again before the program learns of the result.
     pub fn renew(&'static self, start: usize, len: usize, map: impl FnOnce() -> isize + 'static) -> isize {
         let end = start.saturating_add(len).next_multiple_of(PAGE_BYTES as usize);
-        // In a box, as a list is three words.
+        // Boxed, because a `Vec` is three words.
         let parts = own_stack::call(move || Box::new(self.parts(start, end)));
         self.replace(start, len, move || {
             let mapped = map();
             if let (true, Some(pager)) = (mapped != -1, self.pager()) {
                 for part in *parts {
-                    // Where the kernel refuses, it stays outside the budget, as any mapping that is not registered.
+                    // If the kernel refuses, the range stays outside the budget, like any mapping that is not
+                    // registered.
                     let len = part.end - part.start;
                     let _ = pager.uffd(part.delivery).register(part.start, len, mode::MISSING | mode::WP);
                     let _ = advise(part.start, len, libc::MADV_DONTFORK);
@@ -139,7 +140,7 @@ impl Adopter {
         })
     }
 
-    /// What of `start..end` has which delivery. What was said of it is forgotten.
+    /// The parts of `start..end` with their deliveries. The program's advice about the range is forgotten.
     fn parts(&self, start: usize, end: usize) -> Vec<Range> {
         self.state().said.forget(start, end);
         let Some(pager) = self.pager() else { return Vec::new() };
@@ -154,7 +155,7 @@ impl Adopter {
         mappings.map(part).collect()
     }
 
-    /// Joins a range that waits for the pager's start to one next to it.
+    /// Merges a range that waits for the pager's start with an adjacent one.
     pub(crate) fn wait_with(state: &mut State, range: Range) {
         let neighbour =
             state.waiting.iter_mut().rev().find(|other| {

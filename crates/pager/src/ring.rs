@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes between those who record an event and the thread that writes it to a file.
+//! The bytes between the threads that record events and the thread that writes them to a file.
 //!
-//! Threads: one producer at a time, the holder of the engine's lock; one consumer, the recorder's thread. The
-//! producer may be in a signal handler: it does not allocate, and never waits. An event that finds no room is lost,
-//! and so is every one after it, since a replay cannot go on behind a gap. They are counted.
+//! Threads: one producer at a time, the holder of the engine's lock; one consumer, the recorder's thread. The producer
+//! may be in a signal handler: it does not allocate, and never waits. An event that finds no room is lost, and so is
+//! every later one, since a replay cannot continue after a gap. Lost events are counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -14,11 +14,11 @@ use aquifer_core::record::{Sink, Summary, Told, put_summary, put_told};
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// A power of two of them.
+    /// The length is a power of two.
     bytes: Box<[AtomicU8]>,
-    /// Bytes that were put in so far, by whole events. Written by the producer.
+    /// Bytes put in so far, by whole events. Written by the producer.
     head: AtomicU64,
-    /// Bytes that were taken out so far. Written by the consumer.
+    /// Bytes taken out so far. Written by the consumer.
     tail: AtomicU64,
     /// Events that found no room.
     lost: AtomicU64,
@@ -28,29 +28,29 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// An empty ring of `len` bytes, a power of two. All of it is touched now, so that no event has to wait for the
-    /// kernel's pages.
+    /// kernel to allocate pages.
     pub(crate) fn new(len: usize) -> Self {
         assert!(len.is_power_of_two());
-        // Not zeros: those the kernel would hand out page by page, at the first touch.
+        // Not zeros: the kernel would allocate zeroed pages one by one, at their first touch.
         let bytes = (0..len).map(|_| AtomicU8::new(0xff)).collect();
         let zero = || AtomicU64::new(0);
         Self { bytes, head: zero(), tail: zero(), lost: zero(), open: AtomicBool::new(true) }
     }
 
-    /// Puts one event in. True when the consumer has something to do.
+    /// Puts one event in. True if the consumer has work to do.
     pub(crate) fn push(&self, told: &Told<'_>, summary: Summary) -> bool {
         if !self.open.load(Ordering::Relaxed) {
             return false;
         }
         if self.lost.load(Ordering::Relaxed) == 0 {
             let head = self.head.load(Ordering::Relaxed);
-            // Acquire pairs with the Release in `take`: what was taken may be overwritten.
+            // Acquire pairs with the Release in `take`: bytes that were taken may be overwritten.
             let limit = self.tail.load(Ordering::Acquire) + self.bytes.len() as u64;
             let mut writer = Writer { ring: self, at: head, limit, full: false };
             put_told(&mut writer, told);
             put_summary(&mut writer, told, summary);
             if !writer.full {
-                // Release pairs with the Acquire in `take`: the bytes are there.
+                // Release pairs with the Acquire in `take`: the bytes have been written.
                 self.head.store(writer.at, Ordering::Release);
                 return true;
             }
@@ -59,14 +59,14 @@ impl Ring {
         true
     }
 
-    /// Appends everything that is there to `bytes`, which has the room.
+    /// Appends all events in the ring to `bytes`, which has room for them.
     pub(crate) fn take(&self, bytes: &mut Vec<u8>) {
         let (tail, head) = (self.tail.load(Ordering::Relaxed), self.head.load(Ordering::Acquire));
         bytes.extend((tail..head).map(|at| self.byte(at).load(Ordering::Relaxed)));
         self.tail.store(head, Ordering::Release);
     }
 
-    /// Events that found no room, so far.
+    /// The number of events that have found no room so far.
     pub(crate) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -81,7 +81,7 @@ impl Ring {
     }
 }
 
-/// Puts the bytes of one event behind the others, where the consumer does not see them yet.
+/// Puts the bytes of one event after the others, where the consumer does not see them yet.
 struct Writer<'a> {
     ring: &'a Ring,
     at: u64,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A pager's budget follows its process's share of the tree's (`ledger.rs`), also when that changes.
+//! Makes a pager's budget follow its process's share of the tree's budget (`ledger.rs`), including later changes.
 //!
-//! What is given up is given back to the account when eviction has paid for it, not before.
+//! Pages that this process gives up return to the account only once eviction has freed them.
 //!
-//! Threads: one of its own, which sleeps until something changes in the account; and once, whoever starts the pager.
+//! Threads: one of its own, which sleeps until the account changes; and once the thread that starts the pager.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,11 +17,12 @@ use crate::abort::say;
 use crate::ledger::Ledger;
 use crate::pager::{Pager, StartFailure, start_thread};
 
-/// One look at whether eviction has paid back what was given up.
+/// The interval at which to check whether eviction has freed the pages given up.
 const DEBT_AGAIN: Duration = Duration::from_millis(5);
-/// One look at whether others have given back what this process should have.
+/// The interval at which to check whether others have given back the pages that this process should have.
 const SHORT_AGAIN: Duration = Duration::from_millis(20);
-/// One look at whether others have ended, while they and this process need more than there is. Nobody tells.
+/// The interval at which to check whether other processes have ended, while they and this process need more than the
+/// budget. Nothing signals their end.
 const CONTENDED_AGAIN: Duration = Duration::from_millis(500);
 /// Nothing happens when this ends; it only bounds the wait.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
@@ -29,7 +30,7 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 const CHANGE_PART: u64 = 64;
 
 impl Pager {
-    /// Moves the budget towards the share. Returns how long it can stay so, if nothing changes.
+    /// Moves the budget towards the share. Returns for how long no further check is needed if nothing changes.
     pub(crate) fn follow_share(&self) -> Duration {
         let Some(ledger) = self.ledger.filter(|ledger| ledger.join()) else { return SLEEP_IDLE };
         let is_contended = ledger.is_contended();
@@ -65,12 +66,13 @@ impl Pager {
         }
     }
 
-    /// Makes `pages` the engine's budget. Returns what is in use or may be, debt included, and whether there is some.
+    /// Makes `pages` the engine's budget. Returns the pages that are or may be in use, debt included, and whether there
+    /// is debt.
     fn spend(&self, pages: u64) -> (u64, bool) {
         let mut engine = self.engine();
         let before = engine.budget_pages();
         if before.abs_diff(pages) > before / CHANGE_PART {
-            // Never more than there are frame addresses for: a frame past the last one would be another's memory.
+            // Never more than the reserved frame addresses: a frame past the last one would be in other memory.
             engine.set_budget(pages.min(self.budget_pages_most));
             self.budget_now.store(pages, Ordering::Relaxed);
         }
@@ -83,12 +85,12 @@ impl Pager {
         (spent, debt > 0)
     }
 
-    /// The budget of the whole tree, as far as this process could use it.
+    /// The budget of the whole tree, as far as this process can use it.
     pub(crate) fn whole_budget_pages(&self) -> u64 {
         self.ledger.map_or(self.budget_pages, Ledger::budget_pages).min(self.budget_pages_most)
     }
 
-    /// What this pager cannot do without. What is locked stays half of the budget at most.
+    /// The pages that this pager cannot do without. Locked memory stays at most half of the budget.
     fn least_pages(&self) -> u64 {
         let least = aquifer_core::engine::least(u64::from(self.largest.pages()));
         least.max(2 * self.locked_pages())
@@ -104,7 +106,7 @@ impl Pager {
     }
 }
 
-/// Starts the thread that follows the share, where there is one.
+/// Starts the thread that follows the share, if there is an account.
 pub(crate) fn start(pager: &'static Pager) -> Result<(), StartFailure> {
     let Some(ledger) = pager.ledger else { return Ok(()) };
     start_thread(c"aquifer-share", move || {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where memory leaves our care, or loses its contents, because the program wants that.
+//! Takes memory out of management, or empties it, because the program asks for that.
 //!
-//! The kernel is asked while the engine is ours and nobody is at work on any of it. What it refuses to remove stays,
-//! contents and all: a program may name a descriptor that cannot be mapped, or memory that is sealed.
+//! The kernel call is made under the engine's lock, while no block of the range is being worked on. Memory that the
+//! kernel refuses to remove stays managed, with its contents: a program may name a descriptor that cannot be mapped, or
+//! memory that is sealed.
 //!
 //! Threads: any thread of the program, outside the fault path, on the pager's own stack.
 
@@ -24,34 +25,34 @@ use crate::adopt::{Adopter, State, by_pagemap, cut};
 use crate::doors::EngineGuard;
 use crate::resolve::Outcome;
 
-/// One sleep of a discard that waits for whoever works on a block in its range.
+/// One sleep of a discard that waits until a block in its range is no longer being worked on.
 const DISCARD_WAIT_ONCE: Duration = Duration::from_millis(1);
 
-/// Blocks that one discard has made resident at most: a hole in a region needs all of the region's, and they may
-/// leave again before the last has come. A choice: eight times as many.
+/// Most blocks that one discard makes resident: a hole in a region needs all blocks of the region, and some may be
+/// evicted again before the last is fetched. A choice: eight times as many.
 const DISCARD_FETCHES_MOST: u32 = 8 * REGION_PAGES;
 
-/// What a call of the program's comes back with.
+/// The result of a call by the program.
 pub trait Answer {
-    /// Whether the kernel has refused it.
+    /// Whether the kernel has refused the call.
     fn is_refused(&self) -> bool;
 }
 
-/// In libc's manner.
+/// libc's convention.
 impl Answer for i32 {
     fn is_refused(&self) -> bool {
         *self == -1
     }
 }
 
-/// In libc's manner.
+/// libc's convention.
 impl Answer for isize {
     fn is_refused(&self) -> bool {
         *self == -1
     }
 }
 
-/// Whether it has failed.
+/// True: the call has failed.
 impl Answer for bool {
     fn is_refused(&self) -> bool {
         *self
@@ -67,18 +68,18 @@ impl<T> Answer for Result<T, Errno> {
 /// How memory is given back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// It stays mapped. What is locked is not emptied.
+    /// It stays mapped. Locked memory is not emptied.
     Empty,
-    /// It stays mapped.
+    /// It stays mapped, and locked memory is emptied too.
     EmptyLocked,
     /// It is unmapped.
     Remove,
-    /// New memory is mapped in its place, which is as empty.
+    /// New, empty memory is mapped in its place.
     Replace,
 }
 
 impl Adopter {
-    /// Does the program's munmap(2) of `start..start + len`, by calling `unmap`.
+    /// Performs the program's munmap(2) of `start..start + len`, by calling `unmap`.
     pub fn release<T: Answer + 'static>(
         &'static self,
         start: usize,
@@ -88,7 +89,7 @@ impl Adopter {
         self.take_out(start, len, Way::Remove, unmap)
     }
 
-    /// Does something of the program's that empties `start..start + len`, such as MADV_DONTNEED.
+    /// Performs a call of the program that empties `start..start + len`, such as MADV_DONTNEED.
     pub fn discard<T: Answer + 'static>(
         &'static self,
         start: usize,
@@ -98,7 +99,7 @@ impl Adopter {
         self.take_out(start, len, Way::Empty, empty)
     }
 
-    /// As [`discard`](Self::discard), locked memory included: MADV_DONTNEED_LOCKED.
+    /// As [`discard`](Self::discard), including locked memory: MADV_DONTNEED_LOCKED.
     pub fn discard_locked<T: Answer + 'static>(
         &'static self,
         start: usize,
@@ -108,7 +109,7 @@ impl Adopter {
         self.take_out(start, len, Way::EmptyLocked, empty)
     }
 
-    /// Does what puts new and empty memory in the place of `start..start + len`, which stays in our care.
+    /// Performs a call that replaces `start..start + len` by new, empty memory, which stays managed.
     pub(crate) fn replace<T: Answer + 'static>(
         &'static self,
         start: usize,
@@ -118,7 +119,7 @@ impl Adopter {
         self.take_out(start, len, Way::Replace, replace)
     }
 
-    /// Takes `start..start + len` out of our care for good, before `change` makes something of it that cannot be
+    /// Takes `start..start + len` out of management for good, before `change` turns it into memory that cannot be
     /// managed.
     pub fn surrender<T: Answer + 'static>(
         &'static self,
@@ -129,7 +130,7 @@ impl Adopter {
         self.take_out(start, len, Way::Remove, move || {
             let result = change();
             if let Some(pager) = self.pager().filter(|_| !result.is_refused()) {
-                // Of the two only one has it; there may be parts that neither has.
+                // Each part is registered with only one of the two; some parts may be registered with neither.
                 let _ = pager.uffd(Delivery::Signal).unregister(start, len);
                 let _ = pager.uffd(Delivery::Listener).unregister(start, len);
             }
@@ -213,7 +214,7 @@ impl Adopter {
         })
     }
 
-    /// Forgets what was known of a range beside the engine, if it `is_removed`.
+    /// Forgets the data about a range outside the engine, if the range `is_removed`.
     fn is_out(&self, state: &mut State, range: Addresses<usize>, is_removed: bool) {
         if !is_removed {
             return;
@@ -239,9 +240,9 @@ impl Adopter {
     }
 }
 
-/// What is given back page by page, as balloons do, cuts through blocks. The first and the last block of `first..last`
-/// are forgotten when none of their pages is left: a resident block's missing pages read as zeros, and nothing can fill
-/// one while the engine is ours.
+/// Memory that is given back page by page, as balloons do, divides blocks. Forgets the first and the last block of
+/// `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page can be
+/// filled while the engine is locked.
 fn forget_emptied(engine: &mut EngineGuard<'_>, first: u64, last: u64, freed: &mut dyn FnMut(u64, u64)) {
     for page in [first, last - 1] {
         let Some(block) = engine.map().blocks_in(page, page + 1).next() else { continue };
@@ -254,7 +255,8 @@ fn forget_emptied(engine: &mut EngineGuard<'_>, first: u64, last: u64, freed: &m
         let (start, len) = (pages.start * PAGE_BYTES, u64::from(pages.count) * PAGE_BYTES);
         match by_pagemap(start as usize, len as usize) {
             Ok(present) if !present.contains(&true) => {
-                // Done, as the block is resident. Were it not, it would stay, and read as zeros all the same.
+                // Succeeds, since the block is resident. Otherwise the block would stay, and read as zeros all the
+                // same.
                 let _ = engine.discard(pages.start, end, false, freed);
             }
             _ => {}

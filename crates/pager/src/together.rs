@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the worker does to many small blocks at once: takes sealed ones out of the program's reach, and gives
+//! The worker's batched work on many small blocks: takes sealed blocks away from the program's address, and gives
 //! frames back to the kernel.
 //!
-//! Taking a page away interrupts every CPU that runs the program, at a price of many page copies, once for each
-//! kernel call. A sealed block needs no call of its own: it is write-protected since it came, so its bytes can be
-//! copied while the program runs, and all copied blocks are dropped by one call. Nothing is lost in between. A
-//! store faults on the protection and waits, since the block is Leaving; and no device can be about to write to a
-//! page, since a pin for writing would have lifted the protection first.
+//! Taking a page away interrupts every CPU that runs the program, which costs as much as many page copies, once for
+//! each kernel call. A sealed block needs no call of its own: it has been write-protected since it was installed, so
+//! its bytes can be copied while the program runs, and one call drops all copied blocks. Nothing is lost in between: a
+//! store faults on the protection and waits, since the block is Leaving; and no device can be about to write to a page,
+//! since a pin for writing would have lifted the protection first.
 
 #![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
 
@@ -30,7 +30,7 @@ pub(crate) struct Sealed {
     pub(crate) frame: Option<FrameIndex>,
 }
 
-/// Takes `victims` away. Returns whether any went.
+/// Takes `victims` away. Returns whether any was evicted.
 pub(crate) fn evict(pager: &Pager, victims: &[Sealed]) -> bool {
     let (mut rest, mut progress) = (victims, false);
     while !rest.is_empty() {
@@ -49,22 +49,22 @@ pub(crate) fn evict(pager: &Pager, victims: &[Sealed]) -> bool {
     progress
 }
 
-/// What became of the first victims.
+/// The result for the first victims.
 struct Evicted {
     count: usize,
-    /// The kernel did not drop the next one.
+    /// The kernel did not drop the next victim.
     failed: bool,
 }
 
-/// Takes away as many of the first `victims` as go without trouble, and reports them.
+/// Takes away the first of `victims`, up to the one that fails or is held, and reports those taken.
 fn evict_first(pager: &Pager, victims: &[Sealed]) -> Evicted {
     let free = victims.iter().take(SPANS_MOST).take_while(|victim| !pager.holds.cover(victim.pages)).count();
     let copied = copy_out(pager, &victims[..free]);
     let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
     // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied, or
-    // are the tier's.
+    // the tier has them.
     let gone = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
-    // Before what becomes of them can be counted.
+    // Counted before the consequences of the evictions can be counted.
     pager.counters.add(Counter::EvictedBlocks, gone as u64);
     let mut engine = pager.engine();
     let wanted = victims[..gone].iter().fold(false, |wanted, victim| {
@@ -76,7 +76,7 @@ fn evict_first(pager: &Pager, victims: &[Sealed]) -> Evicted {
     Evicted { count: gone, failed: gone < copied }
 }
 
-/// Copies victims to their frames. Returns how many from the first on are copied now or need no copy.
+/// Copies victims to their frames. Returns how many, from the first on, are copied now or need no copy.
 fn copy_out(pager: &Pager, victims: &[Sealed]) -> usize {
     let framed = |victim: &&Sealed| victim.frame.is_some();
     let sources: Vec<Span> = victims.iter().filter(framed).map(source).collect();
@@ -111,7 +111,7 @@ pub(crate) fn empty(pager: &Pager, frames: &[FrameIndex]) {
             .iter()
             .map(|frame| Span { start: pager.area.address(*frame), len: frame.order().bytes() as usize })
             .collect();
-        // SAFETY: the frames are this thread's, and what is in them is not needed.
+        // SAFETY: the frames are this thread's, and their bytes are not needed.
         let dropped = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
         frames[dropped..].iter().for_each(|frame| pager.area.drop_pages(*frame));
         let mut engine = pager.engine();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Moves bytes between frames and the tier on this thread: fetches and checks, compares and writes back.
+//! Moves bytes between frames and the tier on the calling thread: fetches and checks, compares and writes back.
 //!
-//! May run in a signal handler: does not allocate, and takes no lock but the engine's. The worker does the
-//! same by its queue where the tier's requests overlap (`worker.rs`).
+//! May run in a signal handler: does not allocate, and takes no lock but the engine's. If the tier overlaps requests,
+//! the worker does the same through its queue (`worker.rs`).
 //!
 //! Next on the path: `inspect.rs`, which looks at the bytes.
 
@@ -25,27 +25,27 @@ use crate::abort::{Number, say};
 use crate::inspect::{self, Finding, Guards, PAGES_MOST};
 use crate::pager::Pager;
 
-/// Tries of one read that fails for want of something that comes back.
+/// Tries of one read that fails temporarily.
 const READ_TRIES: u32 = 5;
-/// Ways of a tier that are tried for bytes that are not what was written: more than any has. Parity has a way for
-/// each choice of shards, of which ten give 252 at most, and ten more before those.
+/// Ways of a tier that are tried when the bytes read are not those written: more than any tier has. Parity has a way
+/// for each choice of shards: with ten shards at most 252, and ten more before those.
 const WAYS_MOST: u32 = 300;
-/// How long a way is waited for that takes somebody who is not there: as long as the tier hopes for whoever may be back
-/// (`tiers/src/array/copies.rs`), with some time to spare.
+/// How long to wait for a way that needs a donor that is not reachable: as long as the tier hopes for a donor that may
+/// return (`tiers/src/array/copies.rs`), with some time to spare.
 const WAYS_PATIENCE: Duration = Duration::from_secs(7);
 const WAYS_PAUSE: Duration = Duration::from_millis(20);
 
-/// What came of a try of all ways.
+/// The result of trying all ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// What had been stored.
+    /// The bytes that were stored.
     Right,
-    /// Somebody who may have it was not there.
+    /// A donor that may have them was not reachable.
     NotYet,
 }
 
 impl Pager {
-    /// Reads a block's slot into its frame and checks what came. The error is what to count.
+    /// Reads a block's slot into its frame and checks the bytes. The error is the counter to increase.
     pub(crate) fn fetch(&self, pages: Pages, frame: FrameIndex, slot: u64, stored: &[u64]) -> Result<(), Counter> {
         let piece = self.request_pages();
         for (index, stored) in stored.chunks(piece).enumerate() {
@@ -68,7 +68,8 @@ impl Pager {
         Ok(())
     }
 
-    /// What came is not what was written back. Asks for it by all the ways that the tier has, and mends what it has.
+    /// The bytes read are not those written back. Reads them in every other way that the tier has, and repairs its
+    /// copy.
     fn fetch_other(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<(), Counter> {
         let started = now_ns();
         while self.try_ways(offset, buffer, stored)? == Found::NotYet {
@@ -80,7 +81,7 @@ impl Pager {
         Ok(())
     }
 
-    /// One try of each way.
+    /// Tries each way once.
     fn try_ways(&self, offset: u64, buffer: &mut FrameBuffer, stored: &[u64]) -> Result<Found, Counter> {
         let mut outcome = Err(Counter::GuardMismatches);
         for way in 1..=WAYS_MOST {
@@ -88,8 +89,9 @@ impl Pager {
                 Ok(false) => break,
                 Ok(true) if inspect::arrive(buffer, stored).is_ok() => {
                     self.tier.blame(offset, buffer.len(), way);
-                    // Over the damaged copy. Nobody else writes here: the block is ours, and what relatives have from
-                    // here are the same bytes. Where it fails, the next fetch does all this again.
+                    // Overwrites the damaged copy. No other process writes here: the block is this process's, and
+                    // processes of the family that use this slot have the same bytes. If it fails, the next fetch
+                    // repeats all this.
                     let _ = self.tier.mend(offset, buffer);
                     self.counters.add(Counter::MendedBlocks, 1);
                     return Ok(Found::Right);
@@ -101,12 +103,12 @@ impl Pager {
         outcome
     }
 
-    /// Pages of one request to the tier.
+    /// The most pages in one request to the tier.
     fn request_pages(&self) -> usize {
         (self.tier.request_bytes_most() / PAGE_BYTES as usize).max(1)
     }
 
-    /// Cleans one standby block, and reports. False when its bytes could not be written.
+    /// Cleans one standby block, and reports. False if its bytes could not be written.
     pub(crate) fn clean(
         &self,
         block: BlockIndex,
@@ -128,18 +130,18 @@ impl Pager {
         verdict != CleanVerdict::Failed
     }
 
-    /// The verdict on a block of which nothing has to be written.
+    /// The verdict on a block of which no page has to be written.
     pub(crate) fn kept(&self, block: BlockIndex, finding: &Finding) -> CleanVerdict {
         if *finding == Finding::Zero {
             return CleanVerdict::Zero;
         }
-        // What was read ahead has never been evicted.
+        // A block that was read ahead has never been evicted.
         let was_evicted = self.engine().map().block(block).waiting != Waiting::ReadAhead;
         self.counters.add(Counter::EvictedCleanBlocks, u64::from(was_evicted));
         CleanVerdict::Stored
     }
 
-    /// Compares a frame with its slot, piece by piece, and writes what differs. `all` receives the frame's
+    /// Compares a frame with its slot, piece by piece, and writes the differing pages. `all` receives the frame's
     /// guards.
     fn write_back(&self, block: BlockIndex, frame: FrameIndex, stored: &[u64], all: &mut [u64]) -> CleanVerdict {
         let (piece, whole) = (self.request_pages(), stored.len());
@@ -160,7 +162,7 @@ impl Pager {
                 return CleanVerdict::Failed;
             };
             if moved {
-                // Clean pages, too: their copies are where the block was before fork(2).
+                // Clean pages too: their copies are still in the slot that the block had before fork(2).
                 return self.write_back(block, frame, &[guard::UNKNOWN; PAGES_MOST][..whole], all);
             }
             for (first, count) in runs.iter() {
@@ -183,7 +185,7 @@ impl Pager {
         CleanVerdict::Stored
     }
 
-    /// Reports the end of a cleaning, and counts what it was.
+    /// Reports the end of a cleaning, and counts its result.
     pub(crate) fn cleaned(&self, block: BlockIndex, verdict: CleanVerdict, found: &[u64]) {
         if verdict != CleanVerdict::Failed {
             let zeros = found.iter().filter(|guard| **guard == guard::ZERO).count();
@@ -193,11 +195,11 @@ impl Pager {
         engine.cleaned(block, verdict, found);
         self.publish(&engine);
         drop(engine);
-        // A frame came free: whoever waits for any frame looks again.
+        // A frame became free: all threads that wait for a frame look again.
         self.progress.signal();
     }
 
-    /// Says once that the tier is full.
+    /// Reports once that the tier is full.
     pub(crate) fn tier_full(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         self.count_failure(Counter::WriteBackFailures);
@@ -211,7 +213,7 @@ impl Pager {
         }
     }
 
-    /// Says once that the tier cannot be written.
+    /// Reports once that the tier cannot be written to.
     pub(crate) fn write_back_failed(&self, failure: &TierFailure) {
         static SAID: AtomicBool = AtomicBool::new(false);
         self.count_failure(Counter::WriteBackFailures);
@@ -228,7 +230,7 @@ impl Pager {
         }
     }
 
-    /// A block is lost. Poisons it, says so, and lets everybody who waits find out.
+    /// A block is lost: poisons it, reports it, and wakes all waiting threads so that they find out.
     pub(crate) fn fetch_lost(&self, block: BlockIndex, pages: Pages, counter: Counter) {
         self.count_failure(counter);
         self.counters.add(Counter::PoisonedBlocks, 1);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Room that the program has freed goes back to the tier, later and on a thread of its own.
+//! Returns room that the program has freed to the tier, later and on a thread of its own.
 //!
-//! Discarding takes a file system milliseconds, and a program that frees memory must not wait for it. A freed slab is
-//! another region's as soon as one needs it, so a slab that is wanted again is taken off the list, or waited for if it
-//! is being discarded at that moment: what is written to it afterwards must stay.
+//! A discard takes a file system milliseconds, and a program that frees memory must not wait for it. A freed slab goes
+//! to the next region that needs one. So a slab that is needed again is taken off the list, or waited for if it is
+//! being discarded at that moment: data written to it afterwards must stay.
 //!
 //! Threads: [`Trims::push`] under the engine's lock, [`Trims::claim`] under none, maybe in a signal handler. Neither
 //! allocates.
@@ -25,10 +25,10 @@ use aquifer_sys::wakeup::Wakeup;
 
 use crate::pager::{Pager, StartFailure, start_thread};
 
-/// Slabs that wait: 8 GiB. The room of those beyond stays allocated until another region has it.
+/// Slabs that may wait: 8 GiB. The room of further slabs stays allocated until another region uses it.
 const TRIMS_MOST: usize = 4096;
 /// How long a freed slab waits for another use. A choice: longer than a program takes between two phases of one
-/// computation, shorter than somebody waits who looks at the disk.
+/// computation, shorter than a person waits who watches the disk.
 const TRIM_DELAY: Duration = Duration::from_millis(200);
 /// Nothing happens when this ends; it only bounds the wait.
 const SLEEP_IDLE: Duration = Duration::from_secs(3600);
@@ -36,16 +36,16 @@ const SLEEP_IDLE: Duration = Duration::from_secs(3600);
 const CLAIM_WAIT_ONCE: Duration = Duration::from_millis(10);
 
 struct List {
-    /// Where slabs begin in the tier, the one that was freed first in front.
+    /// Offsets of slabs in the tier, the earliest freed first.
     waiting: VecDeque<u64>,
-    /// The one that is being discarded.
+    /// The slab that is being discarded.
     active: Option<u64>,
 }
 
 /// See the module.
 pub(crate) struct Trims {
     list: Mutex<List>,
-    /// False: there is nothing that a claim could meet.
+    /// False: no slab is waiting or being discarded, so a claim has nothing to check.
     any: AtomicBool,
     bell: Wakeup,
     /// Signalled when a discard has ended.
@@ -63,12 +63,12 @@ impl Trims {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody else looks at the list for as long as this lives.
+    /// Keeps other threads from the list for as long as the guard lives.
     pub(crate) fn lock(&self) -> impl Sized {
         self.list()
     }
 
-    /// After fork(2): what waits is the parent's business.
+    /// After fork(2): the waiting slabs are left to the parent.
     pub(crate) fn renew(&self) -> Result<(), Errno> {
         let mut list = self.list();
         list.waiting.clear();
@@ -77,19 +77,19 @@ impl Trims {
         self.bell.renew()
     }
 
-    /// Nobody needs the slab at `offset`.
+    /// Adds the slab at `offset`, which is no longer in use.
     pub(crate) fn push(&self, offset: u64) {
         let mut list = self.list();
         if list.waiting.len() < TRIMS_MOST {
             list.waiting.push_back(offset);
-            // Release pairs with `claim`, which comes after the engine's lock.
+            // Release pairs with the Acquire in `claim`, which runs after a later section under the engine's lock.
             self.any.store(true, Ordering::Release);
         }
         drop(list);
         self.bell.ring();
     }
 
-    /// The slab around `slot` is written to next. `check_patience` ends the program when that takes too long.
+    /// Called before the slab around `slot` is written to. `check_patience` ends the program if this takes too long.
     fn claim(&self, slot: u64, check_patience: impl Fn(u64)) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -124,7 +124,7 @@ impl Trims {
 }
 
 impl Pager {
-    /// Reserves the slot to write a block to; `None` when the tier is full. See [`OwnSlot::moved`].
+    /// Reserves the slot to write a block to; `None` if the tier is full. See [`OwnSlot::moved`].
     pub(crate) fn slot_for(&self, block: BlockIndex) -> Option<OwnSlot> {
         let slot = self.engine().slot_for(block)?;
         self.trims.claim(slot.offset, |started| self.check_patience(started));
@@ -133,14 +133,14 @@ impl Pager {
 }
 
 impl Pager {
-    /// Discards the slab at `offset`, if it is still nobody's: another process of the family may have taken it since,
-    /// and its bytes would be lost. None takes it meanwhile.
+    /// Discards the slab at `offset`, if it is still unused: another process of the family may have taken it since, and
+    /// its bytes would be lost. No process can take it during the discard.
     fn trim(&self, offset: u64) {
         let slab = (offset / REGION_BYTES) as u32;
         if !self.family.claim(slab) {
             return;
         }
-        // A tier that cannot discard keeps the room, and nothing else is lost.
+        // A tier that cannot discard keeps the room allocated; nothing else is lost.
         if self.tier.discard(offset, REGION_BYTES).is_ok() {
             self.counters.add(Counter::DiscardedBytes, REGION_BYTES);
         }

@@ -5,13 +5,13 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! Linux 6.18 says less than it has moved when it met a page that was being migrated (compaction, NUMA balancing), or
-//! whose accessed bit changed that moment. It tries again and moves the page, and those behind it, but comes back to
-//! them with the old EAGAIN in hand, and stops at EEXIST (`move_pages` in mm/userfaultfd.c). Where nothing was moved
-//! before, EEXIST is what it reports; otherwise a part, without these pages, and what the next call fails for may be
-//! something else: EINVAL, if mprotect(2) came in between. Both ends belong to this thread, so a page that is at the
-//! target and not at the source has been moved ([`moved_already`]). Taking such an error for a refusal would lose the
-//! page: what is copied instead are the zeros of a missing one.
+//! Linux 6.18 reports fewer pages than it has moved if it meets a page that is being migrated (compaction, NUMA
+//! balancing), or whose accessed bit has just changed. It retries and moves that page and those after it, but then
+//! returns to them with the old EAGAIN still set, and stops at EEXIST (`move_pages` in mm/userfaultfd.c). If nothing
+//! had moved before, it reports EEXIST; otherwise it reports a part, without these pages, and the next call may fail
+//! for another reason: EINVAL, if mprotect(2) has come in between. Both ends belong to this thread, so a page that is
+//! at the target and not at the source has been moved ([`moved_already`]). Taking such an error for a refusal would
+//! lose the page: the copy that follows would write the zeros of a missing page.
 
 use aquifer_core::units::PAGE_BYTES;
 use aquifer_sys::raw::Errno;
@@ -19,8 +19,8 @@ use aquifer_sys::uffd::Partial;
 
 use crate::own_memory::{AT_ONCE, PageTable};
 
-/// Tries before an EAGAIN of the kernel counts as a refusal. It means that the address space is being
-/// changed by another thread; each change is short.
+/// Tries before an EAGAIN of the kernel counts as a refusal. EAGAIN means that another thread is changing the address
+/// space; each change is short.
 pub const EAGAIN_MOST: u32 = 10_000;
 
 /// Tries before EBUSY counts as a refusal. After a direct read the kernel may hold the frame's pages for a
