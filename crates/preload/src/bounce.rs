@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Transfers of more than a call may hold: in windows, or through memory of our own.
+//! Transfers of more memory than a call may hold: in windows, or through the library's own memory.
 //!
-//! The kernel gets a bounce buffer outside managed memory, and the copy to or from the program's memory faults
-//! like any load or store. A file is asked again until it comes back short. A message must be transferred by one
-//! call, so its bounce buffer is as long as the program's vector; only what the kernel writes costs DRAM. What
-//! comes from a pipe or a stream is never asked for twice: asking again could wait for ever.
+//! The kernel gets a bounce buffer outside managed memory, and the copy to or from the program's memory faults like any
+//! load or store. For a file, the call is repeated until it comes back short. A message must be transferred by one
+//! call, so its bounce buffer is as long as the program's vector; only the part that the kernel writes costs DRAM. A
+//! read from a pipe or a stream is never repeated: a second one could wait for ever.
 
 #![allow(unsafe_code, reason = "copies between the program's memory and ours")]
 
@@ -18,9 +18,9 @@ use aquifer_sys::raw::{Errno, syscall};
 use crate::calls::{TRANSFER_BYTES_MOST, quietly};
 use crate::program_memory::is_readable;
 
-/// One bounce buffer of a stream: large enough that copying, not calling, is what it costs.
+/// One bounce buffer of a stream: large enough that copying costs more than the calls.
 const STREAM_BYTES: usize = 1 << 20;
-/// `IOV_MAX`: longer vectors are the kernel's to refuse.
+/// `IOV_MAX`: the kernel refuses longer vectors.
 pub const ENTRIES_MOST: usize = 1024;
 /// Entries that are kept on the stack. Most vectors are shorter.
 const FEW: usize = 8;
@@ -35,24 +35,23 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Copies `count` entries at `start`. None where they cannot be read, or one has a length that the kernel refuses
-    /// (EINVAL): it takes them as signed, and must not be given a part of them.
+    /// Copies `count` entries at `start`. No entries if they cannot be read, or if one has a length that the kernel
+    /// refuses (EINVAL): it treats lengths as signed, and must not be given a part of such a vector.
     ///
-    /// # Safety
-    /// They are the program's.
+    /// # Safety They are the program's.
     pub unsafe fn read(start: usize, count: usize) -> Self {
         let source = std::ptr::with_exposed_provenance::<libc::iovec>(start);
         let mut entries = Self { few: [NOTHING; FEW], count: 0, many: Vec::new() };
         if count > ENTRIES_MOST || !is_readable(start, count * size_of::<libc::iovec>()) {
-            return entries; // The kernel says so itself.
+            return entries; // The kernel returns the error itself.
         }
-        // No `Inside` here: a signal may come, and a handler that jumps away would leave the thread inside for ever.
+        // No `Inside` here: a signal may arrive, and a handler that jumps away would leave the thread inside for ever.
         // The allocator blocks signals itself.
         if count > FEW {
             entries.many = Vec::with_capacity(count);
         }
         for index in 0..count {
-            // SAFETY: the caller's promise; a fault on it is resolved as for any load.
+            // SAFETY: the caller's promise; a fault on the entry is resolved as for any load.
             let entry = unsafe { source.add(index).read() };
             if count > FEW {
                 entries.many.push(entry);
@@ -68,18 +67,18 @@ impl Entries {
         entries
     }
 
-    /// Them.
+    /// The copied entries.
     pub fn list(&self) -> &[libc::iovec] {
         if self.count > FEW { &self.many } else { &self.few[..self.count] }
     }
 }
 
-/// How many bytes a vector is about.
+/// The total length of a vector, in bytes.
 pub fn bytes(entries: &[libc::iovec]) -> usize {
     entries.iter().fold(0, |sum, entry| sum.saturating_add(entry.iov_len))
 }
 
-/// The part of a vector behind `done` bytes, `most` bytes long.
+/// The part of a vector that starts after `done` bytes and is `most` bytes long.
 pub fn window(entries: &[libc::iovec], mut done: usize, mut most: usize) -> Vec<libc::iovec> {
     let mut window = Vec::new();
     for entry in entries {
@@ -93,7 +92,7 @@ pub fn window(entries: &[libc::iovec], mut done: usize, mut most: usize) -> Vec<
     window
 }
 
-/// Repeats `window(done)`, each of `most` bytes, until `total` are through or one comes back short.
+/// Repeats `window(done)`, each of `most` bytes, until `total` bytes are transferred or one comes back short.
 pub fn in_windows(total: usize, most: usize, window: impl Fn(usize) -> isize) -> isize {
     let mut done = 0;
     loop {
@@ -109,10 +108,10 @@ pub fn in_windows(total: usize, most: usize, window: impl Fn(usize) -> isize) ->
     }
 }
 
-/// Whether asking again cannot wait: what is not in a file yet never comes, and /dev/zero, /dev/full and
-/// /dev/urandom have no end.
+/// Whether repeating the call cannot wait: a read past the end of a file returns immediately, and /dev/zero, /dev/full
+/// and /dev/urandom have no end.
 pub fn is_file(descriptor: usize) -> bool {
-    // SAFETY: fstat(2) fills the structure, or fails and leaves it as it is: all zeros, no kind of file.
+    // SAFETY: fstat(2) fills the structure, or fails and leaves it all zeros, which is no kind of file.
     let found = unsafe {
         let mut found: libc::stat = std::mem::zeroed();
         quietly(libc::SYS_fstat, [descriptor, &raw mut found as usize, 0, 0, 0, 0]);
@@ -131,11 +130,11 @@ pub fn is_message_socket(descriptor: usize) -> bool {
     let (mut kind, mut len) = (libc::SOCK_STREAM, size_of::<i32>() as libc::socklen_t);
     let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_TYPE as usize);
     let args = [descriptor, level, option, &raw mut kind as usize, &raw mut len as usize, 0];
-    // SAFETY: getsockopt(2) writes one number and its length, or fails: no socket.
+    // SAFETY: getsockopt(2) writes one number and its length, or fails: not a socket.
     unsafe { quietly(libc::SYS_getsockopt, args) && kind != libc::SOCK_STREAM }
 }
 
-/// Memory of our own for one transfer. Pages come when the kernel or a copy touches them.
+/// The library's own memory for one transfer. The kernel allocates pages when a call or a copy touches them.
 pub struct Bounce {
     start: usize,
     len: usize,
@@ -152,11 +151,10 @@ impl Bounce {
         [libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(self.start + offset), iov_len: len }]
     }
 
-    /// Copies between the buffer, from `offset` on, and the program's vector. False where the vector cannot be read:
-    /// its lengths may be wrong, and the kernel is to say so.
+    /// Copies between the buffer, from `offset` on, and the program's vector. False if the vector cannot be read: its
+    /// lengths may be wrong, and the kernel must return the error.
     ///
-    /// # Safety
-    /// The entries are the program's; `len` is no more than either has.
+    /// # Safety The entries are the program's; `len` is no more than either has.
     pub unsafe fn copy(&self, offset: usize, entries: &[libc::iovec], len: usize, to_program: bool) -> bool {
         let mut done = 0;
         for entry in entries {
@@ -169,7 +167,8 @@ impl Bounce {
             }
             let ours: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start + offset + done);
             let (source, target) = if to_program { (ours, entry.iov_base) } else { (entry.iov_base, ours) };
-            // SAFETY: both have `take` bytes; ours is nobody else's. The program's side faults like any access.
+            // SAFETY: both have `take` bytes; the bounce buffer is not shared. The program's side faults like any
+            // access.
             unsafe { std::ptr::copy_nonoverlapping(source.cast::<u8>(), target.cast::<u8>(), take) };
             done += take;
         }
@@ -184,10 +183,9 @@ impl Drop for Bounce {
     }
 }
 
-/// Hands bytes from the front of a vector to `part` in memory of our own, once.
+/// Passes bytes from the front of a vector to `part` in the library's own memory, once.
 ///
-/// # Safety
-/// The entries are the program's.
+/// # Safety The entries are the program's.
 pub unsafe fn once(
     entries: &[libc::iovec],
     part: impl Fn(&[libc::iovec]) -> Result<usize, Errno>,
@@ -200,11 +198,10 @@ pub unsafe fn once(
     if copied { part(&bounce.piece(0, len)) } else { part(&from) }
 }
 
-/// As [`through`], for a file: it is asked until it has given all or comes back short, since a program need not
-/// expect less of a file than there is.
+/// As [`through`], for a file: the call is repeated until all is transferred or it comes back short, since a program
+/// need not expect a short read before the end of a file.
 ///
-/// # Safety
-/// The entries are the program's.
+/// # Safety The entries are the program's.
 pub unsafe fn file_through(
     entries: &[libc::iovec],
     reads: bool,
@@ -218,10 +215,9 @@ pub unsafe fn file_through(
     })
 }
 
-/// Transfers a vector through memory of our own, by `part`: as one message, or as a stream.
+/// Transfers a vector through the library's own memory, by `part`: as one message, or as a stream.
 ///
-/// # Safety
-/// The entries are the program's.
+/// # Safety The entries are the program's.
 pub unsafe fn through(
     entries: &[libc::iovec],
     reads: bool,
@@ -234,8 +230,8 @@ pub unsafe fn through(
     if reads {
         let moved = part(&bounce.piece(0, most), 0);
         if moved > 0 {
-            // A message that was cut may say how long it was: MSG_TRUNC.
-            // SAFETY: the kernel wrote no more than the piece has, and the vector has room for it.
+            // For a truncated message the result may be its full length: MSG_TRUNC. SAFETY: the kernel wrote no more
+            // than the piece has, and the vector has room for it.
             unsafe { bounce.copy(0, entries, (moved as usize).min(most), true) };
         }
         return moved;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! syscall(2): calls on memory that the program makes by their number go where those by name go.
+//! syscall(2): calls on memory that the program makes by number take the same path as those by name.
 //!
-//! SBCL maps its heap so, and none of it was managed: below the budget no call traps, and nothing else sees these.
-//! Every other number goes on to the C library's syscall(2) with all registers as they were, and traps there where
-//! calls trap.
+//! SBCL maps its heap this way, and none of it would be managed otherwise: below the budget no call traps, and nothing
+//! else sees these calls. Every other number goes on to the C library's syscall(2) with all registers unchanged, and
+//! traps there if calls trap.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -17,7 +17,7 @@ use crate::mappings::{advise, map, protect, protect_with_key, unmap};
 use crate::remap::remap;
 use crate::{locks, next, unmovable};
 
-/// The numbers below 64 that are ours, as bits.
+/// The numbers below 64 that this library handles, as bits.
 const OURS_BELOW_64: u64 = 1 << libc::SYS_mmap
     | 1 << libc::SYS_mprotect
     | 1 << libc::SYS_munmap
@@ -26,10 +26,10 @@ const OURS_BELOW_64: u64 = 1 << libc::SYS_mmap
 // The code below takes these four as a range.
 const _: () = assert!(libc::SYS_munlock == libc::SYS_mlock + 1 && libc::SYS_munlockall == libc::SYS_mlock + 3);
 
-/// The C library's syscall(2), once it was looked for; until then the instruction itself. No call traps before.
+/// The C library's syscall(2), once it has been looked up; until then the bare instruction. No call traps before that.
 static OTHERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds the C library's.
+/// Looks up the C library's syscall(2).
 pub fn prepare() {
     // SAFETY: only its address is taken.
     let libcs = unsafe { next::syscall() };
@@ -38,10 +38,10 @@ pub fn prepare() {
 
 /// syscall(2): variadic, which makes no difference to the caller of this ABI.
 ///
-/// Not a function of Rust: a call that comes back twice, or on another stack, must find no frame of ours in its way.
+/// Not a Rust function: a call that returns twice, or on another stack, must not find a frame of this library in its
+/// way.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
@@ -86,10 +86,9 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
-/// The instruction, with libc's manners: for this library's own use of the name, too.
+/// The bare instruction, with libc's convention for results: also for this library's own use of the name.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_syscall(
@@ -124,10 +123,9 @@ extern "C" fn failed(result: isize) -> isize {
     in_libcs_manner(result)
 }
 
-/// A call on memory, in libc's manner.
+/// A call on memory, with libc's convention for results.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 unsafe extern "C" fn on_memory(
     number: i64,
     first: usize,
@@ -139,7 +137,7 @@ unsafe extern "C" fn on_memory(
 ) -> isize {
     let address = std::ptr::with_exposed_provenance_mut(first);
     let args = [first, second, third, fourth, fifth, sixth];
-    // SAFETY: the caller's promise. The kernel takes the lower half of what is an int.
+    // SAFETY: the caller's promise. The kernel uses only the lower half of an int argument.
     unsafe {
         match number {
             libc::SYS_mmap => {

@@ -4,11 +4,12 @@
 //! Loads libraries without RTLD_DEEPBIND: dlopen(3), and dlmopen(3) into the program's own namespace.
 //!
 //! A library that is loaded with this flag looks up its symbols in its own dependencies first, so its `free` is the C
-//! library's. What it frees was allocated by the program's `malloc`, which is ours, and the C library aborts. Its calls
-//! would also pass by our wrappers. PHP loads its extensions so; sanitizers refuse the flag for the same reason.
+//! library's. If it frees memory from the program's `malloc`, which is this library's, the C library aborts. Its calls
+//! would also bypass this library's wrappers. PHP loads its extensions with this flag; sanitizers refuse it for the
+//! same reason.
 //!
 //! dlopen(3) looks at its return address: the library that calls it decides the namespace, and where it searches
-//! (DT_RUNPATH). So both functions jump to the C library's with the caller's frame as it was.
+//! (DT_RUNPATH). So both functions jump to the C library's with the caller's frame unchanged.
 
 #![allow(unsafe_code, reason = "the C ABI of the dynamic linker")]
 
@@ -18,7 +19,7 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 use crate::next;
 use crate::start::instance_inside;
 
-/// Where to go on, and with which mode: two registers.
+/// The function to jump to, and the mode to pass: two registers.
 #[repr(C)]
 struct Onwards {
     function: usize,
@@ -43,7 +44,7 @@ extern "C" fn dlopen_onwards(mode: c_int) -> Onwards {
 extern "C" fn dlmopen_onwards(mode: c_int, namespace: c_long) -> Onwards {
     // SAFETY: only the address is taken.
     let next = unsafe { next::dlmopen() }.map_or(missing as *const () as usize, |next| next as usize);
-    // Another namespace has a C library of its own, and this library is not in it.
+    // Another namespace has its own C library, and this library is not in it.
     let mode = if namespace == libc::LM_ID_BASE { without_deep_binding(mode) } else { mode as usize };
     Onwards { function: next, mode }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Programs that this one executes are managed, too: what they need in their environment is put back where it was left
-//! out. A program that cannot be managed is reported once for the whole tree, or refused with EACCES under `--strict`.
+//! Keeps programs that this one executes managed: the environment entries that they need are restored if left out. A
+//! program that cannot be managed is reported once for the whole tree, or refused with EACCES under `--strict`.
 //!
-//! A program may be executed with an empty environment, or with another `LD_PRELOAD`; ours comes first then, and theirs
-//! after it. A configuration that is there stays, as that of another `aquifer run`.
+//! A program may be executed with an empty environment, or with another `LD_PRELOAD`; this library is then put before
+//! the libraries listed there. An existing configuration is kept, since it is that of another `aquifer run`.
 //!
-//! Runs on the program's threads, between vfork(2) and execve(2), too: nothing is allocated from the program's heap.
-//! The new environment is on the stack, or in a mapping of its own where it is long.
+//! Runs on the program's threads, also between vfork(2) and execve(2): nothing is allocated from the program's heap.
+//! The new environment is on the stack, or in a mapping of its own if it is long.
 
 #![allow(unsafe_code, reason = "the program's arrays of strings")]
 
@@ -29,9 +29,10 @@ use crate::program_memory::{load, string_len};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const CONFIGURATION: &[u8] = b"AQUIFER_CONFIG=";
-/// The kernel takes no more than 2 MiB of strings and pointers from most callers; see execve(2).
+/// From most callers, the kernel accepts no more than 2 MiB of strings and pointers; see execve(2).
 const ENTRIES_MOST: usize = 256 << 10;
-/// Words of the environments that are built on the stack: what env(1) and servers leave, and what a login has.
+/// Sizes of environments that are built on the stack, in words: those that env(1) and servers pass on, and those of a
+/// login session.
 const SMALL_WORDS: usize = 256;
 const LARGE_WORDS: usize = 2048;
 
@@ -39,21 +40,21 @@ unsafe extern "C" {
     static environ: AtomicPtr<c_void>;
 }
 
-/// What descendants need.
+/// The data that descendants need.
 struct Needs {
     /// `AQUIFER_CONFIG=…`.
     configuration: CString,
-    /// Our path.
+    /// The path of this library.
     library: Vec<u8>,
-    /// What cannot be managed is refused.
+    /// Programs that cannot be managed are refused.
     strict: bool,
-    /// Of the whole tree, if there is one.
+    /// The account of the whole tree, if there is one.
     ledger: Option<&'static Ledger>,
 }
 
 static NEEDS: OnceLock<Needs> = OnceLock::new();
 
-/// Keeps what descendants need: the configuration as text, and where this library is.
+/// Stores the data that descendants need: the configuration as text, and the path of this library.
 pub fn prepare(configuration: &str, strict: bool, ledger: Option<&'static Ledger>) {
     let Some(library) = own_path() else { return };
     let entry = [CONFIGURATION, configuration.as_bytes()].concat();
@@ -61,7 +62,7 @@ pub fn prepare(configuration: &str, strict: bool, ledger: Option<&'static Ledger
     let _ = NEEDS.set(Needs { configuration, library, strict, ledger });
 }
 
-/// The path that this library was loaded by.
+/// The path from which this library was loaded.
 fn own_path() -> Option<Vec<u8>> {
     // SAFETY: `Dl_info` is plain data for which all zeros is a value.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -75,23 +76,23 @@ fn own_path() -> Option<Vec<u8>> {
     Some(name.to_bytes().to_owned())
 }
 
-/// For calls of the program; the pager executes nothing.
+/// For calls of the program; the pager executes no programs.
 fn needs() -> Option<&'static Needs> {
     if thread_slot::inside() { None } else { NEEDS.get() }
 }
 
-/// What an environment has of what is needed.
+/// The needed entries that an environment has.
 #[derive(Default)]
 struct Found {
     entries: usize,
     has_configuration: bool,
-    /// Address and length of what follows `LD_PRELOAD=`.
+    /// Address and length of the text after `LD_PRELOAD=`.
     preload: Option<(usize, usize)>,
     has_library: bool,
 }
 
 impl Found {
-    /// How many the environment takes that has what is needed.
+    /// Number of words for an environment with all needed entries.
     fn words(&self, needs: &Needs) -> usize {
         let theirs = self.preload.map_or(0, |(_, len)| len + 1);
         let text = PRELOAD.len() + needs.library.len() + theirs + 1;
@@ -99,7 +100,7 @@ impl Found {
     }
 }
 
-/// `None` where the kernel could not read it either.
+/// `None` if the kernel could not read it either.
 fn look(needs: &Needs, environment: usize) -> Option<Found> {
     let mut found = Found::default();
     if environment == 0 {
@@ -126,20 +127,20 @@ fn look(needs: &Needs, environment: usize) -> Option<Found> {
     Some(found)
 }
 
-/// Ours, or that of another release, which another `aquifer run` has named.
+/// Whether a path names this library, or that of another release, which another `aquifer run` has named.
 fn is_library(word: &[u8], ours: &[u8]) -> bool {
     let name = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
     word == ours || name(word) == name(ours)
 }
 
-/// A string of the program's.
+/// A string of the program.
 fn text_at<'a>(start: usize) -> Option<&'a [u8]> {
     let len = string_len(start)?;
     // SAFETY: it was just read to its end, and stays until the caller's system call.
     Some(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), len) })
 }
 
-/// Calls with an environment that has what descendants need: `environment` itself, where it does.
+/// Calls `call` with an environment that has all entries that descendants need: `environment` itself if it has them.
 pub fn with_environment<T>(environment: usize, call: impl FnOnce(usize) -> T) -> T {
     let Some(needs) = needs() else { return call(environment) };
     let Some(found) = look(needs, environment) else { return call(environment) };
@@ -168,9 +169,9 @@ fn on_stack<const WORDS: usize, T>(
     call(words.as_ptr().expose_provenance())
 }
 
-/// In memory that is not the program's. A child of vfork(2) that executes leaves it to its parent.
+/// In a mapping outside the program's memory. A child of vfork(2) that executes a program leaves it to its parent.
 fn mapped<T>(count: usize, needs: &Needs, environment: usize, found: &Found, call: impl FnOnce(usize) -> T) -> T {
-    // The kernel says ENOMEM to the call itself, most likely.
+    // The call itself most likely fails with ENOMEM as well.
     let Some(start) = map(count, needs, environment, found) else { return call(environment) };
     let result = call(start);
     unmap(start, count);
@@ -182,19 +183,19 @@ fn map(count: usize, needs: &Needs, environment: usize, found: &Found) -> Option
     let args = [0, count * size_of::<usize>(), rights as usize, flags as usize, usize::MAX, 0];
     // SAFETY: new memory, wherever there is room.
     let start = unsafe { syscall(libc::SYS_mmap, args) }.ok()?;
-    // SAFETY: just mapped, zeros, and nobody else's.
+    // SAFETY: just mapped, zeros, and not shared with anybody.
     let words = unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), count) };
     fill(words, needs, environment, found);
     Some(start)
 }
 
-/// What [`map`] has mapped, and nobody uses any more.
+/// Unmaps memory from [`map`] that is no longer used.
 fn unmap(start: usize, count: usize) {
-    // SAFETY: the caller has it from `map`.
+    // SAFETY: the caller got it from `map`.
     let _ = unsafe { syscall(libc::SYS_munmap, [start, count * size_of::<usize>(), 0, 0, 0, 0]) };
 }
 
-/// Pointers, a null one, and the text of the first. `words` are zeros, and enough.
+/// Writes the pointers, a null pointer, and the text of the first entry. `words` are zeros, and enough.
 fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
     let (pointers, text) = words.split_at_mut(found.entries + 3);
     pointers[0] = text.as_ptr().expose_provenance();
@@ -215,7 +216,7 @@ fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
     let bytes = unsafe { std::slice::from_raw_parts_mut(text.as_mut_ptr().cast::<u8>(), size_of_val(text)) };
     let mut at = 0;
     let mut add = |part: &[u8]| {
-        // Room for the NUL stays; another thread may have changed what was measured.
+        // Leaves room for the NUL; another thread may have changed the text since it was measured.
         let len = part.len().min(bytes.len() - 1 - at);
         bytes[at..at + len].copy_from_slice(&part[..len]);
         at += len;
@@ -228,22 +229,22 @@ fn fill(words: &mut [usize], needs: &Needs, environment: usize, found: &Found) {
         if !found.has_library && len > 0 {
             add(b":");
         }
-        // SAFETY: it was read when it was looked at.
+        // SAFETY: it was read in `look`.
         add(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(start), len) });
     }
 }
 
-/// For system(3) and popen(3), which take the C library's environment: it is exchanged for as long as they need it.
+/// For system(3) and popen(3), which use the C library's environment: it is exchanged for as long as they need it.
 ///
-/// Other threads may use it meanwhile: setenv(3) copies its entries, and another system(3) passes it on. What one of
-/// them may still have stays.
+/// Other threads may use it at the same time: setenv(3) copies its entries, and another system(3) passes it on. An
+/// environment that another thread may still have is not freed.
 pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
-    /// The threads that are in here.
+    /// The threads inside this function.
     static USERS: AtomicU32 = AtomicU32::new(0);
     let Some(needs) = needs() else { return call() };
     // SAFETY: the C library's variable, a pointer, which exists for as long as the process.
     let variable = unsafe { &environ };
-    // SeqCst, so that whoever is not counted below finds what was put back.
+    // SeqCst, so that a thread that is not counted below finds the restored environment.
     USERS.fetch_add(1, Ordering::SeqCst);
     let before = variable.load(Ordering::SeqCst);
     let environment = before.expose_provenance();
@@ -266,7 +267,7 @@ pub fn with_own_environment<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the program at `path` may be executed. False: `--strict` refuses it, and the errno is EACCES. Reports the
+/// Whether the program at `path` may be executed. False if `--strict` refuses it; the errno is then EACCES. Reports the
 /// first program of the tree that cannot be managed.
 pub fn may_execute(path: usize) -> bool {
     let Some(needs) = needs() else { return true };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program closes descriptors: ours are as if they were not open.
+//! The program closes descriptors: the library's own descriptors behave as if they were not open.
 //!
-//! close(2) of one of ours is EBADF, and ranges leave them out. dup2(2) and dup3(2) onto one of ours are EBADF, too, as
-//! for a number above the limit: they cannot be had. `sys/src/own_descriptors.rs` says why, and has the table.
+//! close(2) of such a descriptor gives EBADF, and ranges skip them. dup2(2) and dup3(2) onto one give EBADF too, as for
+//! a number above the limit. `sys/src/own_descriptors.rs` says why, and has the table.
 //!
 //! Runs on the program's threads: here for the functions of libc, and from `trap.rs` for all other calls.
 
@@ -18,7 +18,8 @@ use aquifer_sys::thread_slot;
 
 use crate::calls;
 
-/// The result of a call that meets ours, errors negative; `None` for one that is the kernel's alone.
+/// The result of a call that concerns one of the library's descriptors, errors negative; `None` for a call that goes to
+/// the kernel unchanged.
 pub fn answer(number: i64, args: &[usize; 6]) -> Option<isize> {
     let refused = Some(-(libc::EBADF as isize));
     match number {
@@ -36,14 +37,14 @@ pub fn answer(number: i64, args: &[usize; 6]) -> Option<isize> {
     }
 }
 
-/// A wrapped call. The pager's own go straight to the kernel.
+/// A wrapped call. The pager's own calls go straight to the kernel.
 fn wrapped(number: i64, args: [usize; 6]) -> c_int {
     if !thread_slot::inside()
         && let Some(result) = answer(number, &args)
     {
         return calls::in_libcs_manner(result) as c_int;
     }
-    // SAFETY: the program's own call, which takes numbers only.
+    // SAFETY: the program's own call, whose arguments are only numbers.
     unsafe { calls::plain_point(number, args) as c_int }
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program gives up rights: before it does, a process that was made past us gives up what is its parent's.
+//! The program gives up rights: before it does, a process that was made without the library seeing the call closes its
+//! access to its parent's resources.
 //!
-//! A child that fork(2) or clone(2) made where we see it has done so long before. One that was made by the bare
-//! instruction, in a process whose calls do not trap, does it here at the latest: what it can do afterwards is no more
-//! than what it may do. `pager/src/fork.rs`, SECURITY.md.
+//! A child that fork(2) or clone(2) made visibly has done so long before. A child that was made by the bare
+//! instruction, in a process whose calls do not trap, does it here at the latest: what it can reach afterwards is no
+//! more than what it may reach. See `pager/src/fork.rs` and SECURITY.md.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -14,8 +15,8 @@ use std::ffi::c_int;
 use crate::next;
 use crate::start::instance;
 
-/// Defines the C library's functions that change what a process may do. All take integers and addresses alone, five at
-/// most; those that a function does not take are whatever the registers had, and stay that.
+/// Defines the C library's functions that change what a process may do. All take only integers and addresses, at most
+/// five; the arguments that a function does not have are passed on as they are in the registers.
 macro_rules! changing_rights {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         $(

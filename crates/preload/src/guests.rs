@@ -3,8 +3,8 @@
 
 //! Memory that the program gives to a guest of KVM: see the kernel's Documentation/virt/kvm/api.rst, 4.35 and 4.140.
 //!
-//! Of a machine that is there when the pager starts, `pager/src/adopt.rs` takes care. This is about later ones. Runs in
-//! the handler of trapped calls.
+//! `pager/src/adopt.rs` handles machines that exist when the pager starts. This file handles later ones. Runs in the
+//! handler of trapped calls.
 
 #![allow(unsafe_code, reason = "reads the structure of the program's call")]
 
@@ -15,7 +15,7 @@ use crate::program_memory::load;
 const KVM_SET_USER_MEMORY_REGION: usize = 0x4020_ae46;
 const KVM_SET_USER_MEMORY_REGION2: usize = 0x40a0_ae49;
 
-/// What both requests start with.
+/// The common start of both requests.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MemoryRegion {
@@ -26,7 +26,7 @@ struct MemoryRegion {
     address: u64,
 }
 
-/// Whether a request of ioctl(2) gives memory to a guest. The upper half of the register means nothing.
+/// Whether a request of ioctl(2) gives memory to a guest. The upper half of the register is ignored.
 pub fn takes_memory(request: usize) -> bool {
     matches!(request & 0xffff_ffff, KVM_SET_USER_MEMORY_REGION | KVM_SET_USER_MEMORY_REGION2)
 }

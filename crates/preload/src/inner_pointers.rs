@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a system call touches behind one more pointer: entries of vectors, strings of an array, and what structures
-//! point to that no table knows, as those of ioctl(2), setsockopt(2), bpf(2).
+//! Memory that a system call touches through one more pointer: entries of vectors, strings of an array, and the targets
+//! of pointers in structures that no table lists, such as those of ioctl(2), setsockopt(2), bpf(2).
 //!
-//! The latter are guessed, once a call has failed with EFAULT: each word of the structure that could be an address of
-//! managed memory is taken for one. Bringing too much is harmless.
+//! The latter are guessed once a call has failed with EFAULT: each word of the structure that could be an address of
+//! managed memory is taken for one. Making too much memory resident is harmless.
 
 #![allow(unsafe_code, reason = "looks at what the program's arguments point to")]
 
@@ -16,21 +16,21 @@ use crate::program_memory::{load, string_len};
 /// Requests of io_submit(2) with vectors: linux/aio_abi.h.
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
-/// Strings and requests that one call may name: beyond, they are left to luck. Above any that was seen.
+/// Most strings and requests of one call that are looked at; the memory of further ones is not made resident. Above any
+/// number that was seen.
 const POINTERS_MOST: usize = 4096;
-/// How far into a structure pointers are looked for: `union bpf_attr` is the longest that was found, 168 bytes.
+/// How many words of a structure are searched for pointers: `union bpf_attr` is the longest that was found, 168 bytes.
 const GUESSED_WORDS: usize = 32;
-/// What a guessed pointer may point to: a filter of 4096 instructions (BPF_MAXINSNS) takes 32 KiB.
+/// How many bytes a guessed pointer may point to: a filter of 4096 instructions (BPF_MAXINSNS) takes 32 KiB.
 const GUESSED_BYTES: usize = 64 << 10;
-/// Structures that point to structures, as for SIOCETHTOOL.
+/// How many structures deep guesses go: structures that point to structures, as for SIOCETHTOOL.
 const GUESSED_DEEP: usize = 2;
 
-/// Calls `each` with what the arguments of a call point to through one more pointer.
+/// Calls `each` with the memory that the arguments of a call point to through one more pointer.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
-    // Of what cannot be read, the kernel says so itself.
+    // For memory that cannot be read, the kernel itself returns the error.
     let word = |start: usize, index: usize| load::<usize>(start.wrapping_add(index * size_of::<usize>())).unwrap_or(0);
     match shape(number, args) {
         Shape::Remote | Shape::Vector { .. } => {
@@ -66,7 +66,7 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
             for index in 0..count {
                 let request = word(args[2], index);
                 // `struct iocb`: 64 bytes, with the kind of request at 16, and the buffer's address and length at 24
-                // and 32; those of a vector's entries where the kind says so.
+                // and 32, which describe a vector's entries for some kinds.
                 each(request, 64);
                 let (start, count) = (word(request, 3), word(request, 4));
                 if !matches!((word(request, 2) & 0xffff) as u16, IOCB_CMD_PREADV | IOCB_CMD_PWRITEV) {
@@ -95,7 +95,7 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
         Shape::Waiters(count) => {
             each(args[0], count * FUTEX_WAITER_BYTES);
             for index in 0..count {
-                // The second of the three words of each.
+                // The address is the second of three words.
                 each(word(args[0], index * 3 + 1), size_of::<u32>());
             }
         }
@@ -103,7 +103,7 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
     }
 }
 
-/// Calls `each` with what the structure at `start` could point to, `deep` structures deep, at most two.
+/// Calls `each` with the memory that the structure at `start` could point to, `deep` structures deep, at most two.
 pub fn guess(start: usize, deep: usize, each: &mut dyn FnMut(usize, usize)) {
     if deep == 0 || !start.is_multiple_of(align_of::<usize>()) {
         return;

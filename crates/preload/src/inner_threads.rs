@@ -2,12 +2,13 @@
 // Copyright the Aquifer authors
 
 //! Functions of the C library that work on threads of its own: timers and messages that start a thread, POSIX
-//! asynchronous I/O, names looked up in the background.
+//! asynchronous I/O, and name lookups in the background.
 //!
-//! Such a thread is made past every wrapper. It has no stack for our handlers, its calls do not trap, and it blocks all
-//! signals while it reads what the program gave it, from the heap: under signal delivery the process would be killed,
-//! or the call would fail. Where one of these functions is used before the pager starts, all memory gets listener
-//! delivery, as with an io_uring. Later, beside memory with signal delivery, it is refused with ENOSYS.
+//! Such a thread is made without any wrapper seeing it. It has no stack for the library's handlers, its calls do not
+//! trap, and it blocks all signals while it reads the program's request from the heap: under signal delivery the kernel
+//! would kill the process, or the call would fail. If one of these functions is used before the pager starts, all
+//! memory gets listener delivery, as with an io_uring. Later, if there is memory with signal delivery, it is refused
+//! with ENOSYS.
 //!
 //! See timer_create(2), mq_notify(3), aio(7), getaddrinfo_a(3).
 
@@ -22,7 +23,7 @@ use aquifer_sys::signals;
 use crate::next;
 use crate::start::instance;
 
-/// Whether the C library may do this with threads of its own, which also do `transfers` to or from the program's
+/// Whether the C library may do this with threads of its own. `transfers`: they also read or write the program's
 /// memory.
 fn may_have_threads(transfers: bool) -> bool {
     static SAID: AtomicBool = AtomicBool::new(false);

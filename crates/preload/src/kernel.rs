@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The system calls behind our wrappers, with libc's manners: -1 and errno.
+//! The system calls that the wrappers make, with libc's convention for results: -1 and errno.
 //!
-//! The `__wrap_` functions are what this library's own code gets when it calls the wrapped names; see
-//! `build.rs`.
+//! The `__wrap_` functions are what this library's own code gets when it calls the wrapped names; see `build.rs`.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -13,7 +12,7 @@ use std::ffi::{c_int, c_void};
 use aquifer_sys::raw::{Errno, syscall};
 use aquifer_sys::signals;
 
-/// A system call's result in libc's manner.
+/// A system call's result in libc's convention.
 pub fn libc_result(result: Result<usize, Errno>) -> isize {
     match result {
         Ok(value) => value as isize,
@@ -24,16 +23,15 @@ pub fn libc_result(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// A system call in libc's manner.
+/// A system call with libc's convention for results.
 ///
-/// # Safety
-/// As for [`syscall`].
+/// # Safety As for [`syscall`].
 pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     libc_result(unsafe { syscall(number, args) })
 }
 
-/// Declares `__wrap_NAME`, which is the system call and nothing else.
+/// Declares `__wrap_NAME`, which only makes the system call.
 macro_rules! straight_through {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $number:expr;)*) => {
         $(
@@ -67,10 +65,9 @@ straight_through! {
     __wrap_pwrite64(d: c_int, b: *const c_void, l: usize, o: i64) -> isize = libc::SYS_pwrite64;
 }
 
-/// libc's own sigaction, for this library's own use of the name: it installs what it is told.
+/// libc's own sigaction, for this library's own use of the name: it installs the action unchanged.
 ///
-/// # Safety
-/// As for sigaction(2).
+/// # Safety As for sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_sigaction(
     signal: c_int,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! setlocale(3): what the C library allocates for the program's locale is never managed.
+//! setlocale(3): the C library's allocations for the program's locale are never managed.
 //!
-//! Each new thread reads it before anything else, while the C library has every signal blocked on it. A fault there
-//! cannot be signalled, and the kernel would end the program: so it was with the worker of a forked child, which is
-//! made where calls do not trap, so that SIGBUS is blocked with the rest.
+//! Each new thread reads them before anything else, while the C library blocks every signal on it. A fault there cannot
+//! be signalled, and the kernel would end the program. This happened with the worker of a forked child, which is made
+//! where calls do not trap, so that SIGBUS is blocked with the other signals.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -21,7 +21,8 @@ use crate::next;
 /// As setlocale(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setlocale(category: c_int, locale: *const c_char) -> *mut c_char {
-    // The program's name of a locale is read by loads; the calls that follow are on memory that `malloc` gives here.
+    // The program's string with the locale's name is read by loads; later calls use only memory that `malloc` allocates
+    // here.
     let _inside = Inside::enter();
     // SAFETY: the symbol is libc's, and the caller's promise.
     unsafe { next::setlocale().map_or(std::ptr::null_mut(), |setlocale| setlocale(category, locale)) }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! mlock(2) and its family. Managed memory can be locked up to half the budget; beyond, and for memory that is
-//! yet to come, the answer is ENOMEM, as the manual page has it for more than the permitted limit.
+//! mlock(2) and its family. Managed memory can be locked up to half the budget. Beyond that, and for future mappings,
+//! the result is ENOMEM, as the manual page specifies for more than the permitted limit.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -21,7 +21,7 @@ fn kernel(number: i64, args: [usize; 6]) -> isize {
     unsafe { syscall(number, args) }.map_or_else(|errno| -(errno.0 as isize), |value| value as isize)
 }
 
-/// mlock(2) or mlock2(2), in the kernel's manner.
+/// mlock(2) or mlock2(2), with the kernel's convention for results.
 pub fn lock(number: i64, args: [usize; 6]) -> isize {
     let Some(instance) = instance() else { return kernel(number, args) };
     if !instance.adopter.lock(args[0], args[1]) {
@@ -34,7 +34,8 @@ pub fn lock(number: i64, args: [usize; 6]) -> isize {
     result
 }
 
-/// munlock(2), in the kernel's manner. The kernel first: what it has locked must not leave, and is held until then.
+/// munlock(2), with the kernel's convention for results. The kernel unlocks first: until then the locked memory must
+/// not be evicted, so it stays held.
 pub fn unlock(args: [usize; 6]) -> isize {
     let result = kernel(libc::SYS_munlock, args);
     if let Some(instance) = instance() {
@@ -43,7 +44,7 @@ pub fn unlock(args: [usize; 6]) -> isize {
     result
 }
 
-/// Unlocks what the program has freed without unlocking it: the C library would have unmapped it.
+/// Unlocks memory that the program has freed without unlocking it: with the C library's malloc it would be unmapped.
 pub fn forget(adopter: &'static Adopter, start: usize, len: usize) {
     if adopter.is_locked(start, len) {
         kernel(libc::SYS_munlock, [start, len, 0, 0, 0, 0]);
@@ -51,8 +52,8 @@ pub fn forget(adopter: &'static Adopter, start: usize, len: usize) {
     }
 }
 
-/// mlockall(2), in the kernel's manner. The kernel would lock the pager's own frames, too, so it is only asked
-/// before there are any.
+/// mlockall(2), with the kernel's convention for results. The kernel would also lock the pager's own frames, so it is
+/// only asked before there are any.
 pub fn lock_all(flags: usize) -> isize {
     if let Some(instance) = instance() {
         let future = flags & libc::MCL_FUTURE as usize != 0;
@@ -63,7 +64,7 @@ pub fn lock_all(flags: usize) -> isize {
     kernel(libc::SYS_mlockall, [flags, 0, 0, 0, 0, 0])
 }
 
-/// munlockall(2), in the kernel's manner.
+/// munlockall(2), with the kernel's convention for results.
 pub fn unlock_all() -> isize {
     let result = kernel(libc::SYS_munlockall, [0; 6]);
     if let Some(instance) = instance() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program's signal masks, without the two signals by which faults and system calls come to us.
+//! The program's signal masks, without the two signals that deliver faults and system calls to the library.
 //!
-//! A thread that blocks every signal is common; but the kernel ends a program whose fault cannot be signalled. So
-//! SIGBUS and SIGSYS stay open in every mask, and the program is not told.
+//! Threads often block every signal; but the kernel ends a program whose fault cannot be signalled. So SIGBUS and
+//! SIGSYS stay unblocked in every mask, and the program does not notice.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and the kernel's structures")]
 
@@ -20,14 +20,14 @@ use crate::pointers::SYS_IO_PGETEVENTS;
 use crate::program_memory::{load, store};
 use crate::start::instance_inside;
 
-/// glibc keeps the first two real-time signals for itself, and takes them out of every mask that it is given.
+/// glibc reserves the first two real-time signals for itself, and removes them from every mask that it is given.
 const LIBCS_OWN: u64 = bit(32) | bit(33);
-/// The kernel's size of a mask.
+/// The size of a mask in the kernel.
 const MASK_BYTES: usize = 8;
 const INVALID: isize = -(libc::EINVAL as isize);
 const FAULT: isize = -(libc::EFAULT as isize);
 
-/// rt_sigprocmask(2) on `mask`, which is the thread's.
+/// rt_sigprocmask(2) on `mask`, which is the thread's mask.
 pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
     let [how, new, old, size, ..] = *args;
     if size != MASK_BYTES {
@@ -47,7 +47,7 @@ pub fn change(mask: &mut u64, args: &[usize; 6]) -> isize {
     if old != 0 && !store(old, before) { FAULT } else { 0 }
 }
 
-/// rt_sigaction(2), where it is ours to answer: for our signals, and for masks with them.
+/// rt_sigaction(2), if the library answers it: for the library's signals, and for masks that contain them.
 pub fn action(args: &[usize; 6]) -> Option<isize> {
     let [number, new, old, size, ..] = *args;
     let signal = number as c_int;
@@ -74,19 +74,19 @@ pub fn action(args: &[usize; 6]) -> Option<isize> {
     }
 }
 
-/// A call that waits with another signal mask: handlers that it lets in start with that mask.
+/// A call that waits with another signal mask: handlers that run during the wait start with that mask.
 pub struct WithMask {
     args: [usize; 6],
-    /// Which argument is to be the address of `mask`, or of `pair`.
+    /// The argument that must be the address of `mask`, or of `pair`.
     index: Option<usize>,
     paired: bool,
     mask: u64,
-    /// pselect6(2) has the mask behind one more pointer.
+    /// pselect6(2) reaches the mask through one more pointer.
     pair: [usize; 2],
 }
 
 impl WithMask {
-    /// Looks at a call.
+    /// Inspects a call.
     pub fn of(number: i64, args: [usize; 6]) -> Self {
         let mut this = Self { args, index: None, paired: false, mask: 0, pair: [0; 2] };
         let index = match number {
@@ -99,7 +99,7 @@ impl WithMask {
         this.paired = index == 5;
         let mut address = args[index];
         if this.paired && address != 0 {
-            // What cannot be read, the kernel says itself.
+            // If it cannot be read, the kernel itself returns the error.
             this.pair = load(address).unwrap_or_default();
             address = this.pair[0];
         }
@@ -115,7 +115,7 @@ impl WithMask {
         self.index.is_some()
     }
 
-    /// The arguments to call with, for as long as `self` lives where it is.
+    /// The arguments to call with, valid for as long as `self` is not moved or dropped.
     pub fn args(&mut self) -> [usize; 6] {
         let mut args = self.args;
         self.pair[0] = &raw const self.mask as usize;
@@ -136,7 +136,7 @@ fn mask_call(how: c_int, new: *const libc::sigset_t, old: *mut libc::sigset_t) -
     let address = mask.as_ref().map_or(0, |mask| std::ptr::from_ref(mask) as usize);
     let mut before = 0u64;
     let args = [how as usize, address, &raw mut before as usize, MASK_BYTES, 0, 0];
-    // SAFETY: rt_sigprocmask(2) reads one mask and writes one, both ours.
+    // SAFETY: rt_sigprocmask(2) reads one mask and writes one, both this function's.
     let result = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
     if result.is_ok() && !old.is_null() && !store(old as usize, before) {
         return FAULT;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The C library's own functions behind our wrappers, found with dlsym(3) on first use.
+//! The C library's own functions that the wrappers call, found with dlsym(3) on first use.
 
 #![allow(unsafe_code, reason = "function pointers from the dynamic linker")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The address of the next definition of `name` after ours.
+/// The address of the next definition of `name` after this library's.
 fn find(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Relaxed);
     if !known.is_null() {
@@ -66,7 +66,7 @@ pub type Dlmopen = unsafe extern "C" fn(libc::c_long, *const c_char, c_int) -> *
 /// `signal(2)`.
 pub type Signal = unsafe extern "C" fn(c_int, usize) -> usize;
 
-/// `setuid(2)` and its like: identities, flags, sizes and addresses, each in a register of its own.
+/// `setuid(2)` and similar functions: identities, flags, sizes and addresses, each in a register of its own.
 pub type SetRights = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 /// `setsockopt(2)`.
 pub type Setsockopt = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
@@ -92,7 +92,7 @@ pub type System = unsafe extern "C-unwind" fn(*const c_char) -> c_int;
 pub type Popen = unsafe extern "C" fn(*const c_char, *const c_char) -> *mut libc::FILE;
 /// `setlocale(3)`.
 pub type Setlocale = unsafe extern "C" fn(c_int, *const c_char) -> *mut c_char;
-/// What a thread runs. It may end by unwinding: pthread_exit(3) and cancellation do.
+/// The start function of a thread. It may end by unwinding: pthread_exit(3) and cancellation do.
 pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 /// `pthread_create(3)`.
 pub type PthreadCreate =

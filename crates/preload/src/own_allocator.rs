@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The pager's own heap, apart from the program's.
+//! The pager's own heap, separate from the program's.
 //!
-//! The program's heap is managed: reaching for it from the fault path would fault again. So everything this
-//! library allocates comes from dlmalloc over address ranges that are never adopted.
+//! The program's heap is managed: an access to it in the fault path would fault again. So everything this library
+//! allocates comes from dlmalloc over address ranges that are never adopted.
 //!
-//! The lock is held with signals blocked, so a program's handler cannot find it taken by its own thread.
+//! The lock is held with signals blocked, so a handler of the program cannot find it taken by its own thread.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe by its trait")]
 
@@ -19,7 +19,7 @@ use aquifer_sys::own_stack;
 use aquifer_sys::raw::syscall;
 use dlmalloc::{Allocator, Dlmalloc};
 
-/// Where dlmalloc gets its ranges: straight from the kernel.
+/// dlmalloc gets its ranges from here: straight from the kernel.
 struct Ranges;
 
 // SAFETY: every range handed out is a fresh private mapping of exactly the size reported, and stays mapped
@@ -44,7 +44,7 @@ unsafe impl Allocator for Ranges {
     }
 
     fn free(&self, start: *mut u8, size: usize) -> bool {
-        // SAFETY: dlmalloc gives back a whole range that it got from `alloc` and does not use any more.
+        // SAFETY: dlmalloc gives back a whole range that it got from `alloc` and no longer uses.
         let freed = unsafe { syscall(libc::SYS_munmap, [start as usize, size, 0, 0, 0, 0]) }.is_ok();
         OWN_HEAP_BYTES.fetch_sub(if freed { size as u64 } else { 0 }, Ordering::Relaxed);
         freed
@@ -83,12 +83,13 @@ unsafe impl GlobalAlloc for OwnHeap {
     }
 }
 
-/// Whoever has the lock is not interrupted, and does not fault: what it calls from may be managed.
+/// The thread that has the lock is not interrupted and does not fault, because it runs on the library's own stack: the
+/// caller's stack may be managed.
 fn with_heap<T: 'static>(act: impl FnOnce(&mut Dlmalloc<Ranges>) -> T + 'static) -> T {
     own_stack::call(move || act(&mut HEAP.0.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// Calls `act` while no other thread is in this heap: a child that is forked by it finds the heap usable. `act` must
+/// Calls `act` while no other thread is in this heap, so that a child forked by `act` finds the heap usable. `act` must
 /// not allocate.
 pub fn at_rest<T>(act: impl FnOnce() -> T) -> T {
     let _heap = HEAP.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which memory a system call touches: a table, and the one place to change when the kernel grows a call.
+//! Which memory a system call touches: a table, and the one place to change when the kernel extends a call.
 //!
-//! Pure. What is not listed is `Plain` with arguments of [`STRUCTURE_BYTES`]: right for every call whose
+//! Pure. A call that is not listed is `Plain` with arguments of [`STRUCTURE_BYTES`]: right for every call whose
 //! arguments are numbers, paths or structures. See the manual pages in section 2.
 
-/// What an argument without a length of its own may point to: a path (PATH_MAX), or any kernel structure.
+/// The most that an argument without its own length points to: a path (PATH_MAX), or any kernel structure.
 pub const STRUCTURE_BYTES: usize = 4096;
 
 /// How a call's memory is found.
@@ -22,25 +22,25 @@ pub enum Shape {
         /// Whether the call fills the message.
         reads: bool,
     },
-    /// `mmsghdr`s at argument 1, as many as argument 2 says.
+    /// `mmsghdr`s at argument 1; argument 2 is their number.
     Messages,
     /// Every argument that points into managed memory points to [`length`] bytes.
     Plain,
-    /// A local vector at argument 1, with its length in argument 2, that is not in windows; and for
+    /// A local vector at argument 1, with its length in argument 2, that is not split into windows; and for
     /// process_vm_readv(2) a remote one at argument 3, which may be the program's own memory.
     Remote,
     /// Arrays of strings: execve(2). The number is that of the argument with the path.
     Strings(usize),
-    /// Pointers to `iocb`s at argument 2, as many as argument 1 says.
+    /// Pointers to `iocb`s at argument 2; argument 1 is their number.
     Submit,
     /// A vector at argument 1, with its length in argument 2.
     Vector {
         /// Whether the call fills the vector.
         reads: bool,
     },
-    /// `struct futex_waitv`s at argument 0, as many as this: each has the address of a word, as for `Word`.
+    /// This many `struct futex_waitv`s at argument 0: each has the address of a word, as for `Word`.
     Waiters(usize),
-    /// A word that the kernel reads, and then forgets while the call waits: futex(2).
+    /// A word that the kernel reads, and no longer needs while the call waits: futex(2).
     Word,
 }
 
@@ -49,7 +49,7 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     match number {
         libc::SYS_read | libc::SYS_pread64 | libc::SYS_recvfrom => Shape::Bytes { reads: true },
         libc::SYS_write | libc::SYS_pwrite64 | libc::SYS_sendto => Shape::Bytes { reads: false },
-        // vmsplice(2) to a pipe is answered by `unmovable.rs`; what is left of it takes from one.
+        // `unmovable.rs` answers vmsplice(2) to a pipe; the remaining calls read from one.
         libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2 | libc::SYS_vmsplice => Shape::Vector { reads: true },
         libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => Shape::Vector { reads: false },
         libc::SYS_recvmsg => Shape::Message { reads: true },
@@ -61,13 +61,13 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
         libc::SYS_execveat => Shape::Strings(1),
         libc::SYS_futex | SYS_FUTEX_WAIT | SYS_FUTEX_WAKE => Shape::Word,
         SYS_FUTEX_WAITV => Shape::Waiters(args[1].min(FUTEX_WAITERS_MOST)),
-        // From one word to another.
+        // Requeues from one word to another.
         SYS_FUTEX_REQUEUE => Shape::Waiters(2),
         _ => Shape::Plain,
     }
 }
 
-/// Whether what a call's arguments point to may point on in turn; where, `inner_pointers.rs` guesses.
+/// Whether the structures that a call's arguments point to may contain pointers; `inner_pointers.rs` guesses which.
 pub fn points_on(number: i64) -> bool {
     matches!(
         number,
@@ -101,15 +101,15 @@ const SYS_FUTEX_WAKE: i64 = 454;
 const SYS_FUTEX_WAIT: i64 = 455;
 pub const SYS_FUTEX_REQUEUE: i64 = 456;
 
-/// Above what any call takes of items in an array: poll(2) as many as there may be descriptors, the others fewer.
+/// More array items than any call accepts: poll(2) accepts as many as there may be descriptors, the others fewer.
 const ITEMS_MOST: usize = 1 << 30;
 
 /// How many bytes the argument `index` of a call points to, if it points anywhere.
 pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
-    // Of more than it takes, the kernel looks at none.
+    // If there are more than it accepts, the kernel looks at none.
     let items = |count: usize, size: usize| if args[count] <= ITEMS_MOST { args[count] * size } else { 0 };
     let bytes = match (number, index) {
-        // A range that is not looked into: mincore(2) would bring what it shall tell of.
+        // A range whose contents the call does not read: for mincore(2), making it resident would falsify the result.
         (
             libc::SYS_brk
             | libc::SYS_madvise
@@ -164,7 +164,7 @@ pub fn length(number: i64, index: usize, args: &[usize; 6]) -> usize {
         (libc::SYS_move_pages, 2..=4) => items(1, size_of::<usize>()),
         (SYS_FUTEX_WAITV, 0) => items(1, FUTEX_WAITER_BYTES),
         (libc::SYS_keyctl, 2) => args[3],
-        // Bits 16 to 29 of a request say how large its argument is, or nothing for old ones.
+        // Bits 16 to 29 of a request are the size of its argument, or zero for old requests.
         (libc::SYS_ioctl, 2) => args[1] >> 16 & 0x3fff,
         _ => STRUCTURE_BYTES,
     };

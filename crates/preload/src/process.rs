@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The program's own wishes for SIGBUS and SIGSYS.
+//! The program's own actions for SIGBUS and SIGSYS.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -16,10 +16,9 @@ use crate::kernel::libc_result;
 use crate::next;
 use crate::start::{instance, instance_inside};
 
-/// sigaction(2). For our own signals, while our handlers are in place, the wish is remembered instead.
+/// sigaction(2). For the library's own signals, while its handlers are in place, the action is only stored.
 ///
-/// # Safety
-/// As sigaction(2).
+/// # Safety As sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     if !signal::is_ours(signal) {
@@ -29,7 +28,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
             && instance().is_some()
         {
             for ours in [libc::SIGBUS, libc::SIGSYS] {
-                // SAFETY: removes one signal from a set of our own.
+                // SAFETY: removes one signal from a set that this function owns.
                 unsafe { libc::sigdelset(&mut open.sa_mask, ours) };
             }
         }
@@ -69,7 +68,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, o
 
 /// sigaction(2) with SA_ONSTACK for a signal that is the program's.
 fn exchange(signal: c_int, new: &libc::sigaction, old: *mut libc::sigaction) -> c_int {
-    // The C library's own.
+    // The C library's own signals.
     if matches!(signal, 32 | 33) {
         return libc_result(Err(Errno(libc::EINVAL))) as c_int;
     }

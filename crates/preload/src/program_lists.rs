@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! execl(3), execlp(3) and execle(3): the C library's own would execute past `programs.rs`.
+//! execl(3), execlp(3) and execle(3): the C library's own would execute without going through `programs.rs`.
 //!
 //! Their arguments are variadic. Up to five are in registers, the others on the stack: pushed in order below the
-//! others, they are the array that execv(3) takes.
+//! others, they form the array that execv(3) takes.
 
 #![allow(unsafe_code, reason = "variadic functions of the C library")]
 
@@ -32,7 +32,7 @@ macro_rules! list {
                 "push rdx",
                 "push rsi",
                 "mov rsi, rsp",
-                // The way back, which also makes the stack as aligned as a call wants it.
+                // The return address, which also aligns the stack for a call.
                 "push rax",
                 "call {array}",
                 "pop rcx",

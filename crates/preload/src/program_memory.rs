@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Loads and stores at addresses that the program gave to a system call, where the kernel would say EFAULT and go on.
+//! Loads and stores at addresses that the program gave to a system call, where the kernel would return EFAULT and
+//! continue.
 //!
-//! A program may pass any address: some do so on purpose, to learn whether it can be read (Abseil's
-//! `AddressIsReadable` passes it to rt_sigprocmask(2)). So before we look at a structure for the kernel, the kernel is
-//! asked whether it could. What it cannot read because it is away is ours, and a load brings it.
+//! A program may pass any address: some do so on purpose, to find out whether it can be read (Abseil's
+//! `AddressIsReadable` passes it to rt_sigprocmask(2)). So before the library reads a structure in place of the kernel,
+//! it asks the kernel whether the address is readable. Memory that the kernel cannot read because it is evicted is
+//! managed, and a load fetches it.
 
 #![allow(unsafe_code, reason = "loads and stores at the program's addresses")]
 
@@ -14,55 +16,55 @@ use aquifer_sys::raw::{Errno, syscall};
 use crate::start::instance;
 
 const PAGE_BYTES: usize = 4096;
-/// What is so little above the stack pointer is a frame of a caller's: most structures are, and need no asking.
+/// An address this close above the stack pointer is in a caller's frame: most structures are, and need no check.
 const FRAMES_BYTES: usize = 16 << 10;
-/// The longest string that execve(2) takes: MAX_ARG_STRLEN of the kernel.
+/// The longest string that execve(2) takes: the kernel's MAX_ARG_STRLEN.
 const STRING_BYTES_MOST: usize = 128 << 10;
 
-/// What is at `start`; `None` where a load would end the program.
+/// The value at `start`; `None` if a load would end the program.
 pub fn load<T: Copy>(start: usize) -> Option<T> {
     is_readable(start, size_of::<T>()).then(|| {
-        // SAFETY: it can be read, or is away: a fault is resolved as for any load. Structures of the kernel have no
-        // invalid values.
+        // SAFETY: the bytes are readable, or evicted: such a fault is resolved as for any load. Structures of the
+        // kernel have no invalid values.
         unsafe { std::ptr::with_exposed_provenance::<T>(start).read_unaligned() }
     })
 }
 
-/// Puts `value` at `start`. False where a store would end the program.
+/// Stores `value` at `start`. False if a store would end the program.
 pub fn store<T>(start: usize, value: T) -> bool {
-    // Asking overwrites eight bytes, which must be the value's.
+    // The check overwrites eight bytes, which must be part of the value.
     let can_be_asked = start.is_multiple_of(size_of::<u64>()) && size_of::<T>() >= size_of::<u64>();
     if can_be_asked && !is_a_frames(start, size_of::<T>()) && !is_writable(start) && !is_ours(start) {
         return false;
     }
-    // SAFETY: it can be written to, or is away: a fault is resolved as for any store.
+    // SAFETY: the bytes are writable, or evicted: such a fault is resolved as for any store.
     unsafe { std::ptr::with_exposed_provenance_mut::<T>(start).write_unaligned(value) };
     true
 }
 
-/// Puts a word at `start`. False where a store would end the program.
+/// Stores a word at `start`. False if a store would end the program.
 pub fn store_word(start: usize, value: i32) -> bool {
     let possible = can_store_word(start);
     if possible {
-        // SAFETY: it can be written to, or is away: a fault is resolved as for any store.
+        // SAFETY: the word is writable, or evicted: such a fault is resolved as for any store.
         unsafe { std::ptr::with_exposed_provenance_mut::<i32>(start).write_unaligned(value) };
     }
     possible
 }
 
-/// Whether a word can be put at `start`, which keeps what is there.
+/// Whether a word can be stored at `start`. Keeps the present value.
 pub fn can_store_word(start: usize) -> bool {
     let Some(old) = load::<i32>(start) else { return false };
-    // SAFETY: prctl(2) writes one word there, or says that it cannot.
+    // SAFETY: prctl(2) writes one word there, or fails.
     let asked = unsafe { syscall(libc::SYS_prctl, [libc::PR_GET_PDEATHSIG as usize, start, 0, 0, 0, 0]) };
     if asked.is_ok() {
-        // SAFETY: the kernel has just written to it, or it has left since, and a fault is resolved.
+        // SAFETY: the kernel has just written to it; if it has been evicted since, the fault is resolved.
         unsafe { std::ptr::with_exposed_provenance_mut::<i32>(start).write_unaligned(old) };
     }
     asked.is_ok() || is_ours(start)
 }
 
-/// Whether `len` bytes at `start` can be read by us.
+/// Whether the library can read `len` bytes at `start`.
 pub fn is_readable(start: usize, len: usize) -> bool {
     if is_a_frames(start, len) {
         return true;
@@ -72,7 +74,7 @@ pub fn is_readable(start: usize, len: usize) -> bool {
     pages.all(|at| kernel_reads(at) || is_ours(at))
 }
 
-/// The bytes of a string without its NUL; `None` where it does not end before it cannot be read, or is too long.
+/// The length of a string without its NUL; `None` if it becomes unreadable before it ends, or is too long.
 pub fn string_len(start: usize) -> Option<usize> {
     let mut len = 0;
     while len < STRING_BYTES_MOST {
@@ -82,7 +84,7 @@ pub fn string_len(start: usize) -> Option<usize> {
             return None;
         }
         let text = std::ptr::with_exposed_provenance::<libc::c_char>(at);
-        // SAFETY: the rest of the page can be read.
+        // SAFETY: the rest of the page is readable.
         let part = unsafe { libc::strnlen(text, rest) };
         len += part;
         if part < rest {
@@ -98,15 +100,15 @@ fn is_a_frames(start: usize, len: usize) -> bool {
     start >= stack && len <= FRAMES_BYTES && start - stack <= FRAMES_BYTES - len
 }
 
-/// What is managed can be away, and what the kernel cannot read then.
+/// Managed memory can be evicted, and the kernel cannot read it then.
 fn is_ours(at: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_hold(at, 1) && instance.adopter.manages(at, 1))
 }
 
-/// rt_sigprocmask(2) reads its set before it finds that there is no such `how`.
+/// rt_sigprocmask(2) reads its set before it rejects an invalid `how`.
 fn kernel_reads(address: usize) -> bool {
     const NO_SUCH: usize = 77;
-    // Null is "no set".
+    // Null means "no set".
     address != 0
         // SAFETY: changes nothing.
         && unsafe { syscall(libc::SYS_rt_sigprocmask, [NO_SUCH, address, 0, size_of::<u64>(), 0, 0]) }
@@ -116,7 +118,7 @@ fn kernel_reads(address: usize) -> bool {
 /// rt_sigprocmask(2) without a set writes the old one.
 fn is_writable(address: usize) -> bool {
     let block = libc::SIG_BLOCK as usize;
-    // SAFETY: the caller overwrites what is written.
+    // SAFETY: the caller overwrites the bytes that this call writes.
     unsafe { syscall(libc::SYS_rt_sigprocmask, [block, 0, address, size_of::<u64>(), 0, 0]) }.is_ok()
 }
 
@@ -126,7 +128,7 @@ mod tests {
 
     /// Two pages, of which the second cannot be touched.
     fn half() -> usize {
-        // SAFETY: new memory, of which a part is taken away again.
+        // SAFETY: new memory, a part of which is unmapped again.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let start =
@@ -158,7 +160,7 @@ mod tests {
     fn a_string_ends_or_is_none() {
         let start = half();
         assert_eq!(string_len(start), Some(0));
-        // SAFETY: the first page is there.
+        // SAFETY: the first page is mapped.
         unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start).write_bytes(b'x', 4095) };
         assert_eq!((string_len(start), string_len(start + 4095)), (Some(4095), Some(0)));
         assert!(store(start + 4095, b'x'));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Starting programs: their names and words must be there when another process, which shares our memory and whose
-//! calls do not trap, hands them to the kernel.
+//! Starts programs: their paths, arguments and environments must be resident when another process, which shares this
+//! memory and whose calls do not trap, passes them to the kernel.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -59,16 +59,15 @@ fn may_spawn(path: *const c_char) -> bool {
     descendants::may_execute(path.expose_provenance())
 }
 
-/// vfork(2), from our own text. A call that traps and returns twice must be repeated where it was made, and
-/// nothing would
-/// trap on this thread until it came to us again: its next calls could meet memory that is away.
+/// vfork(2), from this library's own text. A call that traps and returns twice must be repeated at its call site, and
+/// nothing would trap on this thread until it entered the library again: until then its calls could meet evicted
+/// memory.
 ///
-/// # Safety
-/// As vfork(2).
+/// # Safety As vfork(2).
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> libc::pid_t {
-    // The way back is kept in a register: the child returns first, and uses the stack.
+    // The return address is kept in a register: the child returns first, and uses the stack.
     std::arch::naked_asm!(
         "pop rdi",
         "mov eax, {number}",
@@ -100,10 +99,9 @@ pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: 
     in_libcs_manner(unsafe { execute(libc::SYS_execve, args) }) as c_int
 }
 
-/// execve(2) or execveat(2), with what the new program needs in its environment. Errors are negative.
+/// execve(2) or execveat(2), with the entries that the new program needs in its environment. Errors are negative.
 ///
-/// # Safety
-/// As for the call.
+/// # Safety As for the call.
 pub unsafe fn execute(number: i64, mut args: [usize; 6]) -> isize {
     let (may, at) = match number {
         libc::SYS_execveat => (descendants::may_execute_at(args[0], args[1]), 3),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Structures of system calls through copies, where they cannot be held.
+//! Passes copies of structures to system calls, where the structures cannot be held.
 //!
-//! A thread may wait in accept(2) or poll(2) for days, and what it holds keeps whole blocks. So beyond what calls may
-//! hold, a call gets copies of its structures, and the bytes that the kernel has changed are put in the place of the
-//! program's. Only arguments that are pointers for certain are replaced: the table is of calls that wait, or that
-//! consume what cannot be had again. Others are short, and can be repeated.
+//! A thread may wait in accept(2) or poll(2) for days, and its holds keep whole blocks resident. So beyond the limit
+//! for all calls, a call gets copies of its structures, and the bytes that the kernel has changed are copied back to
+//! the program's. Only arguments that are certainly pointers are replaced: the table lists calls that wait, or that
+//! consume data that cannot be obtained again. Other calls are short, and can be repeated.
 //!
-//! Runs on the program's threads, which may be cancelled or leave by siglongjmp(3) while the kernel has the call.
+//! Runs on the program's threads, which may be cancelled or leave by siglongjmp(3) while the kernel executes the call.
 
 #![allow(unsafe_code, reason = "structures of the program's system calls")]
 
@@ -18,10 +18,10 @@ use super::{Caller, FAULT};
 use crate::pointers::{SYS_IO_PGETEVENTS, length};
 use crate::program_memory::is_readable;
 
-/// The most that one call's structures are copied: more is what poll(2) looks at for two million descriptors.
+/// The most bytes of one call's structures that are copied: as many as poll(2) needs for two million descriptors.
 const COPIED_BYTES_MOST: usize = 16 << 20;
 
-/// Which arguments of a call are pointers to structures: one bit each. None where the call is not in the table.
+/// Which arguments of a call are pointers to structures: one bit each. No bit if the call is not in the table.
 fn pointers(number: i64, args: &[usize; 6]) -> u8 {
     const fn of(indexes: &[u8]) -> u8 {
         let (mut bits, mut at) = (0, 0);
@@ -50,7 +50,7 @@ fn pointers(number: i64, args: &[usize; 6]) -> u8 {
         libc::SYS_sendfile => of(&[2]),
         libc::SYS_socketpair => of(&[3]),
         libc::SYS_waitid => of(&[2, 4]),
-        // The sixth argument of these points to a pointer: it stays.
+        // The sixth argument of these points to a pointer, so it is not copied.
         libc::SYS_pselect6 | libc::SYS_select => of(&[1, 2, 3, 4]),
         libc::SYS_io_getevents | SYS_IO_PGETEVENTS => of(&[3, 4]),
         libc::SYS_fcntl => match args[1] as i32 {
@@ -62,7 +62,7 @@ fn pointers(number: i64, args: &[usize; 6]) -> u8 {
     }
 }
 
-/// A structure of the program's, as it was and as the kernel has left it.
+/// A structure of the program: its bytes before the call, and as the kernel has left them.
 struct Structure {
     index: usize,
     start: usize,
@@ -71,9 +71,9 @@ struct Structure {
 }
 
 impl Structure {
-    /// `None` where it cannot be read at all.
+    /// `None` if it cannot be read at all.
     fn of(index: usize, start: usize, len: usize) -> Option<Self> {
-        // Where the length is a guess, there need not be so much.
+        // If the length is a guess, the structure may be shorter.
         let rest_of_page = 4096 - start % 4096;
         let len = if is_readable(start, len) { len } else { rest_of_page.min(len) };
         if !is_readable(start, len) {
@@ -81,14 +81,14 @@ impl Structure {
         }
         let mut before = vec![0; len];
         let source = std::ptr::with_exposed_provenance::<u8>(start);
-        // SAFETY: it can be read, or is away: a fault is resolved as for any load. Another thread of the program may
-        // change it meanwhile, as it may while the kernel reads it.
+        // SAFETY: the bytes are readable, or evicted: such a fault is resolved as for any load. Another thread of the
+        // program may change them at the same time, as it may while the kernel reads them.
         unsafe { source.copy_to_nonoverlapping(before.as_mut_ptr(), len) };
         let ours = before.clone();
         Some(Self { index, start, before, ours })
     }
 
-    /// Stores what has changed, and nothing else: what lies next to the structure may be anybody's.
+    /// Stores the changed bytes only: the memory next to the structure may be in use by anybody.
     fn give_back(&self) {
         let changed = self.before.iter().zip(&self.ours).enumerate().filter(|(_, (before, after))| before != after);
         for (at, (_, after)) in changed {
@@ -100,7 +100,7 @@ impl Structure {
 }
 
 impl Caller {
-    /// A call of the table, with its structures held or else copied. `None` for another call.
+    /// Makes a call of the table, with its structures held or else copied. `None` for any other call.
     pub(super) unsafe fn copied(&self, adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> Option<isize> {
         let pointers = pointers(number, args);
         if pointers == 0 {
@@ -113,7 +113,7 @@ impl Caller {
         let structures = || args.iter().copied().enumerate().filter_map(far);
         let ranges = |each: &mut dyn FnMut(usize, usize)| structures().for_each(|(_, start, len)| each(start, len));
         let mut holding = adopter.holding()?;
-        // What a guess makes too long may end where nothing can be: the kernel finds what it needs.
+        // A guessed length may end in unmapped memory: the kernel reads only as much as it needs.
         if holding.add_all(&ranges) {
             // SAFETY: the caller's promise.
             let result = unsafe { self.raw(number, *args) };
@@ -134,14 +134,14 @@ impl Caller {
         for copy in &mut copies {
             given[copy.index] = copy.ours.as_mut_ptr() as usize;
         }
-        // SAFETY: as above; the structures are copies of what the program gave.
+        // SAFETY: as above; the structures are copies of the program's.
         let result = unsafe { self.raw(number, given) };
         copies.iter().for_each(Structure::give_back);
         Some(result)
     }
 }
 
-/// Whether another argument may point to memory that was not looked at.
+/// Whether another argument may point to memory that has not been looked at.
 fn pointers_may_lead_on(number: i64) -> bool {
     matches!(number, libc::SYS_pselect6 | SYS_IO_PGETEVENTS)
 }
@@ -156,8 +156,7 @@ mod tests {
         let start = memory.as_mut_ptr() as usize;
         let mut copy = Structure::of(0, start, memory.len()).expect("it can be read");
         copy.ours[2] = b'X';
-        // Another thread, meanwhile.
-        // SAFETY: the test's own memory.
+        // Another thread's store during the call. SAFETY: the test's own memory.
         unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start + 7).write_volatile(b'Y') };
         copy.give_back();
         assert_eq!(&std::hint::black_box(memory), b"abXdefgY");

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Messages of sockets through memory of our own: recvmsg(2), sendmsg(2), and several at once by recvmmsg(2) and
-//! sendmmsg(2).
+//! Passes socket messages through the library's own memory: recvmsg(2), sendmsg(2), and several at a time by
+//! recvmmsg(2) and sendmmsg(2).
 //!
-//! The kernel consumes a datagram before it looks where to put it. So where not everything that the call touches can be
-//! held, the kernel gets headers, names, control data and buffers of ours, and what it has written is copied to the
-//! program's afterwards, whose faults are resolved like any.
+//! The kernel consumes a datagram before it looks where to put it. So if not all memory that the call touches can be
+//! held, the kernel gets the library's own headers, names, control data and buffers. Its results are copied to the
+//! program's memory afterwards, where faults are resolved as usual.
 //!
-//! Runs on the program's threads, which may be cancelled or leave by siglongjmp(3) while the kernel has the call.
+//! Runs on the program's threads, which may be cancelled or leave by siglongjmp(3) while the kernel executes the call.
 
 #![allow(unsafe_code, reason = "structures of the program's system calls")]
 
@@ -19,13 +19,13 @@ use crate::bounce::{self, Bounce, ENTRIES_MOST, Entries};
 use crate::inner_pointers::each_pointer;
 use crate::program_memory::{is_readable, load, store};
 
-/// The most control data of one message that is copied. The kernel refuses to send more than `net.core.optmem_max`,
-/// 128 KiB unless it was raised, and has never as much to give.
+/// The most control data of one message that is copied. The kernel refuses to send more than `net.core.optmem_max`, 128
+/// KiB unless it was raised, and never delivers as much.
 const CONTROL_BYTES_MOST: usize = 1 << 20;
-/// The most buffer that one part of a recvmmsg(2) is given. Only what the kernel writes costs DRAM; and the longest
-/// call, of 1024 datagrams of 64 KiB, is made whole.
+/// The largest buffer for one part of a recvmmsg(2). Only bytes that the kernel writes cost DRAM; and the longest call,
+/// of 1024 datagrams of 64 KiB, fits into one part.
 const RECEIVED_BYTES_MOST: usize = 64 << 20;
-/// The same for sendmmsg(2), which can be done in parts of any size.
+/// The same for sendmmsg(2), which can be split into parts of any size.
 const SENT_BYTES_MOST: usize = 1 << 20;
 const STRIDE: usize = size_of::<libc::mmsghdr>();
 
@@ -38,7 +38,7 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// `None` where a part cannot be read. The `entries` are not copied.
+    /// `None` if a part cannot be read. The `entries` are not copied.
     pub(super) fn of(given: &libc::msghdr, entries: &[libc::iovec], reads: bool) -> Option<Self> {
         let mut ours = *given;
         (ours.msg_iov, ours.msg_iovlen) = (entries.as_ptr().cast_mut(), entries.len());
@@ -52,7 +52,7 @@ impl Copied {
         }
         this.control = vec![0; control];
         if !reads {
-            // SAFETY: both can be read, or are away: a fault is resolved as for any load.
+            // SAFETY: both are readable, or evicted: such a fault is resolved as for any load.
             unsafe {
                 given.msg_name.cast::<u8>().copy_to_nonoverlapping(this.name.as_mut_ptr(), name);
                 given.msg_control.cast::<u8>().copy_to_nonoverlapping(this.control.as_mut_ptr(), control);
@@ -70,7 +70,7 @@ impl Copied {
         if is_sane { self.given.msg_controllen } else { 0 }
     }
 
-    /// The header to give to the kernel, for as long as `self` lives where it is.
+    /// The header to pass to the kernel, valid for as long as `self` is not moved or dropped.
     fn prepared(&mut self) -> libc::msghdr {
         if self.name_bytes() > 0 {
             self.ours.msg_name = self.name.as_mut_ptr().cast();
@@ -81,16 +81,15 @@ impl Copied {
         self.ours
     }
 
-    /// Its address.
+    /// The address of that header.
     pub(super) fn header(&mut self) -> usize {
         self.prepared();
         &raw mut self.ours as usize
     }
 
-    /// Gives the program what the kernel has written to our header, name and control data.
+    /// Copies the kernel's results from this header, name and control data to the program's.
     ///
-    /// # Safety
-    /// The program's header is at `place`, and its name and control data are the program's to be written to.
+    /// # Safety The program's header is at `place`, and its name and control data are the program's to be written to.
     pub(super) unsafe fn give_back(&self, place: usize) {
         let header = std::ptr::with_exposed_provenance_mut::<libc::msghdr>(place);
         let name = self.name_bytes().min(self.ours.msg_namelen as usize);
@@ -106,27 +105,27 @@ impl Copied {
     }
 }
 
-/// One of several messages: where the program's header is, what it points to, and our copies.
+/// One of several messages: the place of the program's header, the memory it points to, and the copies.
 struct Message {
     place: usize,
     entries: Entries,
     copied: Copied,
-    /// Where its bytes are in the bounce buffer.
+    /// The position of its bytes in the bounce buffer.
     offset: usize,
     len: usize,
 }
 
-/// Messages that go to the kernel at once.
+/// Messages that go to the kernel in one call.
 struct Part {
     messages: Vec<Message>,
     bounce: Bounce,
 }
 
 impl Part {
-    /// The first of `count` messages whose headers are at `place`, as many as fit. An error for the first of them.
+    /// Takes the first of `count` messages whose headers are at `place`, as many as fit. The error is that of the
+    /// first.
     ///
-    /// # Safety
-    /// The program has given them to a system call.
+    /// # Safety The program has given them to a system call.
     unsafe fn of(place: usize, count: usize, reads: bool) -> Result<Self, isize> {
         let most = if reads { RECEIVED_BYTES_MOST } else { SENT_BYTES_MOST };
         let mut messages: Vec<Message> = Vec::with_capacity(count);
@@ -145,7 +144,7 @@ impl Part {
         }
         let Some(bounce) = Bounce::new(total.max(1)) else { return Err(-(libc::ENOMEM as isize)) };
         if !reads {
-            // SAFETY: as above. What cannot be read is the kernel's to refuse when its turn comes.
+            // SAFETY: as above. The kernel refuses unreadable entries when their turn comes.
             let copied = |it: &Message| unsafe { bounce.copy(it.offset, it.entries.list(), it.len, false) };
             let good = messages.iter().position(|message| !copied(message)).unwrap_or(messages.len());
             messages.truncate(good);
@@ -173,10 +172,9 @@ impl Part {
         Ok(Message { place, entries, copied, offset, len })
     }
 
-    /// Makes the call, and gives the program what has come of it.
+    /// Makes the call, and copies its results to the program.
     ///
-    /// # Safety
-    /// As [`of`](Self::of); `call` is recvmmsg(2) or sendmmsg(2) for headers at its first argument.
+    /// # Safety As [`of`](Self::of); `call` is recvmmsg(2) or sendmmsg(2) for headers at its first argument.
     unsafe fn transfer(&mut self, reads: bool, call: impl FnOnce(usize, usize) -> isize) -> isize {
         let pieces: Vec<_> = self.messages.iter().map(|it| self.bounce.piece(it.offset, it.len)).collect();
         let header = |(message, piece): (&mut Message, &[libc::iovec; 1])| {
@@ -227,8 +225,8 @@ impl Caller {
         unsafe { self.copied_messages(number, args) }
     }
 
-    /// As one call where its buffers are not beyond all measure, else in parts: those after the first end the call
-    /// where it would wait no longer.
+    /// Makes one call if the buffers are not too large, and otherwise several for parts: a later part ends the transfer
+    /// where it would have to wait.
     unsafe fn copied_messages(&self, number: i64, args: [usize; 6]) -> isize {
         let reads = number == libc::SYS_recvmmsg;
         let (place, count, mut flags) = (args[1], args[2].min(ENTRIES_MOST), args[3]);
@@ -245,7 +243,7 @@ impl Caller {
                 Ok(mut part) => {
                     let late = timeout.as_mut().map_or(0, |timeout| &raw mut *timeout as usize);
                     let call = |headers: usize, count: usize| {
-                        // SAFETY: all that the kernel touches is ours.
+                        // SAFETY: all memory that the kernel touches is the library's.
                         unsafe { self.raw(number, [args[0], headers, count, flags, late, 0]) }
                     };
                     // SAFETY: the caller's promise.

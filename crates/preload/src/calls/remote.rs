@@ -3,8 +3,8 @@
 
 //! process_vm_readv(2) and process_vm_writev(2), whose other process may be this one: in steps that can be held.
 //!
-//! They consume nothing, and the kernel's own result may be short at any entry of a vector. So where not everything can
-//! be held, one entry here and one there make one step.
+//! They consume nothing, and the kernel's own result may end short at any entry of a vector. So if not all memory can
+//! be held, one local and one remote entry make one step.
 
 #![allow(unsafe_code, reason = "structures of the program's system calls")]
 
@@ -14,7 +14,7 @@ use super::{Caller, FAULT, TRIES};
 use crate::bounce::{ENTRIES_MOST, Entries};
 use crate::inner_pointers::each_pointer;
 
-/// The most that one step copies: what a call may hold beyond its share, see `pager/src/holds.rs`.
+/// The most bytes that one step copies: the size up to which a call may exceed its limit, see `pager/src/holds.rs`.
 const STEP_BYTES: usize = 64 << 10;
 
 impl Caller {
@@ -50,7 +50,7 @@ impl Caller {
         in_steps(here.list(), there.list(), step)
     }
 
-    /// One entry of either side.
+    /// Copies one entry of either side.
     unsafe fn step(
         &self,
         adopter: &'static Adopter,

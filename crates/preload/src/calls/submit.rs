@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! io_submit(2): as many requests at once as can be held, in the order of the program's.
+//! io_submit(2): submits as many requests at a time as can be held, in the program's order.
 //!
-//! The kernel holds the pages of a direct request itself once it has been submitted, and copies for the others before
-//! the call returns; so nothing has to stay for longer than the call.
+//! The kernel pins the pages of a direct request itself once the request is submitted, and copies the data of others
+//! before the call returns; so nothing has to be held for longer than the call.
 
 #![allow(unsafe_code, reason = "structures of the program's system calls")]
 
@@ -13,7 +13,7 @@ use aquifer_pager::Adopter;
 use super::Caller;
 use crate::inner_pointers::each_pointer;
 
-/// Requests that are tried at once: more than can be held even if each took one range.
+/// Requests that are tried in one call: more cannot be held even if each took one range.
 const REQUESTS_AT_ONCE: usize = aquifer_pager::holds::HOLDS_OF_CALL_MOST;
 
 impl Caller {
@@ -39,7 +39,7 @@ impl Caller {
         }
     }
 
-    /// Submits the first of `rest` requests that come after `done` others. How many it were, and the call's result.
+    /// Submits the first of `rest` requests, after `done` others. Returns how many requests, and the call's result.
     unsafe fn submit_some(
         &self,
         adopter: &'static Adopter,
@@ -66,7 +66,7 @@ impl Caller {
             }
             if asked == 1 {
                 drop(holding);
-                // One request with more memory than may be held: it is brought, and the kernel's word on it is final.
+                // One request with more memory than may be held: it is made resident, and the kernel's result is final.
                 // SAFETY: as above.
                 return (1, unsafe { self.tried(adopter, libc::SYS_io_submit, part) });
             }
