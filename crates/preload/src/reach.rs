@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a system call of another thread may touch, by the table of `pointers.rs`.
+//! The memory that a system call of another thread may touch, by the table of `pointers.rs`.
 //!
-//! The thread is in its call, or has just left it, so its pointers may lead nowhere: they are read by the kernel,
-//! which says so. Runs once, on the thread that starts the pager.
+//! The thread is in its call, or has just left it, so its pointers may be invalid: the kernel reads through them and
+//! returns an error if they are. Runs once, on the thread that starts the pager.
 
 #![allow(unsafe_code, reason = "reads of this process's memory by the kernel")]
 
@@ -14,7 +14,7 @@ use crate::bounce::ENTRIES_MOST;
 use crate::calls::{ADDRESS_BYTES, TRANSFER_BYTES_MOST};
 use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, shape};
 
-/// Calls `each` with the address and the length of everything that the call may touch.
+/// Calls `each` with the address and the length of all memory that the call may touch.
 pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
     for (index, start) in args.iter().enumerate() {
         each(*start, length(number, index, args));
@@ -60,7 +60,7 @@ fn header(start: usize, each: &mut dyn FnMut(usize, usize)) {
     entries(vector, count, each);
 }
 
-/// Words of this process's memory, if they are there: process_vm_readv(2).
+/// Words of this process's memory, if they are readable: process_vm_readv(2).
 fn words<const COUNT: usize>(start: usize) -> Option<[usize; COUNT]> {
     let mut words = [0usize; COUNT];
     let len = size_of_val(&words);
@@ -98,7 +98,7 @@ mod tests {
             let found = reach(number, [waiters.as_ptr() as usize, 2, 0, 0, 0, 0]);
             assert!(found.contains(&(0xa000, 4)) && found.contains(&(0xb000, 4)), "{found:?}");
         }
-        // SAFETY: a structure of numbers and pointers, for which zeros are good.
+        // SAFETY: a structure of numbers and pointers, for which all zeros is a valid value.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (vector.as_ptr().cast_mut(), 2);
         (message.msg_control, message.msg_controllen) = (std::ptr::with_exposed_provenance_mut(0x8000), 64);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! mremap(2) of managed memory. The kernel cannot do it while some of it is away, so it grows in place by a mapping
-//! behind it, and moves by a copy, which keeps the rights of each page. What is locked is locked where it has come to.
+//! mremap(2) of managed memory. The kernel cannot do it while part of the memory is evicted, so the library grows a
+//! mapping in place by a new mapping after it, and moves one by a copy that keeps the rights of each page. Locked
+//! memory is locked at its new address.
 //!
-//! Not one step, as the kernel's is: who looks at either place meanwhile may see memory that can be read and is not
-//! written yet.
+//! Unlike the kernel's, this is not one step: a thread that looks at either place during the call may see memory that
+//! is readable but not yet written.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -22,10 +23,9 @@ use crate::start::instance;
 
 const READ_WRITE: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// mremap(2). While memory may be away, a managed mapping is moved by copying.
+/// mremap(2). While memory may be evicted, a managed mapping is moved by copying.
 ///
-/// # Safety
-/// As mremap(2).
+/// # Safety As mremap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     address: *mut c_void,
@@ -38,11 +38,10 @@ pub unsafe extern "C" fn mremap(
     std::ptr::with_exposed_provenance_mut(unsafe { remap(address, old_len, new_len, flags, target as usize) } as usize)
 }
 
-/// The program's mremap(2). Under a name of its own, since `mremap` means the kernel's inside this library: see
+/// The program's mremap(2). It has a separate name, since `mremap` means the kernel's inside this library: see
 /// `build.rs`.
 ///
-/// # Safety
-/// As mremap(2).
+/// # Safety As mremap(2).
 pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags: c_int, target: usize) -> isize {
     let args = [address as usize, old_len, new_len, flags as usize, target, 0];
     // SAFETY: as mremap(2).
@@ -51,7 +50,7 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
         Some(instance) if instance.adopter.manages(address as usize, old_len.max(1)) => {
             remap_managed(address as usize, old_len, new_len, flags, target)
         }
-        // What was at the target is gone.
+        // The memory that was at the target is gone.
         Some(instance) if flags & libc::MREMAP_FIXED != 0 && can_be_mapped(target, new_len) => {
             instance.adopter.release(target, new_len, remap)
         }
@@ -63,7 +62,7 @@ pub unsafe fn remap(address: *mut c_void, old_len: usize, new_len: usize, flags:
     libc_result(result)
 }
 
-/// Refuses what the kernel refuses: `check_mremap_params` in mm/mremap.c.
+/// Refuses the same calls as the kernel: `check_mremap_params` in mm/mremap.c.
 fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, target: usize) -> Result<usize, Errno> {
     const KNOWN: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     let is = |flag: c_int| flags & flag != 0;
@@ -83,7 +82,7 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
         }
         return Ok(old);
     }
-    // In a box, as an outcome is two words.
+    // Boxed, because the result is two words.
     let parts = (*own_stack::call(move || Box::new(rights::of(old, old + old_len.min(new_len)))))?;
     let is_locked = instance().is_some_and(|instance| instance.adopter.is_locked(old, old_len));
     if !fixed && !stays {
@@ -105,11 +104,11 @@ fn remap_managed(old: usize, old_len: usize, new_len: usize, flags: c_int, targe
     Ok(new)
 }
 
-/// Maps `more` bytes behind a range of `parts`, with the rights of its end. An error where something is there already.
+/// Maps `more` bytes after a range of `parts`, with the rights of its end. An error if the addresses are in use.
 fn grow(end: usize, more: usize, parts: &[Part]) -> Result<(), Errno> {
     let place = make(Some(end), more, libc::MAP_FIXED_NOREPLACE)?;
     if place != end {
-        // Before Linux 4.17 the flag is a hint.
+        // Before Linux 4.17 the flag is only a hint.
         give_back(place, more)?;
         return Err(Errno(libc::EEXIST));
     }
@@ -117,7 +116,7 @@ fn grow(end: usize, more: usize, parts: &[Part]) -> Result<(), Errno> {
     permit(end, more, rights).inspect_err(|_| _ = give_back(end, more))
 }
 
-/// Copies the memory of `parts` to a new mapping of `new_len` bytes, at `target` if there is one.
+/// Copies the memory of `parts` to a new mapping of `new_len` bytes, at `target` if given.
 fn copy(old: usize, parts: &[Part], new_len: usize, target: Option<usize>) -> Result<usize, Errno> {
     let new = make(target, new_len, if target.is_some() { libc::MAP_FIXED } else { 0 })?;
     let outcome = parts.iter().enumerate().try_for_each(|(index, part)| {
@@ -129,7 +128,7 @@ fn copy(old: usize, parts: &[Part], new_len: usize, target: Option<usize>) -> Re
     outcome.inspect_err(|_| _ = give_back(new, new_len)).map(|()| new)
 }
 
-/// Copies one part to `place`, also where the program may not read it.
+/// Copies one part to `place`, even if the program may not read it.
 fn copy_part(part: &Part, place: usize) -> Result<(), Errno> {
     let len = part.end - part.start;
     let is_closed = part.rights & libc::PROT_READ == 0;
@@ -148,26 +147,26 @@ fn copy_part(part: &Part, place: usize) -> Result<(), Errno> {
     if is_closed { permit(part.start, len, part.rights) } else { Ok(()) }
 }
 
-/// A new mapping of the program's, to read and write.
+/// A new readable and writable mapping of the program.
 fn make(place: Option<usize>, len: usize, how: c_int) -> Result<usize, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | how;
     let place = std::ptr::with_exposed_provenance_mut(place.unwrap_or(0));
-    // SAFETY: nothing that exists is touched, but for what the program wants replaced.
+    // SAFETY: changes no existing mapping, except those that the program wants replaced.
     let new = unsafe { map(place, len, READ_WRITE, flags, -1, 0) };
     if new == libc::MAP_FAILED { Err(Errno(signals::errno())) } else { Ok(new as usize) }
 }
 
-/// Sets the rights of a range, unless they are those that it has from the start.
+/// Sets the rights of a range, unless they are those that a new mapping has.
 fn permit(start: usize, len: usize, rights: c_int) -> Result<(), Errno> {
     if rights == READ_WRITE {
         return Ok(());
     }
-    // SAFETY: the program's memory, which it has asked to be moved.
+    // SAFETY: the program's memory, which the program has asked to move.
     unsafe { syscall(libc::SYS_mprotect, [start, len, rights as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Locks the second range for the first, whose lock makes room for it. An error, and the first stays locked, where the
-/// second is more than may be locked.
+/// Locks the second range instead of the first, whose unlocking makes room for it. If the second exceeds the memory
+/// that may be locked, returns an error and keeps the first locked.
 fn lock_instead(old: (usize, usize), new: (usize, usize)) -> Result<(), Errno> {
     locks::unlock([old.0, old.1, 0, 0, 0, 0]);
     lock(new.0, new.1).inspect_err(|_| _ = lock(old.0, old.1))
@@ -179,13 +178,13 @@ fn lock(start: usize, len: usize) -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
 }
 
-/// Unmaps what the program has moved away from. Sealed memory stays where it is.
+/// Unmaps the range that the program's memory has moved away from. Sealed memory stays where it is.
 fn give_back(start: usize, len: usize) -> Result<(), Errno> {
-    // SAFETY: the program gives back what is its own.
+    // SAFETY: the program unmaps its own memory.
     in_libcs_manner(unsafe { unmap(std::ptr::with_exposed_provenance_mut(start), len) })
 }
 
-/// Empties what the program has moved away from, and keeps mapped.
+/// Empties the range that the program's memory has moved away from, and keeps it mapped.
 fn empty(start: usize, len: usize) -> Result<(), Errno> {
     // SAFETY: as above.
     in_libcs_manner(unsafe { advise(std::ptr::with_exposed_provenance_mut(start), len, libc::MADV_DONTNEED) })

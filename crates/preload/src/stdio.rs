@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! fread and fwrite: for large requests the C library hands the program's own buffer to the kernel, by a
-//! call that no wrapper sees. See `transfers.rs` for why that must not be.
+//! fread and fwrite: for large requests the C library passes the program's own buffer to the kernel, by a call that no
+//! wrapper sees. See `transfers.rs` for why that must not happen.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -12,15 +12,15 @@ use crate::calls::Early;
 use crate::next;
 use crate::start::instance;
 
-/// One piece. A choice: what the C library copies at once does not matter beyond some pages.
+/// The size of one piece. A choice: beyond some pages, the size of one copy in the C library does not matter.
 const BOUNCE_BYTES: usize = 256 << 10;
 
 fn needs_bounce(start: *const c_void, len: usize) -> bool {
     instance().is_some_and(|instance| instance.adopter.may_need_hold(start as usize, len))
 }
 
-/// For the C library's own call, which the pager's start may come upon. Before [`needs_bounce`] is asked: this may wait
-/// for that start.
+/// Shows the C library's own call, during which the pager may start. Called before [`needs_bounce`], because it may
+/// wait for that start.
 fn early(number: i64, start: *const c_void, len: usize) -> Option<Early> {
     instance().and_then(|instance| Early::begin(&instance.adopter, number, &[0, start as usize, len, 0, 0, 0]))
 }
@@ -30,10 +30,9 @@ fn bounce() -> Vec<u8> {
     vec![0; BOUNCE_BYTES]
 }
 
-/// Reads `size * count` bytes in pieces; returns how many whole items came.
+/// Reads `size * count` bytes in pieces; returns how many whole items were read.
 ///
-/// # Safety
-/// As fread(3).
+/// # Safety As fread(3).
 unsafe fn read_items(
     buffer: *mut c_void,
     size: usize,
@@ -63,10 +62,9 @@ unsafe fn read_items(
     done / size
 }
 
-/// Writes `size * count` bytes in pieces; returns how many whole items went.
+/// Writes `size * count` bytes in pieces; returns how many whole items were written.
 ///
-/// # Safety
-/// As fwrite(3).
+/// # Safety As fwrite(3).
 unsafe fn write_items(
     buffer: *const c_void,
     size: usize,

@@ -3,9 +3,9 @@
 
 //! Gives every thread an alternate signal stack, on which the fault handler runs.
 //!
-//! A thread's own stack may be too small for a signal frame and the handler, or may itself lie in managed
-//! memory (coroutines). A program that sets an alternate stack of its own gets its handlers there, and the kernel keeps
-//! ours: see `aquifer_sys::signal_stack`.
+//! A thread's own stack may be too small for a signal frame and the handler, or may itself lie in managed memory
+//! (coroutines). If a program sets an alternate stack of its own, its handlers run there, and the kernel keeps the
+//! library's: see `aquifer_sys::signal_stack`.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library, and a stack for the kernel")]
 
@@ -23,54 +23,54 @@ use crate::start::Instance;
 /// Room for a trapped call and a fault in it: two of the largest signal frames of x86-64 (about 12 KiB with AMX)
 /// and both handlers (about 20 KiB each), and for the program's own handlers, which may interrupt the call.
 const SIGNAL_STACK_BYTES: usize = 256 << 10;
-/// At a stack's low end, so that running over it is a crash and not somebody else's bytes.
+/// At a stack's low end, so that a stack overflow crashes and does not overwrite other memory.
 const GUARD_BYTES: usize = 4096;
-/// Both stacks of a thread: that for signals, and `aquifer_sys::own_stack` above it.
+/// Both stacks of a thread: the signal stack, and `aquifer_sys::own_stack` above it.
 const STACKS_BYTES: usize = SIGNAL_STACK_BYTES + own_stack::STACK_BYTES;
 
-/// What a new thread is to run.
+/// The function that a new thread is to run.
 struct Job {
     run: StartRoutine,
     argument: *mut c_void,
-    /// The end of the program's own stack for it, held by whoever makes the thread.
+    /// The hold on the end of the thread's own stack, owned by the thread that creates it.
     held: Option<usize>,
     area: (usize, usize),
 }
 
-/// At the end of a stack that the program has made: thread-local memory, and the first frames. A choice: the C library
-/// and its libraries take some KiB, of the 16 KiB that a stack has at least.
+/// How much is held at the end of a stack made by the program: thread-local memory, and the first frames. A choice: the
+/// C library and other libraries take a few KiB, of the 16 KiB that a stack has at least.
 const THREAD_BYTES: usize = 64 << 10;
 
-/// Of [`THREAD_BYTES`], what is above the frame that holds its own stack.
+/// The part of [`THREAD_BYTES`] above the frame of a thread that holds its own stack.
 const ABOVE_BYTES: usize = 4 << 10;
 
-/// Holds what the calling thread's stack has been and will be used for next, where it is managed: in a child of
+/// Holds the part of the calling thread's stack that was and will be used next, if the stack is managed: in a child of
 /// clone(2), and on the stack of a coroutine. A fault there could not be signalled while the C library, or the pager,
-/// blocks all signals. Below the budget nothing leaves.
+/// blocks all signals. Below the budget nothing is evicted.
 pub fn hold_stack(instance: &'static Instance) -> Option<usize> {
     let here = 0u8;
     let frame = std::ptr::from_ref(std::hint::black_box(&here)) as usize;
     let start = frame.saturating_sub(THREAD_BYTES - ABOVE_BYTES);
-    // Not on this very stack: `own_stack`. Where it cannot be held, it is brought at least.
+    // Not made on this very stack: `own_stack`. If it cannot be held, it is at least made resident.
     let hold = || instance.adopter.hold_for_thread(start, THREAD_BYTES).ok().flatten();
     instance.adopter.is_active().then(hold).flatten()
 }
 
-/// The same of a stack whose top is `top`, for a task that is to be made. An error where it cannot be held.
+/// The same for a stack whose top is `top`, for a task that is to be made. An error if it cannot be held.
 pub fn hold_stack_below(instance: &'static Instance, top: usize) -> Result<Option<usize>, Errno> {
     let start = top.saturating_sub(THREAD_BYTES);
     instance.adopter.hold_for_thread(start, top - start)
 }
 
-/// Entries that the kernel follows of a list of robust mutexes: its ROBUST_LIST_LIMIT.
+/// The most entries of a list of robust mutexes that the kernel follows: its ROBUST_LIST_LIMIT.
 const ROBUST_MOST: usize = 2048;
 
-/// Where the thread's own memory will be, if the program gives it a stack.
+/// The address range of the thread's own memory, if the program gives it a stack.
 fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     let (mut start, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the caller of pthread_create(3) promises good attributes, or none.
     let known = !attributes.is_null() && unsafe { libc::pthread_attr_getstack(attributes, &mut start, &mut len) } == 0;
-    // Without a stack of the program's, glibc answers with no address.
+    // If the program has set no stack, glibc returns no address.
     let end = (start as usize).wrapping_add(len);
     if !known || start.is_null() || end < len {
         return (0, 0);
@@ -79,8 +79,8 @@ fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     (end - held, held)
 }
 
-/// Before the calling thread ends: keeps the mutexes that it holds and that others shall hear of, where the kernel
-/// finds them.
+/// Called before the calling thread ends: keeps the robust mutexes that it holds resident, so that the kernel can mark
+/// them for their waiters.
 pub fn hold_robust_mutexes() {
     let Some(instance) = crate::start::instance() else { return };
     if !instance.adopter.is_active() {
@@ -88,21 +88,21 @@ pub fn hold_robust_mutexes() {
     }
     let (mut head, mut len) = (0usize, 0usize);
     let args = [0, &raw mut head as usize, &raw mut len as usize, 0, 0, 0];
-    // SAFETY: get_robust_list(2) writes two words of ours.
+    // SAFETY: get_robust_list(2) writes two words of this function's.
     let known = unsafe { syscall(libc::SYS_get_robust_list, args) };
     if known.is_err() || head == 0 {
         return;
     }
     let word = |address: usize| {
-        // SAFETY: the list that the C library keeps for this thread: loads fault as usual.
+        // SAFETY: the list that the C library keeps for this thread; loads fault as usual.
         unsafe { std::ptr::with_exposed_provenance::<usize>(address).read() }
     };
-    // `struct robust_list_head`: the first entry, from an entry to its futex, the one that is being locked.
+    // `struct robust_list_head`: the first entry, the offset from an entry to its futex, and the entry being locked.
     let (offset, pending) = (word(head + 8), word(head + 16) & !1);
     let hold = |entry: usize| {
         let futex = entry.wrapping_add(offset);
         let start = entry.min(futex);
-        // Where it cannot be kept it is brought at least.
+        // If it cannot be held, it is at least made resident.
         let _ = instance.adopter.hold_for_thread(start, entry.max(futex) - start + 8);
     };
     let mut entry = word(head) & !1;
@@ -118,15 +118,15 @@ pub fn hold_robust_mutexes() {
     }
 }
 
-/// Gives the calling thread an alternate stack, and one for the pager's work, for the rest of its life. From now on its
-/// calls may trap.
+/// Gives the calling thread an alternate stack, and a stack for the pager's work, for the rest of its life. From now on
+/// its calls may trap.
 pub fn give_stacks() -> Option<usize> {
     let start = map_apart(STACKS_BYTES).ok()?;
     for low in [start, start + SIGNAL_STACK_BYTES] {
-        // SAFETY: a part of the mapping that was made above.
+        // SAFETY: a part of the mapping made above.
         let _ = unsafe { syscall(libc::SYS_mprotect, [low, GUARD_BYTES, libc::PROT_NONE as usize, 0, 0, 0]) };
     }
-    // SAFETY: as above; they stay mapped until the thread's end has taken them away.
+    // SAFETY: as above; the stacks stay mapped until the end of the thread, which removes them first.
     unsafe {
         signal_stack::give(start + GUARD_BYTES, SIGNAL_STACK_BYTES - GUARD_BYTES);
         own_stack::give(start + SIGNAL_STACK_BYTES);
@@ -136,19 +136,19 @@ pub fn give_stacks() -> Option<usize> {
     Some(start)
 }
 
-/// Takes a thread's stacks away when the thread ends, by whatever way.
+/// Removes a thread's stacks when the thread ends, in whatever way.
 struct StacksOfThread(usize);
 
 impl Drop for StacksOfThread {
     fn drop(&mut self) {
         hold_robust_mutexes();
-        // What the C library does to a thread's stack at its end must not meet a handler on it.
+        // While the C library tears down a thread's stack, no handler may run on it.
         dispatch::disarm();
         ends(None);
         crate::calls::thread_ends();
         signal_stack::take_away();
         own_stack::take_away();
-        // SAFETY: they were mapped by `give_stacks` and are not in use any more.
+        // SAFETY: they were mapped by `give_stacks` and are no longer in use.
         let _ = unsafe { syscall(libc::SYS_munmap, [self.0, STACKS_BYTES, 0, 0, 0, 0]) };
     }
 }
@@ -167,14 +167,13 @@ pub fn ends(status: Option<i32>) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
     ends(None);
-    // SAFETY: the caller's promise. There is no C library without it.
+    // SAFETY: the caller's promise. Every C library has this function.
     unsafe { next::pthread_exit().expect("libc has pthread_exit")(value) }
 }
 
-/// sigaltstack(2): the kernel keeps ours, and the program's is remembered.
+/// sigaltstack(2): the kernel keeps the library's stack, and the program's is stored.
 ///
-/// # Safety
-/// As sigaltstack(2).
+/// # Safety As sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
     // The program's own stack is above this frame.
@@ -189,7 +188,7 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
     crate::kernel::libc_result(result) as c_int
 }
 
-/// sigaltstack(2) of the program's, on a thread that has a stack of ours, with the stack pointer `at`.
+/// sigaltstack(2) by the program, on a thread that has the library's stack, with the stack pointer `at`.
 pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize, Errno> {
     let wish = load::<libc::stack_t>(new);
     if new != 0 && wish.is_none() {
@@ -202,28 +201,29 @@ pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize,
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
     let job = {
         let _inside = Inside::enter();
-        // SAFETY: `pthread_create` below made this pointer from a `Box<Job>`, and hands it over once.
+        // SAFETY: `pthread_create` below made this pointer from a `Box<Job>`, and passes it on once.
         let job = unsafe { Box::from_raw(job.cast::<Job>()) };
         Job { ..*job }
     };
     if job.area.1 > 0
         && let Some(instance) = crate::start::instance()
     {
-        // In the place of whoever made this thread, who may end earlier. It succeeds: what is held is there.
+        // Replaces the hold of the thread that made this one, which may end earlier. It succeeds: held memory is
+        // resident.
         let _ = instance.adopter.hold_for_thread(job.area.0, job.area.1);
         job.held.inspect(|held| instance.adopter.release_hold(*held));
     }
     let _stack = give_stacks().map(StacksOfThread);
-    // Not left to the first fault: under listener delivery there is none on this thread.
+    // Not left to the first fault: under listener delivery no fault is handled on this thread.
     dispatch::arm_if_due();
     // SAFETY: the program asked for this function to be run with this argument.
     unsafe { (job.run)(job.argument) }
 }
 
-/// A thread of C11, which is one of pthread_create(3) whose result is an `int`. glibc's own makes it past our wrapper.
+/// A C11 thread, which is a thread of pthread_create(3) whose result is an `int`. glibc's own function would create it
+/// without calling this library's wrapper.
 ///
-/// # Safety
-/// As `thrd_create` of C11, section 7.26.5.1.
+/// # Safety As `thrd_create` of C11, section 7.26.5.1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thrd_create(
     thread: *mut libc::pthread_t,
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn thrd_create(
     const SUCCESS: c_int = 0;
     const ERROR: c_int = 2;
     const NO_MEMORY: c_int = 3;
-    // SAFETY: the caller's promise. Of the result, thrd_join takes the lower half.
+    // SAFETY: the caller's promise. thrd_join takes the lower half of the result.
     match unsafe { create(thread, std::ptr::null(), start, argument) } {
         0 => SUCCESS,
         libc::ENOMEM => NO_MEMORY,
@@ -256,10 +256,9 @@ pub unsafe extern "C" fn pthread_create(
     unsafe { create(thread, attributes, start, argument) }
 }
 
-/// The program's pthread_create(3), under a name of its own: by the other one our own text gets the C library's.
+/// The program's pthread_create(3), under a separate name: the usual name means the C library's inside this library.
 ///
-/// # Safety
-/// As pthread_create(3).
+/// # Safety As pthread_create(3).
 unsafe fn create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
@@ -282,17 +281,17 @@ unsafe fn create(
         Box::into_raw(Box::new(Job { run: start, argument, held, area }))
     };
     let result = {
-        // What the C library allocates for a thread is read while every signal is blocked there, and a fault could not
-        // be signalled: so it comes from the kernel's arena, as all does that is allocated inside.
+        // A new thread reads the C library's allocations for it while every signal is blocked, so a fault there could
+        // not be signalled. They come from the kernel's arena, as do all allocations made inside the pager.
         let _inside = Inside::enter();
-        // SAFETY: as the caller's, with our own function around the program's.
+        // SAFETY: as the caller's, with this library's function around the program's.
         unsafe { create(thread, attributes, run, job.cast()) }
     };
     stack.inspect(|stack| instance.adopter.release_hold(*stack));
     dispatch::arm_if_due();
     if result != 0 {
         let _inside = Inside::enter();
-        // SAFETY: the thread was not made, so the box is still ours.
+        // SAFETY: the thread was not made, so the box still belongs to this function.
         drop(unsafe { Box::from_raw(job) });
         held.inspect(|held| instance.adopter.release_hold(*held));
     }

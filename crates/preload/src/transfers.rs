@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The C library's functions that hand buffers to the kernel most often, by their names.
+//! The C library's functions that most often pass buffers to the kernel, wrapped by name.
 //!
-//! Trapping (`trap.rs`) would do for all of them. A call by its name costs a twentieth of a trapped one, also
-//! reaches threads that have not been armed yet, and works where the kernel has no trapping. Each is the system
-//! call with its memory held (`calls.rs`), and a cancellation point as in the C library.
+//! Trapping (`trap.rs`) would be enough for all of them. A call by name costs a twentieth of a trapped one, also works
+//! on threads that have not been armed yet, and on kernels without trapping. Each is the system call with its memory
+//! held (`calls.rs`), and a cancellation point as in the C library.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::calls::cancellation_point;
 
-/// Declares functions that are their system call.
+/// Declares functions that only make their system call.
 macro_rules! system_calls {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $number:ident;)*) => {
         $(

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Calls after which the kernel goes on using the program's pages with nothing that would keep them from moving.
+//! Calls after which the kernel keeps using the program's pages, while nothing prevents those pages from moving.
 //!
 //! A direct read pins its pages, and a pinned page is not moved. vmsplice(2) and zero-copy sends only count a
-//! reference: the page moves into a frame, the frame is used for other bytes, and those are what comes out of the pipe
-//! or goes over the wire. So a pipe is given pages of our own, with the same bytes, and zero-copy sends are refused,
-//! for which programs are prepared: not every socket can do them.
+//! reference: the page moves into a frame, the frame is reused for other bytes, and those bytes come out of the pipe or
+//! go over the wire. So a pipe is given the library's own pages with the same bytes, and zero-copy sends are refused,
+//! which programs are prepared for: not every socket supports them.
 
 #![allow(unsafe_code, reason = "the C ABI of the C library")]
 
@@ -23,10 +23,10 @@ use crate::next;
 use crate::program_memory::load;
 use crate::start::instance;
 
-/// vmsplice(2) of managed memory into a pipe, in the kernel's manner. `None` for what the kernel can do by itself.
+/// vmsplice(2) of managed memory into a pipe, with the kernel's convention for results. `None` for a call that the
+/// kernel can make unchanged.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isize> {
     if !(1..=bounce::ENTRIES_MOST).contains(&args[2]) || !is_written_to(args[0]) {
         return None;
@@ -37,8 +37,8 @@ pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isiz
     if !entries.list().iter().any(managed) {
         return None;
     }
-    // As with pages of the program's, no more than the pipe has room for is taken.
-    // SAFETY: the caller's promise; the pages stay the pipe's when we give up their address.
+    // As with the program's own pages, the pipe takes no more than it has room for. SAFETY: the caller's promise; the
+    // pages belong to the pipe once their address is unmapped.
     let part = |entries: &[libc::iovec]| unsafe {
         syscall(libc::SYS_vmsplice, [args[0], entries.as_ptr() as usize, entries.len(), args[3], 0, 0])
     };
@@ -54,10 +54,9 @@ fn is_written_to(descriptor: usize) -> bool {
     flags.is_ok_and(|flags| flags as c_int & libc::O_ACCMODE != libc::O_RDONLY)
 }
 
-/// The answer to setsockopt(2) where it asks for zero-copy sends.
+/// The result of a setsockopt(2) that asks for zero-copy sends.
 ///
-/// # Safety
-/// As for the system call.
+/// # Safety As for the system call.
 pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
     static SAID: AtomicBool = AtomicBool::new(false);
     let asks = args[1] == libc::SOL_SOCKET as usize && args[2] == libc::SO_ZEROCOPY as usize;
@@ -83,10 +82,9 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count
     unsafe { splice_in_libcs_manner([pipe as usize, vector as usize, count, flags as usize, 0, 0]) }
 }
 
-/// The program's vmsplice(2), in libc's manner.
+/// The program's vmsplice(2), with libc's convention for results.
 ///
-/// # Safety
-/// As vmsplice(2).
+/// # Safety As vmsplice(2).
 pub unsafe fn splice_in_libcs_manner(args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     let ours = instance().and_then(|instance| unsafe { splice(&instance.adopter, args) });
