@@ -5,7 +5,7 @@
 //!
 //! The library exports `mmap`, `read` and others for the program. With `--wrap`, the same names used
 //! *inside* the library (by the standard library, jemalloc, io-uring) resolve to `__wrap_` functions that
-//! go straight to the kernel, so the pager never comes upon its own wrappers.
+//! go straight to the kernel, so the pager never calls its own wrappers.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Prints what the kernel's part of a fault costs, without a tier: how a missing page is told of, and how it is
+//! Prints what the kernel's part of a fault costs, without a tier: how a missing page is reported, and how it is
 //! installed, alone and while the other CPU runs the same address space.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!
 //! The measured thread stays on CPU 0; the busy thread spins on CPU 1, and listeners live there. `fault` is a touch
 //! of a missing block as the program sees it. `call` is one UFFDIO_MOVE outside of a fault, which is how blocks
-//! leave. `guard` is the CRC-64 of one block. Exit codes: 0 done, 1 the kernel refused, or there is no CPU 1.
+//! are evicted. `guard` is the CRC-64 of one block. Exit codes: 0 done, 1 the kernel refused, or there is no CPU 1.
 
 #![allow(unsafe_code, reason = "a signal handler, and pages that move: each site states its contract")]
 
@@ -27,24 +27,24 @@ use aquifer_sys::{signals, wakeup};
 const SIZES: [usize; 3] = [4 << 10, 128 << 10, 2 << 20];
 /// Enough for a median; the largest take 128 MiB.
 const FAULTS: [usize; 3] = [4096, 512, 64];
-/// EAGAIN comes while another thread changes the address space; none does so for long here.
+/// The kernel returns EAGAIN while another thread changes the address space; none does so for long here.
 const KERNEL_TRIES: u32 = 1000;
 
-/// How a missing block is told of.
+/// How a missing block is reported.
 #[derive(Clone, Copy, PartialEq)]
 enum Delivery {
     Signal,
     Listener,
 }
 
-/// How its pages come.
+/// How its pages are installed.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Copy,
     Move,
 }
 
-/// What the handler and the listener need, as numbers: they may look at it at any time.
+/// The state of the handler and the listener, as numbers: they may read it at any time.
 static TARGET: AtomicUsize = AtomicUsize::new(0);
 static SOURCE: AtomicUsize = AtomicUsize::new(0);
 static BLOCK: AtomicUsize = AtomicUsize::new(0);
@@ -91,7 +91,7 @@ fn report() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Touches `count` missing blocks, each of which is resolved with pages that are there.
+/// Touches `count` missing blocks, each of which is resolved with pages that exist.
 fn faults(delivery: Delivery, way: Way, size: usize, count: usize) -> Result<f64, Errno> {
     let features = if delivery == Delivery::Signal { feature::SIGBUS } else { 0 };
     let moves = if way == Way::Move { feature::MOVE } else { 0 };

@@ -40,7 +40,8 @@ impl OwnFile {
 
     /// Reads exactly `len` bytes at `offset` into `target`.
     ///
-    /// # Safety `target..target + len` is the caller's to write.
+    /// # Safety
+    /// `target..target + len` is the caller's to write.
     unsafe fn read(&self, target: usize, len: usize, offset: usize) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         match unsafe { syscall(libc::SYS_pread64, [self.0, target, len, offset, 0, 0]) } {
@@ -103,7 +104,8 @@ impl OwnMemory {
 
     /// Copies `source..source + len`, in whole pages, to `target`.
     ///
-    /// # Safety The target is the caller's. During the copy nobody writes to the source, or takes pages from it.
+    /// # Safety
+    /// The target is the caller's. During the copy nobody writes to the source, or takes pages from it.
     pub unsafe fn read_out(&self, source: usize, target: usize, len: usize) -> Result<(), Errno> {
         let pages = len / PAGE;
         for first in (0..pages).step_by(AT_ONCE) {

@@ -137,7 +137,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
 /// As [`pass_on`], from the handler of SIGBUS. The program's own handler starts on the stack that the kernel would have
 /// given it, and this handler's stack is left.
 ///
-/// # Safety The arguments are what the kernel gave to the running handler, which holds nothing.
+/// # Safety
+/// The arguments are what the kernel gave to the running handler, which holds nothing.
 unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = exchange_programs_action(signal, None);
     if action.handler != libc::SIG_DFL && action.handler != libc::SIG_IGN {
@@ -152,7 +153,8 @@ unsafe fn leave_for_programs(signal: i32, info: *mut libc::siginfo_t, context: *
 
 /// Gives the signal to the program's own action. The default action ends the program as soon as this handler returns.
 ///
-/// # Safety The arguments are what the kernel gave to the running handler.
+/// # Safety
+/// The arguments are what the kernel gave to the running handler.
 pub unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = exchange_programs_action(signal, None);
     // SAFETY: the caller's promise.

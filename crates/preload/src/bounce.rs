@@ -38,7 +38,8 @@ impl Entries {
     /// Copies `count` entries at `start`. No entries if they cannot be read, or if one has a length that the kernel
     /// refuses (EINVAL): it treats lengths as signed, and must not be given a part of such a vector.
     ///
-    /// # Safety They are the program's.
+    /// # Safety
+    /// They are the program's.
     pub unsafe fn read(start: usize, count: usize) -> Self {
         let source = std::ptr::with_exposed_provenance::<libc::iovec>(start);
         let mut entries = Self { few: [NOTHING; FEW], count: 0, many: Vec::new() };
@@ -154,7 +155,8 @@ impl Bounce {
     /// Copies between the buffer, from `offset` on, and the program's vector. False if the vector cannot be read: its
     /// lengths may be wrong, and the kernel must return the error.
     ///
-    /// # Safety The entries are the program's; `len` is no more than either has.
+    /// # Safety
+    /// The entries are the program's; `len` is no more than either has.
     pub unsafe fn copy(&self, offset: usize, entries: &[libc::iovec], len: usize, to_program: bool) -> bool {
         let mut done = 0;
         for entry in entries {
@@ -185,7 +187,8 @@ impl Drop for Bounce {
 
 /// Passes bytes from the front of a vector to `part` in the library's own memory, once.
 ///
-/// # Safety The entries are the program's.
+/// # Safety
+/// The entries are the program's.
 pub unsafe fn once(
     entries: &[libc::iovec],
     part: impl Fn(&[libc::iovec]) -> Result<usize, Errno>,
@@ -201,7 +204,8 @@ pub unsafe fn once(
 /// As [`through`], for a file: the call is repeated until all is transferred or it comes back short, since a program
 /// need not expect a short read before the end of a file.
 ///
-/// # Safety The entries are the program's.
+/// # Safety
+/// The entries are the program's.
 pub unsafe fn file_through(
     entries: &[libc::iovec],
     reads: bool,
@@ -217,7 +221,8 @@ pub unsafe fn file_through(
 
 /// Transfers a vector through the library's own memory, by `part`: as one message, or as a stream.
 ///
-/// # Safety The entries are the program's.
+/// # Safety
+/// The entries are the program's.
 pub unsafe fn through(
     entries: &[libc::iovec],
     reads: bool,

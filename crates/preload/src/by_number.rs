@@ -41,7 +41,8 @@ pub fn prepare() {
 /// Not a Rust function: a call that returns twice, or on another stack, must not find a frame of this library in its
 /// way.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
@@ -88,7 +89,8 @@ pub unsafe extern "C" fn syscall(
 
 /// The bare instruction, with libc's convention for results: also for this library's own use of the name.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_syscall(
@@ -125,7 +127,8 @@ extern "C" fn failed(result: isize) -> isize {
 
 /// A call on memory, with libc's convention for results.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 unsafe extern "C" fn on_memory(
     number: i64,
     first: usize,

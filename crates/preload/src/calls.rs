@@ -61,7 +61,8 @@ pub struct Caller {
 
 /// A libc function's call that is a cancellation point, with libc's convention for results.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 pub unsafe fn cancellation_point(number: i64, args: [usize; 6]) -> isize {
     if !HAS_THREADS.load(Ordering::Relaxed) {
         // SAFETY: the caller's promise.
@@ -80,7 +81,8 @@ unsafe extern "C-unwind" fn entered_deferred(number: usize, args: usize, _: usiz
 
 /// Not inlined: its frame has values to drop, and the frame of the program's caller must not: see `cancellation.rs`.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 #[inline(never)]
 unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
     let instance = instance();
@@ -96,7 +98,8 @@ unsafe fn entered(number: i64, args: &[usize; 6]) -> isize {
 
 /// [`cancellation_point`], for a thread whose calls may be in progress when the pager starts.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 #[cold]
 unsafe fn shown_point(adopter: &'static Adopter, number: i64, args: &[usize; 6]) -> isize {
     let _early = Early::begin(adopter, number, args);
@@ -196,7 +199,8 @@ fn is_wait(number: i64, args: &[usize; 6]) -> bool {
 
 /// Makes the words of a call of [`Shape::Word`] resident, or those in its structures, without holding them.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 unsafe fn bring_words(adopter: &'static Adopter, number: i64, args: &[usize; 6]) {
     let Some(mut holding) = adopter.holding() else { return };
     for start in args.iter().filter(|start| adopter.may_need_hold(**start, size_of::<u32>())) {
@@ -227,7 +231,8 @@ impl Caller {
 
     /// Makes the call itself. Errors are negative.
     ///
-    /// # Safety As for the system call.
+    /// # Safety
+    /// As for the system call.
     pub unsafe fn raw(&self, number: i64, args: [usize; 6]) -> isize {
         // SAFETY: the caller's promise. As in libc's own wrappers, the thread may be cancelled here and nowhere else,
         // which drops the values of the frames above.
@@ -236,7 +241,8 @@ impl Caller {
 
     /// Whether a call touches memory that it must hold.
     ///
-    /// # Safety As for the system call.
+    /// # Safety
+    /// As for the system call.
     pub unsafe fn touches(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter else { return false };
         if (0..6).any(|index| adopter.may_need_hold(args[index], length(number, index, args))) {
@@ -262,7 +268,8 @@ impl Caller {
 
     /// Makes the call with its memory resident. Errors are negative.
     ///
-    /// # Safety As for the system call.
+    /// # Safety
+    /// As for the system call.
     pub unsafe fn call(&self, number: i64, args: [usize; 6]) -> isize {
         let Some(adopter) = self.adopter else {
             // SAFETY: the caller's promise.
@@ -290,7 +297,8 @@ impl Caller {
     /// Holds the strings of a program to be executed: its path, arguments and environment. `call` executes it from
     /// another process that shares this memory, where calls do not trap.
     ///
-    /// # Safety As for execve(2).
+    /// # Safety
+    /// As for execve(2).
     pub unsafe fn with_strings<T>(path: usize, words: usize, environment: usize, call: impl FnOnce() -> T) -> T {
         let holding = adopter().and_then(|adopter| {
             let mut holding = adopter.holding()?;
@@ -379,7 +387,8 @@ impl Caller {
     /// Called before a trapped call is made on the program's own stack: makes its words resident. False if the call
     /// cannot be made there: it is not a wait of futex(2), or its word has been found evicted too often.
     ///
-    /// # Safety As for the system call.
+    /// # Safety
+    /// As for the system call.
     pub unsafe fn may_wait_outside(&self, number: i64, args: &[usize; 6]) -> bool {
         let Some(adopter) = self.adopter.filter(|_| is_wait(number, args)) else { return false };
         if thread_slot::waits_failed() >= WAITS_FAILED_MOST {
@@ -624,7 +633,8 @@ pub const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_storage>();
 
 /// Makes a call such as fstat(2), bypassing every wrapper.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 pub unsafe fn quietly(number: i64, args: [usize; 6]) -> bool {
     // SAFETY: the caller's promise.
     unsafe { syscall(number, args) }.is_ok()

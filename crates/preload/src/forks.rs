@@ -108,7 +108,8 @@ forking! {
 
 /// clone(2), the C library's function. Takes all the arguments that it can have.
 ///
-/// # Safety As clone(2).
+/// # Safety
+/// As clone(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
     run: *const c_void,

@@ -25,7 +25,8 @@ pub fn libc_result(result: Result<usize, Errno>) -> isize {
 
 /// A system call with libc's convention for results.
 ///
-/// # Safety As for [`syscall`].
+/// # Safety
+/// As for [`syscall`].
 pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     libc_result(unsafe { syscall(number, args) })
@@ -67,7 +68,8 @@ straight_through! {
 
 /// libc's own sigaction, for this library's own use of the name: it installs the action unchanged.
 ///
-/// # Safety As for sigaction(2).
+/// # Safety
+/// As for sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __wrap_sigaction(
     signal: c_int,

@@ -58,7 +58,8 @@ pub unsafe extern "C" fn mmap(
 
 /// The program's mmap(2). It has a separate name, since `mmap` means the kernel's inside this library: see `build.rs`.
 ///
-/// # Safety As mmap(2).
+/// # Safety
+/// As mmap(2).
 pub unsafe fn map(
     address: *mut c_void,
     len: usize,
@@ -123,7 +124,8 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, len: usize, protection: 
 
 /// The program's mprotect(2), under a separate name: see `map`.
 ///
-/// # Safety As mprotect(2).
+/// # Safety
+/// As mprotect(2).
 pub unsafe fn protect(start: usize, len: usize, protection: usize) -> c_int {
     instance().inspect(|instance| open(&instance.adopter, start, len, protection));
     // SAFETY: as mprotect(2).
@@ -142,7 +144,8 @@ pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, len: usize, protect
 
 /// The program's pkey_mprotect(2), under a separate name: see `map`.
 ///
-/// # Safety As pkey_mprotect(2).
+/// # Safety
+/// As pkey_mprotect(2).
 pub unsafe fn protect_with_key(start: usize, len: usize, protection: usize, key: c_int) -> c_int {
     instance().inspect(|instance| open(&instance.adopter, start, len, protection));
     // The C library avoids the newer call where it can.
@@ -180,7 +183,8 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, len: usize) -> c_int {
 
 /// The program's munmap(2), under a separate name: see `map`.
 ///
-/// # Safety As munmap(2).
+/// # Safety
+/// As munmap(2).
 pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
     // SAFETY: as munmap(2).
     let unmap = move || unsafe { call(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) } as c_int;
@@ -194,7 +198,8 @@ pub unsafe fn unmap(address: *mut c_void, len: usize) -> c_int {
 
 /// madvise(2). Advice that discards contents also discards them in the tier.
 ///
-/// # Safety As madvise(2).
+/// # Safety
+/// As madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
@@ -203,7 +208,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, len: usize, advice: c_int
 
 /// The program's madvise(2), under a separate name: see `map`.
 ///
-/// # Safety As madvise(2).
+/// # Safety
+/// As madvise(2).
 pub unsafe fn advise(address: *mut c_void, len: usize, advice: c_int) -> c_int {
     // SAFETY: as madvise(2).
     let advise =

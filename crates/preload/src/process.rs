@@ -18,7 +18,8 @@ use crate::start::{instance, instance_inside};
 
 /// sigaction(2). For the library's own signals, while its handlers are in place, the action is only stored.
 ///
-/// # Safety As sigaction(2).
+/// # Safety
+/// As sigaction(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     if !signal::is_ours(signal) {

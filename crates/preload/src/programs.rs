@@ -63,7 +63,8 @@ fn may_spawn(path: *const c_char) -> bool {
 /// nothing would trap on this thread until it entered the library again: until then its calls could meet evicted
 /// memory.
 ///
-/// # Safety As vfork(2).
+/// # Safety
+/// As vfork(2).
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> libc::pid_t {
@@ -101,7 +102,8 @@ pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: 
 
 /// execve(2) or execveat(2), with the entries that the new program needs in its environment. Errors are negative.
 ///
-/// # Safety As for the call.
+/// # Safety
+/// As for the call.
 pub unsafe fn execute(number: i64, mut args: [usize; 6]) -> isize {
     let (may, at) = match number {
         libc::SYS_execveat => (descendants::may_execute_at(args[0], args[1]), 3),
@@ -187,7 +189,7 @@ pub unsafe extern "C" fn execvp(file: *const c_char, words: Words) -> c_int {
     unsafe { execvpe(file, words, environ) }
 }
 
-/// The words that system(3) and popen(3) will have, as far as they are the program's.
+/// Holds the strings that system(3) and popen(3) will pass, as far as they are the program's.
 ///
 /// # Safety
 /// `command` is null or ends in NUL.

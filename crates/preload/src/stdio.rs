@@ -32,7 +32,8 @@ fn bounce() -> Vec<u8> {
 
 /// Reads `size * count` bytes in pieces; returns how many whole items were read.
 ///
-/// # Safety As fread(3).
+/// # Safety
+/// As fread(3).
 unsafe fn read_items(
     buffer: *mut c_void,
     size: usize,
@@ -64,7 +65,8 @@ unsafe fn read_items(
 
 /// Writes `size * count` bytes in pieces; returns how many whole items were written.
 ///
-/// # Safety As fwrite(3).
+/// # Safety
+/// As fwrite(3).
 unsafe fn write_items(
     buffer: *const c_void,
     size: usize,

@@ -173,7 +173,8 @@ pub unsafe extern "C-unwind" fn pthread_exit(value: *mut c_void) -> ! {
 
 /// sigaltstack(2): the kernel keeps the library's stack, and the program's is stored.
 ///
-/// # Safety As sigaltstack(2).
+/// # Safety
+/// As sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
     // The program's own stack is above this frame.
@@ -223,7 +224,8 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
 /// A C11 thread, which is a thread of pthread_create(3) whose result is an `int`. glibc's own function would create it
 /// without calling this library's wrapper.
 ///
-/// # Safety As `thrd_create` of C11, section 7.26.5.1.
+/// # Safety
+/// As `thrd_create` of C11, section 7.26.5.1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thrd_create(
     thread: *mut libc::pthread_t,
@@ -258,7 +260,8 @@ pub unsafe extern "C" fn pthread_create(
 
 /// The program's pthread_create(3), under a separate name: the usual name means the C library's inside this library.
 ///
-/// # Safety As pthread_create(3).
+/// # Safety
+/// As pthread_create(3).
 unsafe fn create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,

@@ -26,7 +26,8 @@ use crate::start::instance;
 /// vmsplice(2) of managed memory into a pipe, with the kernel's convention for results. `None` for a call that the
 /// kernel can make unchanged.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 pub unsafe fn splice(adopter: &'static Adopter, args: [usize; 6]) -> Option<isize> {
     if !(1..=bounce::ENTRIES_MOST).contains(&args[2]) || !is_written_to(args[0]) {
         return None;
@@ -56,7 +57,8 @@ fn is_written_to(descriptor: usize) -> bool {
 
 /// The result of a setsockopt(2) that asks for zero-copy sends.
 ///
-/// # Safety As for the system call.
+/// # Safety
+/// As for the system call.
 pub unsafe fn refuse_zero_copy(args: &[usize; 6]) -> Option<isize> {
     static SAID: AtomicBool = AtomicBool::new(false);
     let asks = args[1] == libc::SOL_SOCKET as usize && args[2] == libc::SO_ZEROCOPY as usize;
@@ -84,7 +86,8 @@ pub unsafe extern "C" fn vmsplice(pipe: c_int, vector: *const libc::iovec, count
 
 /// The program's vmsplice(2), with libc's convention for results.
 ///
-/// # Safety As vmsplice(2).
+/// # Safety
+/// As vmsplice(2).
 pub unsafe fn splice_in_libcs_manner(args: [usize; 6]) -> isize {
     // SAFETY: the caller's promise.
     let ours = instance().and_then(|instance| unsafe { splice(&instance.adopter, args) });

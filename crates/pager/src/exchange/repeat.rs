@@ -27,12 +27,12 @@ pub const EAGAIN_MOST: u32 = 10_000;
 /// moment longer than the read itself.
 pub(super) const EBUSY_MOST: u32 = 64;
 
-/// The same for a block that is to leave: its pages are shared, or pinned for as long as a request takes. A sealed one
-/// was copied in, so nobody holds its pages for a moment.
+/// The same while evicting a block: its pages are shared, or pinned for as long as a request takes. A sealed block was
+/// copied in, so its pages are never held just for a moment.
 pub(super) const EBUSY_AWAY_MOST: u32 = 4;
 pub(super) const EBUSY_SEALED_MOST: u32 = 0;
 
-/// Repeats a transfer that may end early. `done` says how far it came; EBUSY is tried again `busy_most` times.
+/// Repeats a transfer that may end early. `done` is the progress in bytes; EBUSY is retried `busy_most` times.
 pub(super) fn retry(
     len: usize,
     done: &mut usize,
@@ -82,7 +82,7 @@ pub(super) fn move_all(
     }
 }
 
-/// How many bytes from `target` on are there and are not at `source` any more: see the module.
+/// How many bytes from `target` on are present there and no longer at `source`: see the module.
 fn moved_already(target: usize, source: usize, len: usize) -> usize {
     let page_bytes = PAGE_BYTES as usize;
     let (pages, mut moved) = (len / page_bytes, 0);

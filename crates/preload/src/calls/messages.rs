@@ -89,7 +89,8 @@ impl Copied {
 
     /// Copies the kernel's results from this header, name and control data to the program's.
     ///
-    /// # Safety The program's header is at `place`, and its name and control data are the program's to be written to.
+    /// # Safety
+    /// The program's header is at `place`, and its name and control data are the program's to be written to.
     pub(super) unsafe fn give_back(&self, place: usize) {
         let header = std::ptr::with_exposed_provenance_mut::<libc::msghdr>(place);
         let name = self.name_bytes().min(self.ours.msg_namelen as usize);
@@ -125,7 +126,8 @@ impl Part {
     /// Takes the first of `count` messages whose headers are at `place`, as many as fit. The error is that of the
     /// first.
     ///
-    /// # Safety The program has given them to a system call.
+    /// # Safety
+    /// The program has given them to a system call.
     unsafe fn of(place: usize, count: usize, reads: bool) -> Result<Self, isize> {
         let most = if reads { RECEIVED_BYTES_MOST } else { SENT_BYTES_MOST };
         let mut messages: Vec<Message> = Vec::with_capacity(count);
@@ -174,7 +176,8 @@ impl Part {
 
     /// Makes the call, and copies its results to the program.
     ///
-    /// # Safety As [`of`](Self::of); `call` is recvmmsg(2) or sendmmsg(2) for headers at its first argument.
+    /// # Safety
+    /// As [`of`](Self::of); `call` is recvmmsg(2) or sendmmsg(2) for headers at its first argument.
     unsafe fn transfer(&mut self, reads: bool, call: impl FnOnce(usize, usize) -> isize) -> isize {
         let pieces: Vec<_> = self.messages.iter().map(|it| self.bounce.piece(it.offset, it.len)).collect();
         let header = |(message, piece): (&mut Message, &[libc::iovec; 1])| {
