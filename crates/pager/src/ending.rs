@@ -24,7 +24,7 @@ use aquifer_sys::{signals, thread_state};
 use crate::pager::Pager;
 
 /// Threads of the pager, with room to spare: four listeners, and one each that works, trims, records, maintains the
-/// tier, moves data within it and requests shares.
+/// tier, renews its leases, moves data within it and requests shares.
 const OWN_MOST: usize = 16;
 /// A thread that has reported its end is gone soon after: how often the worker checks, and for how long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

@@ -338,7 +338,7 @@ fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
     if moved.is_ok() {
         return;
     }
-    // mprotect(2) has meanwhile removed a right there that the frame has.
+    // mprotect(2) has since removed a right from the block that the frame still has.
     if copy_in(uffd, source, target, done, back, false).is_err() {
         crate::abort::abort(&[LOST]);
     }

@@ -493,7 +493,7 @@ impl Pager {
         true
     }
 
-    /// Notes that the program brought `pages` pages that the kernel had allocated one by one.
+    /// Notes that newly registered memory already had `pages` pages, which the kernel had allocated one by one.
     pub(crate) fn note_scattered(&self, pages: u64) {
         if let Some(quarry) = &self.quarry {
             quarry.note_scattered(pages);

@@ -28,7 +28,7 @@ pub const EAGAIN_MOST: u32 = 10_000;
 pub(super) const EBUSY_MOST: u32 = 64;
 
 /// The same while evicting a block: its pages are shared, or pinned for as long as a request takes. A sealed block was
-/// copied in, so its pages are never held just for a moment.
+/// copied in, so nothing holds its pages only briefly.
 pub(super) const EBUSY_AWAY_MOST: u32 = 4;
 pub(super) const EBUSY_SEALED_MOST: u32 = 0;
 
