@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several donors as one tier: slabs are striped over them, or each is kept by several of them, whole or in shards.
+//! Several donors as one tier. Slabs are striped over the donors, or several donors keep each slab, either whole or in
+//! shards.
 //!
-//! The unit is the slab. Slab `s` of the array is range `s` of each member that has it, since donors lend for any
-//! range: so nothing has to be allocated, and one word a slab says which members those are (`array/place.rs`, in the
-//! table of `places.rs`, which relatives share). From the outside in: `layout.rs` decides who gets a slab, `copies.rs`
-//! reads and writes all copies of one, `care.rs` looks for lost members and makes new copies beside the program,
-//! `member.rs` is one of them. With parity, members have shards (`shape.rs`, `code.rs`, `shards.rs`), and a slab that a
-//! member lends has those of several slabs of the array. Why so:
-//! `docs/decisions/0017-an-array-keeps-copies-of-slabs.md`, `0020-parity-is-within-a-page.md`.
+//! The unit is the slab. Slab `s` of the array is range `s` of each member that has it: donors lend for any range, so
+//! the array allocates nothing there. One word for each slab says which members these are (`array/place.rs`); the words
+//! lie in the table of `places.rs`, which related processes share. From the outside in: `layout.rs` decides which
+//! members get a slab, `copies.rs` reads and writes all copies of a slab, `care.rs` looks for lost members and makes
+//! new copies in parallel with the program, and `member.rs` is one member. With parity, members have shards
+//! (`shape.rs`, `code.rs`, `shards.rs`), and a slab that a member lends holds shards of several slabs of the array. The
+//! reasons: `docs/decisions/0017-an-array-keeps-copies-of-slabs.md`, `0020-parity-is-within-a-page.md`.
 //!
-//! What must hold: a write that has succeeded is at every member of its slab's place. So a member that missed a write
-//! is taken out of the place before the write succeeds, and a read from any member of the place has what was written
-//! last.
+//! What must hold: a write that has succeeded has reached every member of its slab's place. So a member that misses a
+//! write is removed from the place before the write succeeds, and a read from any member of the place returns what was
+//! written last.
 
 mod care;
 mod code;
@@ -61,14 +62,14 @@ use crate::plain_queue::Blocking;
 use crate::tier::{Tier, TierQueue, Verify};
 use crate::transfer::{check_buffer, check_range};
 
-/// The same word as that of one donor: that is how an array is asked for.
+/// The same name as that of a single donor, because both are requested with `donor:`.
 const NAME: &str = donor::NAME;
 
 /// Words before the table.
 const HEAD_WORDS: usize = 2;
-/// One more than the last slab that ever had a place.
+/// One more than the highest slab that ever had a place.
 const REACHED: usize = 0;
-/// How often a slab came to have fewer copies than it should.
+/// How often a slab fell below its number of copies.
 const DEGRADED: usize = 1;
 
 /// A tier of several donors.
@@ -77,13 +78,13 @@ pub struct Array {
     notices: Vec<String>,
 }
 
-/// What an array and its queues share.
+/// What the array and its queues share.
 pub(crate) struct Parts {
     members: Box<[Member]>,
     rotation: Rotation,
-    /// What how many members should have of each slab.
+    /// How many members should hold what of each slab.
     shape: Shape,
-    /// Where that is shards.
+    /// Cuts pages into shards, where the shape has shards.
     cutter: Option<Cutter>,
     slabs: usize,
     head: &'static [AtomicU64],
@@ -93,7 +94,7 @@ pub(crate) struct Parts {
 }
 
 impl Array {
-    /// Of these members and their weights, for `slabs` slabs that lie on some of them each.
+    /// An array of these members with their weights, for `slabs` slabs that each lie on some of the members.
     fn new(
         stores: Vec<(Box<dyn Store>, u32)>,
         shape: Shape,
@@ -128,19 +129,19 @@ impl Parts {
         self.head[REACHED].load(Ordering::Acquire) as usize
     }
 
-    /// A slab has got a place.
+    /// Records that a slab has got a place.
     fn reach(&self, slab: usize) {
         if self.reached() <= slab {
             self.head[REACHED].fetch_max(slab as u64 + 1, Ordering::AcqRel);
         }
     }
 
-    /// How often slabs came to have too few copies, in the whole family.
+    /// How often slabs fell below their number of copies, in the whole process family.
     fn degradations(&self) -> u64 {
         self.head[DEGRADED].load(Ordering::Acquire)
     }
 
-    /// Some slab has fewer copies than it should.
+    /// Records that some slab has fewer copies than it should.
     fn degraded(&self) {
         self.head[DEGRADED].fetch_add(1, Ordering::AcqRel);
     }
@@ -189,7 +190,7 @@ impl Tier for Array {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes())?;
         match self.parts.read_agreed(offset, buffer.bytes_mut()) {
             Ok(true) => Ok(()),
-            // There is one way only.
+            // There is only one way to read it.
             Ok(false) => self.read(offset, buffer),
             Err(errno) => Err(failure(Activity::Read, offset, errno)),
         }
@@ -235,13 +236,13 @@ impl Tier for Array {
         Some(self.parts.tend(verify))
     }
 
-    /// Its members are tended one after the other, and copies are made in between.
+    /// `tend` waits for one member after the other and makes copies in between.
     fn keep_alive_every(&self) -> Option<Duration> {
         self.parts.members.iter().map(|member| member.store.look_every()).min()
     }
 
     fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
-        // Who is lost is looked for, and its connection is made anew, by whoever tends.
+        // The thread that calls `tend` looks for lost members and reconnects them.
         let there = self.parts.members.iter().filter(|member| !member.is_lost());
         there.filter_map(|member| member.store.begin_keep_alive()).for_each(begun);
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several tiers as one, the fastest first: what is fetched often is kept on the fast ones.
+//! Several tiers as one, the fastest first: blocks that are fetched often are kept on the fast tiers.
 //!
-//! The unit is the slab of 2 MiB, which is the home of one region of the program's memory. `levels.rs` finds a slab and
-//! places it, by the table in `../places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the
-//! background's way; `mover.rs` takes slabs from one level to the next. What moves is decided in `core/src/tiering.rs`;
-//! why all this is so: `docs/decisions/0018-a-chain-moves-slabs.md`.
+//! The unit is the 2 MiB slab, which stores one region of the program's memory. `levels.rs` finds and places a slab,
+//! using the table in `../places.rs` and the accounts of free slabs in `account.rs`; `queue.rs` is the background
+//! workers' interface; `mover.rs` moves slabs from one level to the next. `core/src/tiering.rs` decides what moves. The
+//! reasons: `docs/decisions/0018-a-chain-moves-slabs.md`.
 //!
-//! After fork(2), parent and child share the table and the accounts, and each finds what the other has moved.
+//! After fork(2), parent and child share the table and the accounts, so each finds the slabs that the other has moved.
 
 mod account;
 mod bell;
@@ -50,9 +50,9 @@ pub struct Chain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     slab: u32,
-    /// Where it begins in the slab.
+    /// Its start in the slab.
     within: u64,
-    /// Where it begins in the request.
+    /// Its start in the request.
     start: usize,
     bytes: usize,
 }
@@ -71,7 +71,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 }
 
 impl Chain {
-    /// A chain of `tiers`, of which each has room for a slab at least, the fastest first.
+    /// A chain of `tiers`, the fastest first. Each must have room for at least one slab.
     pub fn new(tiers: Vec<Box<dyn Tier>>) -> Result<Chain, OpenFailure> {
         assert!((1..=LEVELS_MOST).contains(&tiers.len()), "who opens a chain has counted its levels");
         let notices = tiers.iter().flat_map(|tier| tier.notices().iter().cloned()).collect();
@@ -122,7 +122,7 @@ impl Tier for Chain {
         self.tiers().any(|tier| tier.overlaps())
     }
 
-    /// Of those levels that wait for a medium, if there are any: there, a request costs most.
+    /// The least value among the levels that wait for a medium, if there are any, because requests cost most there.
     fn request_bytes_most(&self) -> usize {
         let waits = self.waits_for_medium();
         let levels = self.tiers().filter(|tier| tier.waits_for_medium() == waits);
@@ -177,7 +177,8 @@ impl Tier for Chain {
         self.tiers().any(|tier| tier.needs_tending())
     }
 
-    /// What is stored in the chain is elsewhere in its levels: they verify what they have themselves.
+    /// Offsets in the chain are not offsets in its levels, so `verify` does not apply to them: each level verifies its
+    /// own contents.
     fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
         let next = self.tiers().filter(|tier| tier.needs_tending()).filter_map(|tier| tier.tend(None)).min();
         if self.levels.is_any_leaving() {
@@ -186,7 +187,7 @@ impl Tier for Chain {
         next
     }
 
-    /// Its levels are tended one after the other.
+    /// `tend` waits for one level after the other, so a slow level would delay the renewals of the next.
     fn keep_alive_every(&self) -> Option<Duration> {
         self.tiers().filter_map(|tier| tier.keep_alive_every()).min()
     }

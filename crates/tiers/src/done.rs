@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a queue has carried out and not handed out yet: the same for all queues that keep it themselves.
+//! Requests that a queue has carried out and not handed out yet, for all queues that keep such requests themselves.
 //!
-//! Threads: the worker that owns the queue. Allocates when it is made, and never afterwards: no queue has more requests
-//! than it is deep.
+//! Threads: the worker that owns the queue. Allocates when it is made and never afterwards, because a queue has no more
+//! requests than its depth.
 
 use std::collections::VecDeque;
 
@@ -30,13 +30,13 @@ impl Done {
         self.0.len()
     }
 
-    /// A request has come to its end.
+    /// Adds a request that has ended.
     pub(crate) fn add(&mut self, tag: u64, buffer: FrameBuffer, outcome: Result<(), TierFailure>) {
         debug_assert!(self.0.len() < self.0.capacity(), "a queue has no more requests than it is deep");
         self.0.push_back(Completion { tag, buffer, outcome });
     }
 
-    /// Hands out what there is, the oldest first, at most so many. Returns how many.
+    /// Hands out completions, the oldest first, at most `most`. Returns the number handed out.
     pub(crate) fn hand_out(&mut self, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
         let count = most.min(self.0.len());
         self.0.drain(..count).for_each(sink);

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor's memory as a tier: it lends slabs, and blocks are read and written over the network, or in memory that it
-//! shares with programs on its own machine.
+//! A donor's memory as a tier. The donor lends slabs, and blocks are read and written over the network, or in memory
+//! that the donor shares with programs on its own machine.
 //!
-//! A demand read is one round trip of the faulting thread's own, straight into the frame; the background has a
-//! connection beside it. From the outside in: `remote.rs` knows leases, `transport.rs` is a way to a donor, `tcp.rs`,
-//! `shared_memory.rs` and `rdma.rs` those that there are, `links.rs` has their connections, `link.rs` is one,
-//! `channel.rs` what protects it, TLS or nothing; `completion.rs` waits for a device. What goes over it:
-//! `docs/formats.md`; why so: `docs/decisions/0015-a-donor-lends-slabs.md`,
+//! A demand read is one round trip, made by the faulting thread itself, straight into the frame; background workers
+//! have a connection of their own. From the outside in: `remote.rs` keeps the leases; `transport.rs` is the interface
+//! of a transport, and `tcp.rs`, `shared_memory.rs` and `rdma.rs` are the transports; `links.rs` has their connections
+//! and `link.rs` is one connection; `channel.rs` protects a connection, with TLS or with nothing; `completion.rs` waits
+//! for an RDMA device. The protocol: `docs/formats.md`. The reasons: `docs/decisions/0015-a-donor-lends-slabs.md`,
 //! `0019-shared-memory-is-a-file-for-each-borrower.md`, `0022-rdma-is-verbs-in-a-namespace-of-their-own.md`.
 //!
-//! After fork(2) parent and child read the same slabs, each over connections of its own, and each renews the leases of
-//! both: as one borrower, whose leases last until the last of them has been gone for the time of a lease.
+//! After fork(2), parent and child read the same slabs, each over connections of its own, and each renews the leases of
+//! both. To the donor they are one borrower: its leases expire one lease period after the last of its processes was
+//! heard of.
 
 mod channel;
 mod completion;
@@ -78,7 +79,7 @@ pub struct Donor {
 }
 
 impl Donor {
-    /// Greets the donor. Nothing is borrowed yet.
+    /// Greets the donor. Borrows nothing yet.
     pub fn open(spec: &DonorSpec) -> Result<Donor, OpenFailure> {
         if let Some(path) = spec.socket_path() {
             let (memory, greeting, notices) = SharedMemory::open(spec, path, who(spec)?)?;
@@ -88,8 +89,8 @@ impl Donor {
         Self::with(spec, network(spec, links, true)?, greeting, Vec::new())
     }
 
-    /// Gives back what all processes of the tree have borrowed: they have ended. Where that cannot be said, it expires.
-    /// A donor on this machine knows without being told.
+    /// Gives back everything that the processes of the tree have borrowed, after they have ended. If the donor cannot
+    /// be reached, the leases expire instead. A donor on this machine notices the end of the processes by itself.
     pub(crate) fn farewell(spec: &DonorSpec) {
         if spec.socket_path().is_some() {
             return;
@@ -108,7 +109,7 @@ impl Donor {
         }
     }
 
-    /// Refuses files that no connection could be protected with.
+    /// Refuses credential files that cannot protect a connection.
     pub(crate) fn check_place(spec: &DonorSpec) -> Result<(), OpenFailure> {
         security(spec).map(|_| ()).map_err(|failure| OpenFailure::Credentials { failure })
     }
@@ -138,7 +139,7 @@ impl Donor {
     }
 }
 
-/// Links to the donor that `spec` names at a port, and what it says.
+/// Connections to the donor that `spec` names by address and port, and the donor's greeting.
 fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Links, Greeting), OpenFailure> {
     let who = who(spec)?;
     let security = security(spec).map_err(|failure| OpenFailure::Credentials { failure })?;
@@ -164,7 +165,7 @@ fn greet(spec: &DonorSpec, patience: Patience) -> Result<(Links, Greeting), Open
     Err(last)
 }
 
-/// The way to a donor at a port. `answers`: it has greeted back, so RDMA to it can be tried.
+/// The transport to a donor at a port. `answers`: the donor has answered the greeting, so RDMA to it can be checked.
 fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Transport>, OpenFailure> {
     let links = Arc::new(links);
     let Some(wanted) = &spec.rdma else { return Ok(Box::new(Tcp(links))) };
@@ -174,7 +175,7 @@ fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Tran
     checked.map(|rdma| Box::new(rdma) as Box<dyn Transport>).map_err(|failure| match failure {
         RdmaFailure::Verbs(failure) => OpenFailure::Rdma { address: address(), failure },
         RdmaFailure::Path(device) => OpenFailure::RdmaPath { address: address(), device },
-        // It knows nothing of such a request.
+        // The donor does not know this kind of request.
         RdmaFailure::Loss(Loss::Refused(Refusal::UnknownKind)) => OpenFailure::DonorNoRdma { address: address() },
         RdmaFailure::Loss(Loss::Refused(refusal)) => {
             OpenFailure::Donor { address: address(), source: io::Error::other(refusal) }
@@ -185,7 +186,7 @@ fn network(spec: &DonorSpec, links: Links, answers: bool) -> Result<Box<dyn Tran
     })
 }
 
-/// Who borrows: one of a tree, where there is one.
+/// The borrower's identity: within the tree of `spec` if it names one, otherwise in a new random tree.
 fn who(spec: &DonorSpec) -> Result<BorrowerId, OpenFailure> {
     let id = || random().map_err(|errno| system("drawing a random number", errno));
     let tree = spec.tree.map_or_else(id, Ok)?;

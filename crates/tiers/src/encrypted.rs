@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Any tier, with what it holds sealed: a donor, or whoever reads a disk, has neither the bytes nor the key.
+//! Any tier, with its contents sealed: a donor, or anybody who reads the disk, has neither the plain bytes nor the key.
 //!
-//! Outside of the tier that it protects and inside of a chain: an array copies, mends and moves what is sealed without
-//! opening it, and a chain that moves a slab to another level opens it here and has it sealed anew there. Keys, nonces
-//! and tags are of this run, in this machine's memory (`encrypted/seals.rs`). Why so:
-//! `docs/decisions/0021-what-leaves-the-machine-is-sealed.md`.
+//! Encryption wraps the tier that it protects and lies inside a chain. An array therefore copies, mends and moves
+//! sealed bytes without opening them. A chain that moves a slab to another level opens the slab here, and the other
+//! level seals it again. Keys, nonces and tags belong to this run and stay in this machine's memory
+//! (`encrypted/seals.rs`). The reasons: `docs/decisions/0021-what-leaves-the-machine-is-sealed.md`.
 //!
-//! What cannot be opened reads as zeros, which no guard of the pager's fits: so it asks for the bytes by another way,
-//! and mends what was damaged, or poisons the block, as it does without encryption.
+//! Bytes that cannot be opened read as zeros, which match none of the pager's guards. The pager then asks for the bytes
+//! by another way and mends the damaged copy, or poisons the block, as it does without encryption.
 //!
-//! The same machinery seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`): with keys that
-//! none of its relatives has. Why so: `docs/decisions/0030-what-a-fork-does-not-share.md`.
+//! The same code seals what a process stores after a fork ([`Private`], `encrypted/secrets.rs`), with keys that none of
+//! its relatives has. The reasons: `docs/decisions/0030-what-a-fork-does-not-share.md`.
 //!
-//! Threads: any, also in a signal handler. What is sealed is a copy, in a frame that is claimed for as long as it is
-//! written; allocates nothing and locks nothing.
+//! Threads: any, also in a signal handler. Pages are sealed into a spare frame, which the writer claims until the write
+//! has ended; nothing is allocated and nothing is locked.
 
 mod queue;
 mod seals;
@@ -41,59 +41,59 @@ use crate::open_failure::OpenFailure;
 use crate::tier::{Leaving, LevelFigures, Mover, PAGE, Tier, TierQueue, Verified, Verify};
 use crate::transfer::check_buffer;
 
-/// What is written at once: a longer request is written in pieces.
+/// The bytes of one write; a longer request is written in pieces.
 const FRAME_BYTES: usize = 1 << 20;
 const FRAME_PAGES: usize = FRAME_BYTES / PAGE;
-/// Frames for queues: as many as keep a disk or a link at work (`pager/src/worker.rs`).
+/// Frames for queues: enough to keep a disk or a link busy (`pager/src/worker.rs`).
 const QUEUE_FRAMES: Range<u32> = 0..16;
-/// Frames for threads that write by themselves, more than usually do at once.
+/// Frames for threads that write themselves: more than usually do so at the same time.
 const OTHER_FRAMES: Range<u32> = 16..24;
-/// How long a frame is waited for, and the pause between two looks: whoever has one is in a request to the tier, which
-/// has a bound of its own, some seconds with a donor.
+/// How long to wait for a frame, and the pause between two attempts. The thread that holds a frame is in a request to
+/// the tier, which has a bound of its own: some seconds with a donor.
 const FRAME_PATIENCE: Duration = Duration::from_secs(30);
 const FRAME_PAUSE: Duration = Duration::from_micros(200);
 
-/// Seals pages and opens them, and keeps a record of each.
+/// Seals and opens pages, and keeps a record of each.
 pub trait Sealing: Send + Sync + Sized + 'static {
     /// Words of one record.
     const RECORD_WORDS: usize;
 
-    /// Whether what is written now is sealed.
+    /// Whether pages that are written now are sealed.
     fn is_on(&self) -> bool {
         true
     }
 
-    /// Seals the pages `plain`, for the page with this number and those behind it, into `sealed`, and writes down what
-    /// has to be recorded when they are stored.
+    /// Seals the pages `plain` into `sealed`, for page number `first` and the pages after it, and writes into `kept`
+    /// what has to be recorded once they are stored.
     fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32>;
 
-    /// What [`seal`](Self::seal) has written down is stored now.
+    /// Records that the pages whose records [`seal`](Self::seal) wrote into `kept` are stored now.
     fn stored(&self, first: usize, pages: usize, kept: &[AtomicU64]);
 
-    /// These pages are about to be stored as they are.
+    /// These pages are about to be stored unsealed.
     fn not_sealed(&self, first: usize, pages: usize) {
         let _ = (first, pages);
     }
 
-    /// Opens what was read of the page with this number and those behind it; what does not fit becomes zeros.
+    /// Opens what was read of page `first` and the pages after it. A page that does not match its record becomes zeros.
     fn open(&self, first: usize, bytes: &mut [u8]);
 
-    /// Whether this is what is stored of one page, as it is stored.
+    /// Whether `sealed` is what is stored of this page, in its stored form.
     fn verify(&self, page: usize, sealed: &[u8]) -> Verified;
 
-    /// Opens one page. False where something sealed is stored there, and it is not this.
+    /// Opens one page. Returns false if a sealed page is stored there and these bytes are not it.
     fn open_one(&self, page: usize, bytes: &mut [u8]) -> bool;
 
-    /// Nothing is stored there any more.
+    /// Records that nothing is stored in these pages any more.
     fn forget(&self, first: usize, pages: usize);
 
-    /// What is written there next may be what is stored there.
+    /// The next write to these pages may store the same bytes again.
     fn may_be_mended(&self, first: usize, pages: usize) {
         let _ = (first, pages);
     }
 
-    /// What stores these bytes of one page once more, as they are stored there already: as they are, sealed into
-    /// `sealed`, or not at all.
+    /// How to store these bytes of one page again where they are stored already: plain, sealed into `sealed`, or not at
+    /// all.
     fn same_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Again {
         let _ = (page, plain, sealed);
         Again::AsAnyWrite
@@ -117,20 +117,20 @@ pub trait Sealing: Send + Sync + Sized + 'static {
     }
 }
 
-/// How bytes that are stored already are stored once more.
+/// How bytes that are stored already are stored again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Again {
-    /// As any write is.
+    /// Like any other write.
     AsAnyWrite,
-    /// As they are.
+    /// Unsealed.
     Plain,
-    /// As they were sealed.
+    /// Sealed as they were.
     Sealed,
-    /// They are other bytes.
+    /// Not at all, because other bytes are stored there.
     Not,
 }
 
-/// A tier that holds what a `Sealing` makes of its pages.
+/// A tier whose pages a `Sealing` seals and opens.
 pub struct SealedTier<S> {
     parts: Arc<Parts<S>>,
 }
@@ -138,7 +138,7 @@ pub struct SealedTier<S> {
 /// See the module.
 pub type Encrypted = SealedTier<Seals>;
 
-/// Any tier, in which what this process stores after a fork(2) is for nobody else.
+/// Any tier in which nobody else can read what this process stores after fork(2).
 pub type Private = SealedTier<Secrets>;
 
 /// What the tier and its queues share.
@@ -151,12 +151,12 @@ pub struct Parts<S> {
 /// Where pages are sealed.
 struct Room {
     frames: SpareFrames,
-    /// For each frame, what has to be recorded when it has been written.
+    /// For each frame, the records to keep once the frame has been written.
     kept: &'static [AtomicU64],
 }
 
 impl Encrypted {
-    /// `inner`, with keys of its own.
+    /// Seals `inner` with keys of its own.
     pub fn new(inner: Box<dyn Tier>) -> Result<Encrypted, OpenFailure> {
         let seals = Seals::new(inner.capacity_bytes());
         let seals = seals.map_err(failure(inner.name(), "making keys and room for nonces"))?;
@@ -167,7 +167,7 @@ impl Encrypted {
 }
 
 impl Private {
-    /// `inner`, in which nothing is sealed yet.
+    /// Wraps `inner`, in which nothing is sealed yet.
     pub fn new(inner: Box<dyn Tier>) -> Result<Private, OpenFailure> {
         let secrets = Secrets::new(inner.capacity_bytes()).map_err(failure(inner.name(), "mapping a page"))?;
         Ok(SealedTier { parts: Arc::new(Parts { inner, seals: secrets, room: OnceLock::new() }) })
@@ -200,7 +200,7 @@ impl<S: Sealing> Parts<S> {
         check_buffer(self.inner.name(), Activity::Write, offset, buffer, self.inner.capacity_bytes())
     }
 
-    /// For who has checked it.
+    /// The caller has checked the range.
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         if !self.seals.is_on() {
             self.not_sealed(offset, buffer);
@@ -226,7 +226,7 @@ impl<S: Sealing> Parts<S> {
         self.frames().wait(OTHER_FRAMES, len, FRAME_PATIENCE).ok_or_else(busy)
     }
 
-    /// Stores the same bytes once more, page by page: it happens rarely.
+    /// Stores the same bytes again, page by page, because this happens rarely.
     fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         if self.room.get().is_none() {
             return self.inner.write(offset, buffer);
@@ -255,15 +255,15 @@ impl<S: Sealing> Parts<S> {
         self.seals.not_sealed(page(offset), buffer.len() / PAGE);
     }
 
-    /// Fills a frame with what `plain` becomes at `offset`.
+    /// Fills `frame` with the sealed form of `plain` at `offset`.
     fn seal(&self, offset: u64, plain: &[u8], frame: &mut FrameBuffer) -> Result<(), TierFailure> {
         let kept = self.kept(frame);
         let sealed = self.seals.seal(page(offset), plain, frame.bytes_mut(), kept);
         sealed.map_err(|errno| self.failure(Activity::Write, offset, errno))
     }
 
-    /// A frame has been written: what it holds is what is stored from now on. Until then, the record is of what was
-    /// there before, which a write that fails may have left.
+    /// Records that a frame has been written and its contents are stored. Until this call, the record describes what
+    /// was stored before, which a failed write may have left in place.
     fn stored(&self, offset: u64, frame: &FrameBuffer) {
         self.seals.stored(page(offset), frame.len() / PAGE, self.kept(frame));
     }
@@ -274,7 +274,8 @@ impl<S: Sealing> Parts<S> {
         &room.kept[room.frames.index(frame) as usize * words..][..words]
     }
 
-    /// A page that is not what was stored, as it was read: by the first other way that finds it. Returns which.
+    /// Reads a page whose first read did not match its record, by the first other way that returns the right bytes.
+    /// Returns that way.
     fn read_one_by_others(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<u32, TierFailure> {
         let mut failed = self.failure(Activity::Read, offset, libc::EBADMSG);
         for way in 1.. {
@@ -282,14 +283,14 @@ impl<S: Sealing> Parts<S> {
                 Ok(true) if self.seals.open_one(page(offset), buffer.bytes_mut()) => return Ok(way),
                 Ok(true) => {}
                 Ok(false) => break,
-                // Another way may do.
+                // Another way may succeed.
                 Err(failure) => failed = failure,
             }
         }
         Err(failed)
     }
 
-    /// What was read from `offset` is opened where it is.
+    /// Opens in place what was read from `offset`.
     fn open(&self, offset: u64, buffer: &mut FrameBuffer) {
         self.seals.open(page(offset), buffer.bytes_mut());
     }
@@ -381,7 +382,7 @@ impl<S: Sealing> Tier for SealedTier<S> {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure> {
         let end = offset.saturating_add(len).min(self.capacity_bytes());
-        // Before they are gone: nobody shall miss them.
+        // Before the bytes are lost, so that no reader takes their loss for damage.
         self.parts.seals.forget(page(offset), page(end).saturating_sub(page(offset)));
         self.parts.inner.discard(offset, len)
     }
@@ -425,7 +426,8 @@ impl<S: Sealing> Tier for SealedTier<S> {
         self.parts.inner.begin_keep_alive(begun);
     }
 
-    /// What is stored in `inner` is known here alone: the caller knows what it becomes when it is opened.
+    /// The caller's `verify` knows plain bytes. Only this tier knows the sealed bytes that `inner` stores, so it passes
+    /// a `verify` of its own.
     fn tend(&self, _: Option<&Verify<'_>>) -> Option<Duration> {
         let parts = &self.parts;
         let verify = |offset: u64, sealed: &[u8]| parts.seals.verify(page(offset), sealed);

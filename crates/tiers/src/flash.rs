@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Flash, or any disk, as a tier: a file or a whole block device, around the page cache.
+//! Flash, or any disk, as a tier: a file or a whole block device, accessed without the page cache.
 //!
-//! Demand reads are one `pread` on the faulting thread; the background overlaps its transfers on io_uring
-//! (`flash/queue.rs`). Where the file system refuses direct I/O, transfers are buffered, written out and
-//! taken out of the page cache at once, one at a time; `notices` says so. What may be opened, and what is
-//! left behind: `flash/backing.rs`. How large it gets: `flash/capacity.rs`.
+//! A demand read is one `pread` on the faulting thread; background workers overlap their transfers on io_uring
+//! (`flash/queue.rs`). Where the file system refuses direct I/O, each transfer goes through the page cache, is written
+//! out and dropped from the cache immediately, and transfers do not overlap; `notices` says so. What may be opened, and
+//! what a killed process leaves there: `flash/backing.rs`. The tier's size: `flash/capacity.rs`.
 
 mod backing;
 mod capacity;
@@ -32,8 +32,8 @@ use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 
 pub(crate) const NAME: &str = "flash";
 
-/// How often somebody looks whether what is left is free: transfers that a killed process had under way hold it
-/// until they have ended, some milliseconds.
+/// How often to check whether the remains are free: transfers that a killed process had in flight keep the file or
+/// device in use until they have ended, which takes some milliseconds.
 const LEFT_LOOKS: u32 = 10;
 const LEFT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -45,11 +45,11 @@ pub struct Flash {
     notices: Vec<String>,
 }
 
-/// The open file, shared between the tier and its queues.
+/// The open file, shared by the tier and its queues.
 struct Storage {
     file: Arc<File>,
     kind: Kind,
-    /// `true`: transfers go around the page cache.
+    /// `true`: transfers bypass the page cache.
     direct: bool,
     /// `true`: space can be given back.
     discards: bool,
@@ -57,22 +57,22 @@ struct Storage {
 }
 
 impl Flash {
-    /// Refuses a path that is not there and where no file may be made. Opens and makes nothing.
+    /// Refuses a path that does not exist and where no file can be created. Opens and creates nothing.
     pub fn check_place(spec: &FlashSpec) -> Result<(), OpenFailure> {
         match spec.path.metadata() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => new_file::directory_for(&spec.path).map(|_| ()),
-            // What is there is looked at when it is opened.
+            // An existing path is checked when it is opened.
             _ => Ok(()),
         }
     }
 
-    /// All processes that had it open have ended: what they have left in a file with a name, or on a device, is
-    /// discarded. A file without a name has gone with them.
+    /// Called when all processes that had the tier open have ended: discards what they have left in a named file or on
+    /// a device. A file without a name has disappeared with them.
     pub(crate) fn farewell(spec: &FlashSpec) {
         if spec.path.metadata().map_or(true, |found| found.is_dir()) {
             return;
         }
-        // What somebody else has open by now is theirs.
+        // If somebody else has opened it in the meantime, the contents belong to them.
         let look = |tried: u32| {
             if tried > 0 {
                 std::thread::sleep(LEFT_PAUSE);
@@ -84,12 +84,12 @@ impl Flash {
                 Kind::Device => discard_range(&file, kind, 0, bytes),
                 Kind::File => file.set_len(0),
             };
-            // A device that cannot discard keeps the bytes: SECURITY.md.
+            // A device that cannot discard keeps the bytes: see SECURITY.md.
             drop(discarded);
         }
     }
 
-    /// Opens what `spec` describes. The old content of a device or file is gone afterwards.
+    /// Opens what `spec` describes. This destroys the old contents of a device or file.
     pub fn open(spec: &FlashSpec) -> Result<Flash, OpenFailure> {
         let Backing { file, kind, capacity_bytes, mut notices } = backing::open(spec)?;
         let direct = !spec.buffered && go_direct(&file, &spec.path.display(), &mut notices);
@@ -154,7 +154,7 @@ impl Blocking for Storage {
         check_buffer(NAME, Activity::Read, offset, buffer, self.capacity_bytes)?;
         read_fully(&self.file, offset, buffer.bytes_mut()).map_err(|cause| failure(Activity::Read, offset, cause))?;
         if !self.direct {
-            // Failing to forget costs memory and nothing else.
+            // If dropping the cached pages fails, this costs memory and nothing else.
             let _ = direct_io::forget_cached(&self.file, offset, buffer.len() as u64);
         }
         Ok(())
@@ -164,7 +164,7 @@ impl Blocking for Storage {
         check_buffer(NAME, Activity::Write, offset, buffer, self.capacity_bytes)?;
         write_fully(&self.file, offset, buffer.bytes()).map_err(|cause| failure(Activity::Write, offset, cause))?;
         if !self.direct {
-            // An error of the medium must surface here, at its own write, not at some later one.
+            // An error of the medium must be reported by the write that caused it, not by a later one.
             direct_io::write_out(&self.file, offset, buffer.len() as u64)
                 .map_err(|error| failure(Activity::Write, offset, &error))?;
         }
@@ -196,7 +196,7 @@ fn go_direct(file: &File, path: &dyn std::fmt::Display, notices: &mut Vec<String
     }
 }
 
-/// Discards the first page, which is ours and was perhaps written by `go_direct`, to see whether it works.
+/// Discards the first page, which is ours and which `go_direct` may have written, to see whether discarding works.
 fn try_discard(file: &File, kind: Kind, notices: &mut Vec<String>) -> bool {
     match discard_range(file, kind, 0, crate::tier::PAGE as u64) {
         Ok(()) => true,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Renews the leases of a tier at several donors, all at the same time: a donor that does not answer keeps no lease at
-//! another one from being renewed.
+//! Renews the leases of a tier at several donors at the same time, so that a donor that does not answer does not delay
+//! the renewal at another.
 //!
-//! All requests are sent before any answer is waited for, since a donor counts a request as a sign of life when it
-//! arrives. Only connections that exist are used; whoever has none is left to [`Tier::tend`], which makes one.
+//! All requests are sent before any answer is waited for, because a donor counts a request as a sign of life when it
+//! arrives. Only existing connections are used; [`Tier::tend`] connects to donors that have none.
 //!
 //! Threads: one of the pager's, which does nothing else. May allocate.
 
@@ -19,12 +19,12 @@ use crate::donor::Remote;
 use crate::donor::links::Begun;
 use crate::tier::Tier;
 
-/// How long the answers are waited for, all together: as long as a donor that is one of several has for one.
+/// How long to wait for all answers together: as long as one of several donors has for a single answer.
 const ANSWER_PATIENCE: Duration = Duration::from_millis(400);
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
-/// A request that renews the leases at one donor, and has no answer yet. Dropped, it ends its connection.
+/// A request that renews the leases at one donor and is not answered yet. Dropping it ends its connection.
 pub struct KeepAlive<'a> {
     remote: &'a Remote,
     begun: Begun<'a>,
@@ -44,7 +44,7 @@ impl<'a> KeepAlive<'a> {
     }
 }
 
-/// Renews all leases of a tier. Returns after how long to come again; `None` where [`Tier::tend`] does so in time.
+/// Renews all leases of a tier. Returns the time until the next call; `None` where [`Tier::tend`] renews them in time.
 pub fn keep_alive(tier: &dyn Tier) -> Option<Duration> {
     let started = Instant::now();
     let every = tier.keep_alive_every()?;
@@ -59,7 +59,7 @@ pub fn keep_alive(tier: &dyn Tier) -> Option<Duration> {
         }
         signals::end_if_asked();
     }
-    // Those that have not answered. `Tier::tend` finds out why.
+    // These donors have not answered. `Tier::tend` finds out why.
     drop(waiting);
     Some(every.saturating_sub(started.elapsed()))
 }

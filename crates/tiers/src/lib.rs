@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Kinds of backing behind one trait: where blocks are while they are not in a frame.
+//! The backings that store blocks while the blocks are not in a frame, behind one trait.
 //!
-//! A tier is described in words ([`TierSpec`]), opened ([`open`]), then read and written on the faulting thread
-//! ([`Tier`]) and through queues in the background ([`TierQueue`]). What goes wrong says what to do ([`Disposition`]).
-//! Several can be one, the fastest first ([`Chain`]). No checksums here: the pager guards each page end to end, above
-//! all tiers.
+//! A tier is described by a string ([`TierSpec`]) and opened ([`open`]). The faulting thread then reads and writes it
+//! directly ([`Tier`]); background workers use queues ([`TierQueue`]). A failure says what the caller has to do about
+//! it ([`Disposition`]). A chain combines several tiers into one, the fastest first ([`Chain`]). Tiers keep no
+//! checksums for the pager: its guards check each page end to end, above all tiers.
 //!
 //! ```
 //! use aquifer_sys::direct_io::lasting_buffer;
@@ -23,8 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Adding a tier: a file like `dram.rs`, a line in `spec.rs` and `open.rs`, and a test file that runs
-//! [`conformance`] on it.
+//! To add a tier: write a file like `dram.rs`, add a line to `spec.rs` and to `open.rs`, and write a test file that
+//! runs [`conformance`] on the tier.
 
 #![forbid(unsafe_code)]
 
@@ -75,7 +75,7 @@ pub use tier::{
     Verify, Wait,
 };
 
-/// Where `places.rs` finds its atomics, so that a test can put its own there.
+/// The atomics that `places.rs` uses. A test that includes `places.rs` can substitute its own.
 mod atomic {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }

@@ -80,7 +80,7 @@ impl Eighths {
         Eighths((within / one..=last).fold(0, |mask, eighth| mask | 1 << eighth))
     }
 
-    /// Their numbers.
+    /// The numbers of the eighths in the set.
     pub fn numbers(self) -> impl Iterator<Item = u64> {
         (0..u64::from(u8::BITS)).filter(move |number| self.0 & 1 << number != 0)
     }
@@ -93,20 +93,20 @@ pub enum Unready {
     Touched(Eighths),
     /// Somebody is writing now.
     Busy,
-    /// It has been ended by a change of the place.
+    /// A change of the place has ended the move.
     Over,
 }
 
 /// Why a place was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is another one by now.
+    /// The place is another one by now.
     Changed(Seen),
-    /// Somebody is amid a change: for some instructions, or for ever where it was killed there.
+    /// Somebody else is changing the place: for a few instructions, or for good if that process was killed there.
     Busy,
 }
 
-/// One writer's stay at a slab. Leaves when it is dropped.
+/// A writer's stay at a slab. Leaves when it is dropped.
 #[derive(Debug)]
 #[must_use = "who does not stay is not protected"]
 pub struct Stay<'a> {
@@ -114,7 +114,7 @@ pub struct Stay<'a> {
     slab: usize,
 }
 
-/// A move that is under way. Comes to nothing when it is dropped without [`commit`](Move::commit).
+/// A move in progress. Dropping it without [`commit`](Move::commit) abandons the move.
 #[derive(Debug)]
 #[must_use = "a move that is dropped is given up"]
 pub struct Move<'a> {
@@ -124,12 +124,12 @@ pub struct Move<'a> {
 }
 
 impl Places {
-    /// A table in these words, [`PLACE_WORDS`] for each slab, zeros at first: every slab without a place.
+    /// A table in these words, [`PLACE_WORDS`] for each slab. They are zero at first: no slab has a place.
     pub const fn over(words: &'static [AtomicU64]) -> Places {
         Places { words }
     }
 
-    /// Slabs that it has room for.
+    /// The number of slabs that the table has room for.
     pub fn count(&self) -> usize {
         self.words.len() / PLACE_WORDS
     }
@@ -142,33 +142,34 @@ impl Places {
         &self.words[slab * PLACE_WORDS + 1 + (version & 1) as usize]
     }
 
-    /// The place of a slab. Before it is relied on for bytes that were read: [`holds`](Self::holds).
+    /// The place of a slab. Before relying on bytes that were read from it, check [`holds`](Self::holds).
     pub fn see(&self, slab: usize) -> Seen {
-        // SeqCst here and below: this is cheap beside what follows, and the places of a version are only right if the
-        // version is looked at before.
+        // SeqCst here and below: this is cheap compared with what follows, and the places match a version only if the
+        // version is loaded first.
         let version = version_of(self.state(slab).load(Ordering::SeqCst));
         Seen { place: self.place(slab, version).load(Ordering::SeqCst), version }
     }
 
-    /// Whether nobody writes to a slab, moves it, or changes its place at this moment, or has died doing so.
+    /// Whether nobody is writing to a slab, moving it or changing its place now, and nobody has died doing so.
     pub fn is_still(&self, slab: usize) -> bool {
         self.state(slab).load(Ordering::SeqCst) & (WRITERS | MOVING | CHANGING) == 0
     }
 
-    /// Whether the place is still the one that was seen: what was read from there in between is what the slab had.
+    /// Whether the place is still the one that was seen. If it is, what was read from it in between is what the slab
+    /// had.
     pub fn holds(&self, slab: usize, seen: Seen) -> bool {
-        // What was read before does not come after the look.
+        // Keeps the reads before this call from moving after the load below.
         fence(Ordering::SeqCst);
         version_of(self.state(slab).load(Ordering::SeqCst)) == seen.version
     }
 
-    /// Somebody begins to write there. `None` when there are too many already. Who has entered, sees the place.
+    /// Begins a write to these eighths. `None` when there are too many writers already. A writer looks up the place
+    /// after it has entered.
     pub fn enter(&self, slab: usize, where_to: Eighths) -> Option<Stay<'_>> {
         self.count_in(slab, where_to).then(|| Stay { places: self, slab })
     }
 
-    /// As [`enter`](Self::enter), for who keeps the account of its stay itself: it ends with
-    /// [`count_out`](Self::count_out).
+    /// As [`enter`](Self::enter), for a caller that ends its stay itself with [`count_out`](Self::count_out).
     pub fn count_in(&self, slab: usize, where_to: Eighths) -> bool {
         let next = |state: u64| {
             let touched = if state & MOVING != 0 { u64::from(where_to.0) << TOUCHED_SHIFT } else { 0 };
@@ -177,34 +178,34 @@ impl Places {
         self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
     }
 
-    /// The end of what [`count_in`](Self::count_in) began.
+    /// Ends what [`count_in`](Self::count_in) began.
     pub fn count_out(&self, slab: usize) {
         let before = self.state(slab).fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before & WRITERS > 0, "who leaves has entered");
     }
 
-    /// Changes a place that is still the one that was seen, whoever writes or moves: see the module for when that is
-    /// right. Returns how it is seen now.
+    /// Changes a place that is still the one that was seen, regardless of writers and movers: the module says when that
+    /// is right. Returns the place as it is now.
     pub fn change(&self, slab: usize, seen: Seen, place: u64) -> Result<Seen, Refused> {
         self.begin_change(slab, seen, |_| true)?;
         let version = self.write_next(slab, seen, place);
-        // Nobody but us ends the change; writers come and go.
+        // Nobody else ends this change; only the number of writers may vary meanwhile.
         let end = |state: u64| Some(at_version(state & !(CHANGING | MOVING | TOUCHED), version));
         let _ = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, end);
         Ok(Seen { place, version })
     }
 
-    /// Begins to move a slab. `None` while somebody writes to it, moves it, or has died doing so.
+    /// Begins to move a slab. `None` while somebody writes to it, moves it or changes its place, or has died doing so.
     pub fn begin_move(&self, slab: usize) -> Option<Move<'_>> {
         let begin = |state: u64| (state & (WRITERS | MOVING | CHANGING) == 0).then_some(state & !TOUCHED | MOVING);
         let state = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, begin).ok()?;
-        // It cannot change but by ending the move.
+        // Only a change can alter the place now, and a change ends the move.
         let version = version_of(state);
         let place = self.place(slab, version).load(Ordering::SeqCst);
         Some(Move { places: self, slab, seen: Seen { place, version } })
     }
 
-    /// Sets `CHANGING`, where the place is still the one that was seen and `may` says so of the state.
+    /// Sets `CHANGING` if the place is still the one that was seen and `may` allows it in this state.
     fn begin_change(&self, slab: usize, seen: Seen, may: impl Fn(u64) -> bool) -> Result<(), Refused> {
         for _ in 0..CHANGES_TRIED_MOST {
             let state = self.state(slab).load(Ordering::SeqCst);
@@ -225,7 +226,7 @@ impl Places {
         Err(Refused::Busy)
     }
 
-    /// Writes the place that becomes current with the version that is returned. Only while `CHANGING` is ours.
+    /// Writes the place that becomes current with the returned version. Only while this caller holds `CHANGING`.
     fn write_next(&self, slab: usize, seen: Seen, place: u64) -> u32 {
         let version = seen.version.wrapping_add(1);
         self.place(slab, version).store(place, Ordering::SeqCst);
@@ -234,7 +235,7 @@ impl Places {
 }
 
 impl Stay<'_> {
-    /// The place now. It does not move for as long as this lives.
+    /// The place now. No move commits while this value lives.
     pub fn see(&self) -> Seen {
         self.places.see(self.slab)
     }
@@ -247,24 +248,25 @@ impl Drop for Stay<'_> {
 }
 
 impl Move<'_> {
-    /// Where the slab is until this is committed.
+    /// The slab's place until the move is committed.
     pub fn from(&self) -> u64 {
         self.seen.place
     }
 
-    /// Whether nobody has written since it began, and it has not been ended by a change: whether it is worth going on.
+    /// Whether nobody has written since the move began or last took note, and no change has ended it.
     pub fn is_undisturbed(&self) -> bool {
         may_commit(self.places.state(self.slab).load(Ordering::SeqCst)) && self.places.holds(self.slab, self.seen)
     }
 
-    /// The slab is at `place` from now on. False when somebody has written meanwhile, or the place was changed: then
-    /// nothing has happened, and what was copied is worth nothing.
+    /// Makes `place` the slab's place from now on. Returns false when somebody has written in the meantime or the place
+    /// was changed: then nothing has happened, and the copy must not be used.
     pub fn commit(self, place: u64) -> bool {
-        // Dropped here, which ends the move where it has not been committed.
+        // `self` is dropped here, which ends the move if it was not committed.
         self.try_commit(place).is_ok()
     }
 
-    /// As [`commit`](Self::commit); but what was written meanwhile may be copied once more, and the move goes on.
+    /// As [`commit`](Self::commit), but the move goes on when it fails: the caller copies what was written in the
+    /// meantime again and retries.
     pub fn try_commit(&self, place: u64) -> Result<(), Unready> {
         self.take_note()?;
         let (places, slab, seen) = (self.places, self.slab, self.seen);
@@ -274,7 +276,7 @@ impl Move<'_> {
             Err(Refused::Changed(_)) => return Err(Unready::Over),
         }
         let version = places.write_next(slab, seen, place);
-        // A writer that has come since sees the old place, and writes there: then this is no move.
+        // A writer that has entered since sees the old place and writes there, so the move must not commit.
         let end = |state: u64| {
             may_commit(state & !CHANGING).then_some(at_version(state & !(CHANGING | MOVING | TOUCHED), version))
         };
@@ -285,8 +287,8 @@ impl Move<'_> {
         })
     }
 
-    /// Takes note of what was written since the last time, at a moment when nobody writes: so what is copied from now
-    /// on has it.
+    /// Takes note of what was written since the last call, at a moment when nobody writes: whatever is copied from now
+    /// on includes it.
     fn take_note(&self) -> Result<(), Unready> {
         let state = self.places.state(self.slab);
         let note = |state: u64| {
@@ -301,7 +303,7 @@ impl Move<'_> {
         }
     }
 
-    /// Whether it has not been ended by a change, so that it is worth going on.
+    /// Whether no change has ended the move, so that it is worth continuing.
     pub fn is_under_way(&self) -> bool {
         let state = self.places.state(self.slab).load(Ordering::SeqCst);
         state & MOVING != 0 && version_of(state) == self.seen.version
@@ -318,7 +320,7 @@ impl Drop for Move<'_> {
     }
 }
 
-/// Whether a move that is under way in this state may come to its end.
+/// Whether a move in this state may be committed.
 fn may_commit(state: u64) -> bool {
     state & (WRITERS | MOVING | TOUCHED | CHANGING) == MOVING
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads what a person typed after `--tier` into a checked description of a tier.
+//! Parses what a person typed after `--tier` into a checked description of a tier.
 //!
-//! Pure: nothing is opened here, so every message is about the words. `open.rs` does the rest. Several `--tier` are a
-//! chain of tiers, the fastest first.
+//! Pure: nothing is opened here, so every message is about the text. `open.rs` does the rest. Several `--tier` options
+//! form a chain of tiers, the fastest first.
 //!
 //! ```text
 //! flash:PATH[,size=SIZE][,overwrite][,buffered][,plain-queue]
@@ -20,7 +20,7 @@
 //! failing:RULE[,RULE]...:SPEC      a test aid: SPEC, with failures; the rules are in `failure_plan.rs`
 //! ```
 //!
-//! A path cannot contain a comma: what follows a comma is an option.
+//! A path cannot contain a comma: whatever follows a comma is an option.
 
 mod donors;
 mod rules;
@@ -35,14 +35,14 @@ use aquifer_core::units::ByteSize;
 pub use self::donors::{ArraySpec, DonorSecurity, DonorSpec, MemberSpec, RdmaSpec, Redundancy};
 use crate::failure_plan::FailurePlan;
 
-/// How deep `failing:` may stand in `failing:`.
+/// How deep `failing:` may be nested in `failing:`.
 const NESTING_MAX: u32 = 8;
 
-/// A tier, described.
+/// The description of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TierSpec {
-    /// Several other machines' memory.
+    /// The memory of several other machines.
     Array(ArraySpec),
     /// A donor's memory.
     Donor(DonorSpec),
@@ -51,19 +51,19 @@ pub enum TierSpec {
         /// Capacity; by default half of the memory available.
         size: Option<ByteSize>,
     },
-    /// Local memory that answers when a device would have.
+    /// Local memory that answers only when a device would have answered.
     Emulated {
-        /// The name of a profile that comes with the product, or the path of one.
+        /// The name of a built-in profile, or the path of a profile.
         profile: String,
         /// Capacity; by default half of the memory available.
         size: Option<ByteSize>,
     },
-    /// Another tier, with all that it holds sealed.
+    /// Another tier, with its contents sealed.
     Encrypted {
         /// The tier underneath.
         inner: Box<TierSpec>,
     },
-    /// Another tier, with failures. A test aid.
+    /// Another tier, with injected failures. A test aid.
     Failing {
         /// What fails when.
         plan: FailurePlan,
@@ -75,7 +75,7 @@ pub enum TierSpec {
 }
 
 impl TierSpec {
-    /// Whoever opens it borrows as one of this tree of processes.
+    /// Makes every process that opens this tier borrow as a member of this process tree.
     pub fn belong_to(&mut self, tree: u64) {
         match self {
             TierSpec::Array(array) => array.members.iter_mut().for_each(|member| member.donor.tree = Some(tree)),
@@ -85,7 +85,7 @@ impl TierSpec {
         }
     }
 
-    /// Whether bytes of both would be in the same place, as far as words tell.
+    /// Whether the bytes of both would be in the same place, as far as the descriptions tell.
     pub(crate) fn is_same_place(&self, other: &TierSpec) -> bool {
         match (self, other) {
             (TierSpec::Encrypted { inner } | TierSpec::Failing { inner, .. }, other)
@@ -106,18 +106,18 @@ impl TierSpec {
     }
 }
 
-/// A flash tier, described.
+/// The description of a flash tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlashSpec {
     /// A directory, a file or a block device.
     pub path: PathBuf,
-    /// Capacity; by default what fits, at most four times the memory of the machine.
+    /// Capacity; by default what fits, but at most four times the machine's memory.
     pub size: Option<ByteSize>,
-    /// `true`: data that is not ours may be lost.
+    /// `true`: data that is not ours may be destroyed.
     pub overwrite: bool,
-    /// `true`: goes through the page cache also where direct I/O works. For comparison and for tests.
+    /// `true`: uses the page cache even where direct I/O works. For comparisons and tests.
     pub buffered: bool,
-    /// `true`: queues do without io_uring also where it works. For comparison and for tests.
+    /// `true`: queues do not use io_uring even where it works. For comparisons and tests.
     pub plain_queue: bool,
 }
 
@@ -128,7 +128,7 @@ impl FlashSpec {
     }
 }
 
-/// What is wrong with a description, and what to write instead: one line, for behind the name of the flag.
+/// What is wrong with a description, and what to write instead: one line, to print after the name of the flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecFailure {
     reason: String,
@@ -142,7 +142,7 @@ impl SpecFailure {
 
 impl fmt::Display for SpecFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The reason quotes what was typed, and has quotation marks of its own, which stay as they are.
+        // The reason quotes what was typed. Its own quotation marks stay as they are.
         for character in self.reason.chars() {
             if character.is_control() { write!(f, "{}", character.escape_debug())? } else { f.write_char(character)? }
         }
@@ -152,7 +152,7 @@ impl fmt::Display for SpecFailure {
 
 impl std::error::Error for SpecFailure {}
 
-/// Every option of a tier, for slips of the finger.
+/// The options of all tiers, to suggest a correction for a typing mistake.
 const OPTION_NAMES: &[&str] = &[
     "size",
     "overwrite",
@@ -168,7 +168,7 @@ const OPTION_NAMES: &[&str] = &[
     "mirror",
     "parity",
 ];
-/// Every kind of tier, likewise.
+/// The kinds of tier, for the same purpose.
 const KIND_NAMES: &[&str] = &["flash", "dram", "donor", "emulated"];
 
 const KINDS: &str = "flash:PATH, dram:, donor:HOST:PORT or emulated:PROFILE";
@@ -200,7 +200,7 @@ fn parse(text: &str, nesting: u32) -> Result<TierSpec, String> {
     }
 }
 
-/// What `parse` makes of the description without the option that has its contents sealed.
+/// What `parse` makes of the description without `encrypt=`, wrapped in encryption if that option was given.
 fn sealed(rest: &str, parse: impl FnOnce(&str) -> Result<TierSpec, String>) -> Result<TierSpec, String> {
     let (place, said) = rest.split_once(',').unwrap_or((rest, ""));
     let (mut left, mut is_sealed) = (place.to_owned(), false);
@@ -254,7 +254,7 @@ fn failing(rest: &str, nesting: u32) -> Result<TierSpec, String> {
     Ok(TierSpec::Failing { plan, inner: Box::new(parse(inner, nesting + 1)?) })
 }
 
-/// `a,b=c` as pairs. Nothing at all is no option; nothing between commas is one without a name.
+/// `a,b=c` as pairs. An empty text has no options; nothing between two commas is an option without a name.
 fn options(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     text.split(',').filter(move |_| !text.is_empty()).map(|option| match option.split_once('=') {
         Some((name, value)) => (name, Some(value)),
@@ -373,7 +373,7 @@ mod tests {
             let message = text.parse::<TierSpec>().unwrap_err().to_string();
             assert!(message.contains("takes no key") && message.ends_with("write encrypt=ephemeral"), "{message}");
         }
-        // What does not leave the machine: the option is not known there.
+        // These tiers do not leave the machine, so the option is unknown for them.
         for text in ["dram:encrypt=ephemeral", "emulated:cmm-h,encrypt=ephemeral"] {
             let message = text.parse::<TierSpec>().unwrap_err().to_string();
             assert!(message.contains("'encrypt' is not an option of this tier"), "{message}");

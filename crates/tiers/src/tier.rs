@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What every tier can do: read blocks, write blocks, discard, flush.
+//! What every tier can do: read, write and discard blocks, and flush.
 //!
-//! Two doors. [`Tier`] is called on the faulting thread, possibly inside a signal handler: it may not
-//! allocate, lock anything an interrupted thread could hold, or log. [`TierQueue`] is for the background:
-//! one queue belongs to one worker thread, requests overlap, and a buffer belongs to the queue from
-//! `submit` until its completion is handed out.
+//! There are two interfaces. [`Tier`] is called on the faulting thread, possibly inside a signal handler: an
+//! implementation may not allocate, log, or take a lock that the interrupted thread could hold. [`TierQueue`] is for
+//! background work: a queue belongs to one worker thread, its requests overlap, and a buffer belongs to the queue from
+//! `submit` until the queue hands out the completion.
 //!
-//! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or were discarded, may
-//! read as anything: the pager keeps track of what is stored and checks it against guards.
+//! Offsets and lengths are multiples of [`PAGE`]. Bytes that were never written, or that were discarded, may read as
+//! anything: the pager records which blocks are stored and checks their bytes against guards.
 
 use std::time::Duration;
 
@@ -23,43 +23,44 @@ use crate::keep_alive::KeepAlive;
 /// The unit of offsets and lengths, in bytes.
 pub const PAGE: usize = 4096;
 
-/// Most requests in flight on one queue; [`Tier::open_queue`] cuts greater depths down to it.
+/// The maximum number of requests in flight on one queue; [`Tier::open_queue`] reduces greater depths to it.
 pub const QUEUE_DEPTH_MAX: u32 = 1024;
 
 /// One kind of backing with one latency class.
 pub trait Tier: Send + Sync {
-    /// The word that names this kind of tier in `--tier`, metrics and messages.
+    /// The name of this kind of tier in `--tier`, metrics and messages.
     fn name(&self) -> &'static str;
 
-    /// What the operator should know about how this tier came up, one sentence each: fallbacks that cost
-    /// something, and what would change them. Empty when all is as it should be.
+    /// What the operator should know about how this tier opened, one sentence each: costly fallbacks, and how to avoid
+    /// them. Empty when there is nothing to report.
     fn notices(&self) -> &[String] {
         &[]
     }
 
-    /// What an operator does about bytes that are lost here, as the end of a sentence.
+    /// What an operator does when this tier loses bytes, as the end of a sentence.
     fn remedy(&self) -> &'static str {
         "check the medium and the kernel log (dmesg)"
     }
 
-    /// How many bytes it can hold.
+    /// The number of bytes that the tier can hold.
     fn capacity_bytes(&self) -> u64;
 
-    /// Whether a transfer waits for a medium. When not, its time is what the processor takes to copy its bytes, and
-    /// keeping a block that can be read again gains little.
+    /// Whether a transfer waits for a medium. If not, a transfer takes only the time of the processor's copy, and
+    /// little is gained by caching a block that can be read again.
     fn waits_for_medium(&self) -> bool {
         true
     }
 
-    /// Whether requests in flight together end sooner than one after the other, where one waits for its medium. When
-    /// not, the worker uses [`read`](Self::read) and [`write`](Self::write) instead of a queue.
+    /// Whether several requests in flight finish sooner than the same requests one after the other, because each waits
+    /// for its medium. If not, the worker uses [`read`](Self::read) and [`write`](Self::write) instead of a queue.
     fn overlaps(&self) -> bool {
         self.waits_for_medium()
     }
 
-    /// The longest request that is worth making, in bytes: a multiple of [`PAGE`], at least one. Where a request costs
-    /// little, short ones are better: their bytes are still in the processor's cache when they are checked. It is
-    /// advice: a longer request, up to the largest block, is carried out all the same, in one piece for the caller.
+    /// The longest request that is worth making, in bytes: a multiple of [`PAGE`], and at least one page. Where a
+    /// request costs little, short requests are better, because their bytes are still in the processor's cache when the
+    /// pager checks them. This is advice: the tier also carries out longer requests, up to the largest block, and the
+    /// caller sees one transfer.
     fn request_bytes_most(&self) -> usize {
         usize::MAX - usize::MAX % PAGE
     }
@@ -67,18 +68,19 @@ pub trait Tier: Send + Sync {
     /// Fills `buffer` from `offset`. Runs on the faulting thread.
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure>;
 
-    /// Fills `buffer` from `offset` as [`read`](Self::read) does, by another way than it did: `way` counts them from 1,
-    /// and one of them is that of before. False when there are not so many. For bytes that came and are not what was
-    /// stored. Runs on the faulting thread.
+    /// Fills `buffer` from `offset` as [`read`](Self::read) does, but by another way, for a caller whose bytes do not
+    /// match what was stored. `way` numbers the ways from 1; one of them is the way that `read` took. Returns false
+    /// when there are fewer than `way` ways. Runs on the faulting thread.
     fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
         let _ = (offset, buffer, way);
         Ok(false)
     }
 
-    /// Fills `buffer` from `offset` with what was stored there, as far as this tier can tell: by its seals, or because
-    /// two ways agree. It looks for the right bytes by all ways that it has, and says by which it has found some that
-    /// were wrong before: `mended` gets their offset, length and way, for [`blame`](Self::blame) once nobody can have
-    /// written meanwhile. EBADMSG where it finds none. For who makes a copy and gives the source up. May allocate.
+    /// Fills `buffer` from `offset` with the bytes that were stored there, as far as this tier can verify them: by its
+    /// seals, or because two ways agree. The tier tries all its ways. For each range whose first read was wrong, it
+    /// calls `mended` with the range's offset, its length and the way that gave the right bytes; the caller passes
+    /// these to [`blame`](Self::blame) once it knows that nobody has written in between. Fails with EBADMSG when no way
+    /// gives the right bytes. For a caller that copies the bytes and then gives the source up. May allocate.
     fn read_verified(
         &self,
         offset: u64,
@@ -89,118 +91,123 @@ pub trait Tier: Send + Sync {
         self.read(offset, buffer)
     }
 
-    /// Says, a line for each, what has become of the tier's parts since the last time. On the thread that tends.
+    /// Reports, one line each, what has happened to the tier's parts since the last call. Runs on the thread that calls
+    /// [`tend`](Self::tend).
     fn tell(&self, say: &mut dyn FnMut(&str)) {
         let _ = say;
     }
 
-    /// What lies in these bytes was not what was stored, as it was read and by all ways before this one, and it was by
-    /// this one. So a tier that has them twice can tell whose are wrong. Runs on the faulting thread.
+    /// Reports that these bytes were not what was stored when they were read by `read` and by every way before `way`,
+    /// and that `way` returned the right bytes. A tier that has several copies can thus tell which copy is damaged.
+    /// Runs on the faulting thread.
     fn blame(&self, offset: u64, len: usize, way: u32) {
         let _ = (offset, len, way);
     }
 
-    /// Stores `buffer` at `offset`. Runs on the faulting thread when no frame could be had otherwise.
+    /// Stores `buffer` at `offset`. Runs on the faulting thread when no frame can be freed otherwise.
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure>;
 
-    /// Stores once more what was stored at `offset`, byte for byte, over a copy that was damaged. Relatives may be
-    /// reading there. Runs on the faulting thread.
+    /// Stores the same bytes at `offset` again, over a damaged copy. Related processes may be reading there. Runs on
+    /// the faulting thread.
     fn mend(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         self.write(offset, buffer)
     }
 
-    /// Gives the space back. The bytes are gone afterwards.
+    /// Releases the space. The bytes are lost.
     fn discard(&self, offset: u64, len: u64) -> Result<(), TierFailure>;
 
-    /// Waits until everything written has reached the medium.
+    /// Waits until everything that was written has reached the medium.
     fn flush(&self) -> Result<(), TierFailure>;
 
-    /// Opens a queue for one worker with room for `depth` requests in flight. The queue keeps the medium
-    /// open by itself; dropping it with requests in flight waits for them and drops their buffers.
+    /// Opens a queue for one worker with room for `depth` requests in flight. The queue keeps the medium open by
+    /// itself. Dropping it with requests in flight waits for them and drops their buffers.
     fn open_queue(&self, depth: u32) -> Result<Box<dyn TierQueue>, TierFailure>;
 
-    /// Before fork(2), in a process that has something stored: gets what is needed afterwards, while it can still fail.
-    /// Nothing is in flight. May allocate.
+    /// Called before fork(2) in a process that has something stored: acquires what is needed after the fork, while
+    /// acquiring it can still fail. No request is in flight. May allocate.
     fn before_fork(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// After fork(2), in the parent: nothing that is written from now on may be of use to the child, which has a copy
-    /// of all that this process knew, and may give up its rights. `inherits`: the child has what is stored now.
+    /// Called after fork(2) in the parent. The child has a copy of everything that this process knew and may drop
+    /// privileges, so nothing that this process writes from now on may be readable for the child. `inherits`: the child
+    /// keeps access to what is stored now.
     fn after_fork(&self, inherits: bool) {
         let _ = inherits;
     }
 
-    /// Whether who was forked can still read what this process writes later, where it has kept nothing but what it
-    /// knows.
+    /// Whether a forked child can still read what this process writes later, using only what this process knew at the
+    /// fork.
     fn is_shared_by_relatives(&self) -> bool {
         true
     }
 
-    /// In a process that was forked: gets what it cannot share with its parent, connections for instance, and gives up
-    /// what is the parent's alone. `inherits`: it reads what its parent has stored. Called before the program runs, the
-    /// tier is used, and the pager has threads there; nothing is in flight. Does nothing elsewhere.
+    /// Called in a forked child: acquires what the child cannot share with its parent, for instance connections, and
+    /// gives up what belongs to the parent alone. `inherits`: the child reads what its parent has stored. Runs before
+    /// the program continues, before the tier is used and before the pager has threads in the child; no request is in
+    /// flight. Does nothing elsewhere.
     fn renew(&self, inherits: bool) -> Result<(), Errno> {
         let _ = inherits;
         Ok(())
     }
 
-    /// Whether [`tend`](Self::tend) is to be called.
+    /// Whether [`tend`](Self::tend) has to be called.
     fn needs_tending(&self) -> bool {
         false
     }
 
-    /// Does what has to be done now and then for what is stored to stay, on a thread of the pager's that does nothing
-    /// else. `verify` tells what is stored from what is damaged, where the caller can: a tier that makes new copies
-    /// makes them of verified bytes. Returns after how long to call again at the latest; `None` when there is nothing
-    /// of this kind, ever.
+    /// Does the periodic upkeep that keeps stored bytes available, on a thread of the pager that does nothing else.
+    /// Where the caller can tell stored bytes from damaged ones, `verify` does so, and a tier that makes new copies
+    /// makes them from verified bytes. Returns the longest time until the next call; `None` when this tier never needs
+    /// upkeep.
     fn tend(&self, verify: Option<&Verify<'_>>) -> Option<Duration> {
         let _ = verify;
         None
     }
 
-    /// How often leases are to be renewed apart from [`tend`](Self::tend), which waits for donors that do not answer;
-    /// `None` where there is nobody else to be late for. See [`keep_alive`](crate::keep_alive::keep_alive).
+    /// How often leases have to be renewed independently of [`tend`](Self::tend), which waits for donors that do not
+    /// answer. `None` where such a wait cannot delay the renewal at another donor. See
+    /// [`keep_alive`](crate::keep_alive::keep_alive).
     fn keep_alive_every(&self) -> Option<Duration> {
         None
     }
 
-    /// Sends what renews the leases to all donors that can be asked at once, and waits for no answer.
+    /// Sends a renewal to every donor that can be reached without waiting, and waits for no answer.
     fn begin_keep_alive<'a>(&'a self, begun: &mut dyn FnMut(KeepAlive<'a>)) {
         let _ = begun;
     }
 
-    /// What has happened since this was asked last.
+    /// What has happened since the last call.
     fn take_figures(&self) -> TierFigures {
         TierFigures::default()
     }
 
-    /// The first range at or behind `from` whose bytes the medium will lose, unless they are moved elsewhere and the
-    /// range is discarded before that. On any thread; allocates nothing, and is a load where there is none. A tier that
-    /// moves them by itself says nothing.
+    /// The first range at or after `from` whose bytes the medium will lose unless they are moved elsewhere and the
+    /// range is discarded in time. Runs on any thread; allocates nothing, and costs one load when there is no such
+    /// range. A tier that moves the bytes itself returns `None`.
     fn leaving(&self, from: u64) -> Option<Leaving> {
         let _ = from;
         None
     }
 
-    /// What moves the tier's contents to where they are fetched faster, for a thread of the pager's that does nothing
-    /// else. Made by that thread, in each process anew.
+    /// Moves the tier's contents to where they are fetched faster. For a thread of the pager that does nothing else:
+    /// the thread creates the mover, and each process has its own.
     fn mover(&self) -> Option<Box<dyn Mover>> {
         None
     }
 
-    /// What is to be known about one level of a chain, the fastest being 0. `None` behind the last one, and where there
-    /// are no levels.
+    /// The figures of one level of a chain; the fastest is level 0. `None` after the last level, and for a tier without
+    /// levels.
     fn level(&self, _index: usize) -> Option<LevelFigures> {
         None
     }
 }
 
-/// Tells whether a page at this offset is what was stored there last. Where somebody writes to it at the same time, the
-/// answer may be of before.
+/// Tells whether a page at this offset is what was stored there last. If somebody writes there at the same time, the
+/// answer may be about the bytes before that write.
 pub type Verify<'a> = dyn Fn(u64, &[u8]) -> Verified + 'a;
 
-/// What is known of a page that was read.
+/// What is known about a page that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verified {
     /// It is what was stored.
@@ -211,10 +218,10 @@ pub enum Verified {
     Wrong,
 }
 
-/// A range of a tier that is asked back by whoever lends it.
+/// A range of a tier that its lender reclaims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaving {
-    /// Its beginning, in bytes.
+    /// Its start, in bytes.
     pub offset: u64,
     /// Its length, in bytes.
     pub len: u64,
@@ -222,31 +229,32 @@ pub struct Leaving {
     pub until_ns: u64,
 }
 
-/// Moves contents between levels, beside the program.
+/// Moves contents between levels, in parallel with the program.
 pub trait Mover: Send {
-    /// Moves what is worth moving now: a bounded amount.
+    /// Moves what is worth moving now, a bounded amount.
     fn turn(&mut self);
 
-    /// Waits until there may be something to move. Costs nothing while the tier is not used.
+    /// Waits until there may be something to move. Uses no processor time while the tier is idle.
     fn rest(&mut self);
 }
 
-/// One level of a chain, in numbers. What is counted was done by this process; what is used, by all of its family.
+/// The figures of one level of a chain. Counters count what this process has done; `used_bytes` covers the whole
+/// process family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LevelFigures {
     /// The kind of tier.
     pub name: &'static str,
-    /// What it can hold.
+    /// The level's capacity.
     pub capacity_bytes: u64,
-    /// What is set aside there, in slabs.
+    /// The bytes of the slabs that are allocated there.
     pub used_bytes: u64,
-    /// Reads of the program's blocks, on demand or ahead of it.
+    /// Reads of the program's blocks, on demand or ahead of demand.
     pub reads: u64,
-    /// Their bytes.
+    /// The bytes of those reads.
     pub read_bytes: u64,
-    /// What came from a slower level.
+    /// Bytes that came from a slower level.
     pub promoted_bytes: u64,
-    /// What came from a faster level.
+    /// Bytes that came from a faster level.
     pub demoted_bytes: u64,
 }
 
@@ -259,60 +267,60 @@ pub enum Operation {
     Write,
 }
 
-/// One transfer for a queue. `tag` comes back with the completion and means nothing to the tier.
+/// One transfer for a queue. `tag` is returned with the completion; the tier does not interpret it.
 #[derive(Debug)]
 pub struct Request {
-    /// Which way.
+    /// The direction.
     pub operation: Operation,
-    /// Where in the tier, in bytes.
+    /// The offset in the tier, in bytes.
     pub offset: u64,
     /// The frame's bytes; owned by the queue until the completion.
     pub buffer: FrameBuffer,
-    /// The caller's name for this request.
+    /// The caller's identifier of this request.
     pub tag: u64,
 }
 
-/// How one request ended. The buffer is the caller's again.
+/// How one request ended. The buffer belongs to the caller again.
 #[derive(Debug)]
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
     /// The request's buffer.
     pub buffer: FrameBuffer,
-    /// Whether all of it was transferred.
+    /// Whether all of the request was transferred.
     pub outcome: Result<(), TierFailure>,
 }
 
 /// Whether `complete` may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Return at once with what is there.
+    /// Return immediately with the completions that are ready.
     No,
-    /// Wait for at least one completion when any request is in flight.
+    /// Wait for at least one completion if any request is in flight.
     ForOne,
 }
 
-/// Transfers that overlap. Belongs to one worker thread.
+/// A queue of transfers that overlap. Belongs to one worker thread.
 ///
-/// Requests in flight at the same time are carried out in any order, also those that touch the same bytes:
-/// whoever needs an order waits for the first completion. A request that could not be carried out says so
-/// in its own completion, also when it was unaligned or out of range.
+/// Requests that are in flight at the same time are carried out in any order, even if they touch the same bytes: a
+/// caller that needs an order waits for the first completion before it submits the second request. A request that fails
+/// reports this in its own completion, also when it was unaligned or out of range.
 pub trait TierQueue: Send {
-    /// Takes a request. Gives it back when `depth` requests are in flight already.
+    /// Takes a request. Returns it to the caller when `depth` requests are in flight already.
     fn submit(&mut self, request: Request) -> Result<(), Request>;
 
-    /// Starts what `submit` has taken, for queues that batch. `submit` alone may not start anything.
+    /// Starts the requests that `submit` has taken, for queues that batch. `submit` alone may start nothing.
     fn kick(&mut self) -> Result<(), TierFailure>;
 
-    /// Hands out completions, in any order, until none is ready or `sink` has been called `most` times.
-    /// Returns how many.
+    /// Hands out completions, in any order, until none is ready or `sink` has been called `most` times. Returns the
+    /// number handed out.
     fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize;
 
-    /// Requests taken and not yet handed out.
+    /// The number of requests taken and not yet handed out.
     fn in_flight(&self) -> usize;
 
-    /// A descriptor that is readable when completions are ready, for a worker that also waits for other
-    /// things. `None` when a completion is ready already, or will be as soon as `kick` returns: then
-    /// `complete` does not wait. Ask before each wait.
+    /// A descriptor that is readable when completions are ready, for a worker that also waits for other descriptors.
+    /// `None` when a completion is ready already, or will be as soon as `kick` returns: then `complete` does not wait.
+    /// Call this before each wait.
     fn descriptor(&self) -> Option<i32>;
 }
