@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Looks for members that are lost, and makes new copies of slabs that have too few: beside the program.
+//! Looks for lost members, and makes new copies of slabs that have too few, in parallel with the program.
 //!
-//! A member that is lost for longer than a hiccup loses its slabs, too: others get copies of them, and when it comes
-//! back it begins with nothing. So does one that was started anew, which says so at once (ESTALE). Only where nobody
-//! else has a slab, it stays with the one that is lost for as long as that may come back.
+//! A member that stays lost for longer than a hiccup loses its slabs, too: others get copies of them, and the member
+//! starts empty when it comes back. So does a member that was restarted, which reports this immediately (ESTALE). A
+//! slab that no other member has stays with the lost member for as long as that may come back.
 //!
-//! Where the caller can verify what is stored, a silent member keeps its slabs until others have verified copies of
-//! them, or its leases have ended: what the others have may be damaged. `rebuild.rs` makes the copies.
+//! Where the caller can verify what is stored, a silent member keeps its slabs until other members have verified copies
+//! of them, or until its leases have ended, because the other members' bytes may be damaged. `rebuild.rs` makes the
+//! copies.
 //!
-//! Threads: the pager's one for tending. May allocate.
+//! Threads: the pager's upkeep thread. May allocate.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -26,36 +27,38 @@ use crate::donor::RENEWALS;
 use crate::figures::count;
 use crate::tier::Verify;
 
-/// How often to come when nothing is to be done: a loss is found by whoever meets it, and only looked after here.
+/// How often to run when there is nothing to do: whoever sends a failing request detects a loss, and this code only
+/// follows up.
 const IDLE: Duration = Duration::from_secs(1);
-/// The pause between two rounds of copies. A choice: demand has the network to itself for half of the time or so.
+/// The pause between two rounds of copies. A choice: demand fetches have the network to themselves for about half of
+/// the time.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long one round of copies takes at most, but for one slab.
+/// The longest time for one round of copies, which may exceed it by one slab.
 const ROUND: Duration = Duration::from_millis(20);
-/// How long a lost member keeps slabs that others have, too. A choice: longer than a donor's hiccup.
+/// How long a lost member keeps slabs that others also have. A choice: longer than a donor's hiccup.
 pub(super) const GIVEN_UP_AFTER: Duration = Duration::from_secs(2);
-/// Slabs that one round looks at: some milliseconds.
+/// The number of slabs that one round checks: some milliseconds.
 const LOOKED_AT_MOST: usize = 1 << 16;
 
-/// How far this process has come with its care.
+/// The progress of this process's repair.
 #[derive(Debug, Default)]
 pub(super) struct Care {
-    /// The next slab to look at.
+    /// The next slab to check.
     at: AtomicUsize,
-    /// Degradations that were known when the current round through all slabs began.
+    /// The number of degradations when the current round over all slabs began.
     round_of: AtomicU64,
     /// Some slab of the current round still lacks a copy.
     lacks: AtomicBool,
-    /// All slabs had their copies when there had been so many degradations.
+    /// The number of degradations at which all slabs last had their copies.
     settled: AtomicU64,
-    /// Pages of new copies that no member had right, of which people were not told yet.
+    /// Pages of new copies that no member had right, and that were not reported yet.
     pub(super) damaged_pages: AtomicU64,
-    /// Somebody may hold room that nobody needs.
+    /// Some member may hold room that nobody needs.
     pub(super) has_strays: AtomicBool,
 }
 
 impl Parts {
-    /// Does what has to be done. Returns after how long to come again.
+    /// Does the upkeep that is due. Returns the time until the next call.
     pub(super) fn tend(&self, verify: Option<&Verify<'_>>) -> Duration {
         let mut next = IDLE;
         for index in 0..self.members.len() {
@@ -68,7 +71,8 @@ impl Parts {
         if self.shape.is_redundant() && self.settle(verify) || saves { PAUSE } else { next.max(PAUSE) }
     }
 
-    /// Takes slabs, for a while, from members that are about to lose them. True when there may be more to do at once.
+    /// Moves slabs, for a bounded time, from members that are about to lose them. Returns true when there may be more
+    /// to do immediately.
     pub(super) fn save(&self, verify: Option<&Verify<'_>>) -> bool {
         let started = now_ns();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
@@ -87,8 +91,8 @@ impl Parts {
         false
     }
 
-    /// Takes slabs from a member that is not believed, as far as others have room: they stay with it rather than with
-    /// fewer. True when there may be more to do at once.
+    /// Moves slabs from a member whose bytes are not trusted, as far as others have room: a slab stays with it rather
+    /// than having too few members. Returns true when there may be more to do immediately.
     fn save_from_distrusted(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
         for slab in 0..self.reached() {
             let place = Place(self.places.see(slab).place);
@@ -103,7 +107,8 @@ impl Parts {
         false
     }
 
-    /// Takes one slab from a member: to another one, or where none has room and others have it, for nothing.
+    /// Moves one slab from a member to another one. If none has room, but other members have the slab, just removes
+    /// this member.
     fn save_slab(&self, slab: usize, member: usize, verify: Option<&Verify<'_>>) {
         let place = Place(self.places.see(slab).place);
         if place.has(member) {
@@ -121,8 +126,8 @@ impl Parts {
         }
     }
 
-    /// A member that lacked one slab, since it has revoked its leases, may lack others that nobody asks for. Asks for a
-    /// page of each, before the loss of another member is the loss of what both had.
+    /// A member that lacked one slab because it has revoked its leases may lack others that nobody reads. Reads one
+    /// page of each, before the loss of another member loses the slabs that both had.
     fn take_stock(&self, index: usize) {
         let member = &self.members[index];
         if !member.lacks_slabs.swap(false, Ordering::AcqRel) {
@@ -136,20 +141,20 @@ impl Parts {
             }
             let offset = self.shape.range_of(slab) as u64 * SLAB_BYTES;
             let Err(errno) = member.store.read(offset, &mut page) else { continue };
-            // Not certain: the program may have given the slab back since, and written to it anew.
+            // Not certain: the program may have discarded the slab and written to it again since.
             if self.note(index, errno) == Trouble::Gone && self.places.holds(slab, seen) {
                 self.take_out(slab, index, false);
             }
         }
     }
 
-    /// Sees whether a member is there, and to what follows from it.
+    /// Checks whether a member is present, and acts on the result.
     pub(super) fn look(&self, index: usize, verify: Option<&Verify<'_>>) {
         let member = &self.members[index];
         match member.store.look() {
             Ok(()) => {
                 if member.is_lost() {
-                    // Before it counts as found, so that nothing is given to it meanwhile.
+                    // Before it counts as found, so that it is given nothing in the meantime.
                     self.release_strays(index);
                     member.found();
                 }
@@ -164,7 +169,7 @@ impl Parts {
                     member.was_anew.store(true, Ordering::Release);
                 } else if self.is_given_up(index) {
                     if verify.is_some() && self.may_have_leases(index) {
-                        // Each slab for itself, once there is a verified copy: `copy`.
+                        // Each slab is moved by itself, once there is a verified copy: see `copy`.
                         self.degraded();
                     } else {
                         self.give_up(index, false);
@@ -175,23 +180,23 @@ impl Parts {
         }
     }
 
-    /// Whether a member is lost for longer than a hiccup.
+    /// Whether a member has been lost for longer than a hiccup.
     fn is_given_up(&self, index: usize) -> bool {
         self.members[index].lost_for().is_some_and(|time| time > GIVEN_UP_AFTER)
     }
 
-    /// Whether what a lost member has may still be there when it comes back.
+    /// Whether a lost member may still have its slabs when it comes back.
     fn may_have_leases(&self, index: usize) -> bool {
         let member = &self.members[index];
         member.lost_for().is_none_or(|time| time < member.store.look_every() * RENEWALS)
     }
 
-    /// A member has nothing any more, or counts as having nothing.
+    /// Removes a member from all places: it has nothing any more, or is treated so.
     pub(super) fn give_up(&self, index: usize, is_certain: bool) {
         (0..self.reached()).for_each(|slab| self.take_out(slab, index, is_certain));
     }
 
-    /// Makes copies for a while. True when there may be more to do at once.
+    /// Makes copies for a bounded time. Returns true when there may be more to do immediately.
     pub(super) fn settle(&self, verify: Option<&Verify<'_>>) -> bool {
         let care = &self.care;
         let degradations = self.degradations();
@@ -214,7 +219,7 @@ impl Parts {
                 Copied::NotNow => care.lacks.store(true, Ordering::Relaxed),
                 Copied::Yes => count(&self.tallies.slabs_rebuilt),
             }
-            // One that has got a copy may lack another one still.
+            // A slab that has got a copy may lack another one still.
             care.at.store(slab + usize::from(copied != Copied::Yes), Ordering::Relaxed);
             if now_ns().saturating_sub(started) > ROUND.as_nanos() as u64 {
                 break;
@@ -223,7 +228,8 @@ impl Parts {
         true
     }
 
-    /// All slabs have been looked at. True when some have got worse meanwhile; those that had to wait, wait longer.
+    /// Ends a round over all slabs. Returns true when some slabs have degraded in the meantime; slabs that could not be
+    /// copied wait longer.
     fn end_round(&self) -> bool {
         let care = &self.care;
         care.at.store(0, Ordering::Relaxed);
@@ -235,8 +241,7 @@ impl Parts {
         round_of != self.degradations()
     }
 
-    /// Makes one copy of a slab that has too few, or in place of one that a silent member has, where there is a member
-    /// that can take it.
+    /// Makes one copy of a slab that has too few, or replaces the copy of a silent member, if some member can take it.
     fn copy(&self, slab: usize, verify: Option<&Verify<'_>>) -> Copied {
         let place = Place(self.places.see(slab).place);
         if matches!(place, Place::NOWHERE | Place::LOST) {
@@ -254,7 +259,7 @@ impl Parts {
         copied
     }
 
-    /// In a forked child.
+    /// Called in a forked child.
     pub(super) fn renew(&self) -> Result<(), Errno> {
         for member in &self.members {
             member.store.renew()?;

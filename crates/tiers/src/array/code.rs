@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Cuts pages into shards with parity, and makes shards that are missing from those that are there.
+//! Cuts pages into shards with parity, and computes missing shards from the others.
 //!
 //! Pure. The code and its arithmetic, with the processor's vector instructions, are those of the library
-//! `reed-solomon-simd`. Its own encoder and decoder copy every shard, and the decoder works for a fifth of a
-//! millisecond whatever the size of the shards, which is nothing for the thousands of shards that it is made for, and
-//! much for a page. But the code is linear: a shard is a sum of multiples of others. So the multiples are asked for
-//! once, when the array is opened, and those for what is missing are worked out by elimination in a matrix of eight
-//! rows at the most. With one parity shard all of them are 1, and what is left is exclusive or. Why this library:
+//! `reed-solomon-simd`. The library's own encoder and decoder copy every shard, and its decoder works for a fifth of a
+//! millisecond whatever the size of the shards: nothing for the thousands of shards that it is made for, but much for a
+//! page. But the code is linear: a shard is a sum of multiples of others. So the multiples are computed once, when the
+//! array is opened, and those for missing shards come from elimination in a matrix of at most eight rows. With one
+//! parity shard all multiples are 1, and only exclusive or is left. Why this library:
 //! `docs/decisions/0020-parity-is-within-a-page.md`.
 //!
-//! Threads: any, also in a signal handler. Allocates nothing but in `new`.
+//! Threads: any, also in a signal handler. Allocates only in `new`.
 
 use aquifer_wire::PAGE_BYTES;
 use reed_solomon_simd::engine::{DefaultEngine, Engine, Naive, tables};
@@ -23,11 +23,11 @@ use super::shape::DATA_SHARDS;
 const DATA_MOST: usize = DATA_SHARDS[DATA_SHARDS.len() - 1];
 /// The library's unit: 32 numbers of the field, their lower bytes first.
 const UNIT: usize = 64;
-/// Units that are multiplied at once: what the first cache has room for, on the stack.
+/// How many units are multiplied at a time: what fits into the first-level cache, on the stack.
 const UNITS_AT_ONCE: usize = 16;
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// What the data shards are multiplied with to make one shard.
+/// The factors of the data shards whose sum is one shard.
 type Row = [u16; DATA_MOST];
 
 /// See the module.
@@ -35,18 +35,18 @@ pub(crate) struct Code {
     data: usize,
     total: usize,
     rows: [Row; POSITIONS],
-    /// `None` where nothing is multiplied by other numbers than 1.
+    /// `None` if all factors are 1.
     engine: Option<DefaultEngine>,
 }
 
 impl Code {
-    /// With so many data shards, and so many in all.
+    /// A code with `data` data shards and `total` shards in all.
     pub(crate) fn new(data: usize, total: usize) -> Code {
         assert!(data <= DATA_MOST && data < total && total <= POSITIONS, "a description is checked");
         let mut rows = [[0; DATA_MOST]; POSITIONS];
         (0..data).for_each(|shard| rows[shard][shard] = 1);
         (0..data).for_each(|shard| {
-            // Its parity is what it is multiplied with.
+            // The parity of a data shard that is 1 is its factor.
             let parity = parity_of_one(data, total, shard);
             rows[data..total].iter_mut().zip(parity).for_each(|(row, multiple)| row[shard] = multiple);
         });
@@ -54,12 +54,12 @@ impl Code {
         Code { data, total, rows, engine: (!is_sum).then(DefaultEngine::new) }
     }
 
-    /// All positions of data.
+    /// The mask of all data positions.
     pub(crate) fn data_mask(&self) -> u16 {
         (1 << self.data) - 1
     }
 
-    /// Cuts whole pages into shards, which lie one behind the other, and adds parity.
+    /// Cuts whole pages into shards, which lie one after the other, and adds parity.
     pub(crate) fn encode(&self, pages: &[u8], shards: &mut [u8]) {
         let len = pages.len() / self.data;
         let part = PAGE / self.data;
@@ -72,13 +72,13 @@ impl Code {
         self.restore(shards, len, self.data_mask(), parity);
     }
 
-    /// Puts pages together from data shards.
+    /// Assembles pages from data shards.
     pub(crate) fn join(&self, shards: &[u8], pages: &mut [u8]) {
         let len = pages.len() / self.data;
         shards.chunks_exact(len).take(self.data).enumerate().for_each(|(shard, bytes)| self.lay(shard, bytes, pages));
     }
 
-    /// Puts one data shard to where it belongs in pages.
+    /// Copies one data shard to its positions in the pages.
     pub(crate) fn lay(&self, shard: usize, bytes: &[u8], pages: &mut [u8]) {
         let part = PAGE / self.data;
         for (bytes, page) in bytes.chunks_exact(part).zip(pages.chunks_exact_mut(PAGE)) {
@@ -86,8 +86,8 @@ impl Code {
         }
     }
 
-    /// Makes the shards of `wanted` from those of `there`, one bit for each position: as many as there are data shards,
-    /// none of which is wanted. Shards of `len` bytes lie one behind the other.
+    /// Computes the shards of `wanted` from those of `there`; each is a mask of positions. `there` has as many as there
+    /// are data shards, and none of them is in `wanted`. Shards of `len` bytes lie one after the other.
     pub(crate) fn restore(&self, shards: &mut [u8], len: usize, there: u16, wanted: u16) {
         assert!(there.count_ones() as usize == self.data && there & wanted == 0, "as many as it takes");
         let inverse = if there == self.data_mask() { None } else { Some(self.inverse(there)) };
@@ -104,7 +104,7 @@ impl Code {
         }
     }
 
-    /// Of the shards that are there, what they are multiplied with to make a row of the data shards.
+    /// The factors of the available shards that make up a row over the data shards.
     fn row_over(&self, row: &Row, inverse: &[Row; DATA_MOST]) -> Row {
         let mut over = [0; DATA_MOST];
         for (multiple, column) in row[..self.data].iter().zip(inverse) {
@@ -113,8 +113,8 @@ impl Code {
         over
     }
 
-    /// Of each data shard, what those that are there are multiplied with: Gauss and Jordan's elimination. Any rows of
-    /// the code are independent, which is what it is chosen for.
+    /// For each data shard, the factors of the available shards, by Gauss–Jordan elimination. Any `data` rows of the
+    /// code are independent, which is why this code is used.
     fn inverse(&self, there: u16) -> [Row; DATA_MOST] {
         let (mut left, mut right) = ([[0; DATA_MOST]; DATA_MOST], [[0; DATA_MOST]; DATA_MOST]);
         for (index, position) in positions(there).enumerate() {
@@ -169,7 +169,7 @@ pub(crate) fn positions(mask: u16) -> impl Iterator<Item = usize> + Clone {
     (0..POSITIONS).filter(move |position| mask & 1 << position != 0)
 }
 
-/// Two shards of those that lie one behind the other, the first one to be written.
+/// Two of the shards that lie one after the other; the first one is writable.
 fn two(shards: &mut [u8], len: usize, target: usize, source: usize) -> (&mut [u8], &[u8]) {
     let (before, behind) = shards.split_at_mut(target.max(source) * len);
     if target < source {
@@ -189,9 +189,9 @@ fn inverse_of(value: u16) -> u16 {
     field.exp[usize::from((u16::MAX - field.log[usize::from(value)]) % u16::MAX)]
 }
 
-/// The parity shards' numbers where one data shard is 1 and the others are 0.
+/// The numbers in the parity shards when data shard `one` is 1 and the others are 0.
 fn parity_of_one(data: usize, total: usize, one: usize) -> impl Iterator<Item = u16> {
-    // The engine without the large tables: these are a few bytes.
+    // The engine without the large tables, because these are only a few bytes.
     let encoder = DefaultRateEncoder::new(data, total - data, UNIT, Naive::new(), None);
     let mut encoder = encoder.expect("the library takes such counts");
     for shard in 0..data {
@@ -264,7 +264,8 @@ mod tests {
     }
 
     proptest! {
-        /// A page's shards are the same whether it is encoded alone or among others: blocks have any size.
+        /// A page's shards are the same whether it is encoded alone or together with others, because blocks have any
+        /// size.
         #[test]
         fn a_page_is_encoded_by_itself(seed: u64, count in 1usize..9, which in 0usize..9, code in 0usize..20) {
             let all: Vec<(usize, usize)> = codes().collect();

@@ -3,9 +3,9 @@
 
 //! Reads a slab from one of the members that have it, and writes it to all of them.
 //!
-//! A read that fails goes to the next copy. A write goes on with the members that take it; who does not is out of the
-//! slab's place before the write succeeds. Where nobody takes it, it fails, and the place stays: then copies may differ
-//! in these bytes, which their owner does not count as stored.
+//! A read that fails goes to the next copy. A write goes on with the members that accept it; a member that does not is
+//! removed from the slab's place before the write succeeds. If no member accepts the write, it fails and the place
+//! stays as it is: then copies may differ in these bytes, which their owner does not count as stored.
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
@@ -24,19 +24,19 @@ use crate::failure::TierFailure;
 use crate::figures::count;
 use crate::places::{Eighths, Refused, Seen};
 
-/// How often a read is repeated because the slab's place has changed meanwhile.
+/// How often a read is repeated because the slab's place has changed in the meantime.
 const PLACES_SEEN_MOST: u32 = 16;
-/// How often a change of a place that somebody else changes is tried, and the pause between: that takes some
-/// instructions, on a CPU that others may have for a while.
+/// How often to try to change a place that somebody else is changing, and the pause between attempts: that change takes
+/// a few instructions, on a CPU that others may occupy for a while.
 const BUSY_MOST: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Where several members should have the bytes, each is waited for only briefly. When none answers, all are asked again
-/// for so long: as long as a donor that is alone (`donor/patience.rs`).
+/// Where several members should have the bytes, each is waited for only briefly. If none answers, all are asked again
+/// for this time: as long as a single donor is waited for (`donor/patience.rs`).
 const NOBODY_PATIENCE: Duration = Duration::from_secs(5);
 const NOBODY_PAUSE: Duration = Duration::from_millis(50);
 
 impl Parts {
-    /// Fills `into` from `offset` on.
+    /// Fills `into` from `offset`.
     pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         each_piece(offset, into, |piece, part| self.read_piece(piece, part))
     }
@@ -56,8 +56,8 @@ impl Parts {
         }
     }
 
-    /// Whether as many members as it takes to read a slab have been there within the time that they are waited for. Who
-    /// has been waited for as long as that in vain is not waited for by every access again.
+    /// Whether enough members to read the slab have been present within the time that a member is waited for. A member
+    /// that was absent for longer does not delay every access again.
     fn is_worth_waiting(&self, slab: usize) -> bool {
         let place = Place(self.places.see(slab).place);
         let hoped_for = place.members().filter(|member| self.is_hoped_for(*member)).count();
@@ -89,8 +89,9 @@ impl Parts {
         Err(libc::EAGAIN)
     }
 
-    /// From whoever has it: first those that are there, each slab in another order, so that all have work. Before those
-    /// who are not, those who are not believed.
+    /// The members that have the slab, in the order in which a read asks them: first those that are present, in an
+    /// order that varies with the slab so that all have work; then those whose bytes are not trusted; then those that
+    /// are lost.
     pub(super) fn in_order(&self, place: Place, slab: usize) -> impl Iterator<Item = usize> {
         let (count, turn) = (place.count().max(1), slab / self.members.len());
         let by_turn = move || place.members().cycle().skip(turn % count).take(count);
@@ -102,7 +103,7 @@ impl Parts {
         with(false, false).chain(with(false, true)).chain(with(true, false))
     }
 
-    /// From the first copy that can be read.
+    /// Reads from the first copy that can be read.
     pub(super) fn read_copies(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
         if self.read_hedged(place, piece, into) {
             return Ok(());
@@ -118,7 +119,7 @@ impl Parts {
                 }
                 Err(errno) => {
                     self.request_failed(member, piece.range as usize, errno);
-                    // One that may come back is waited for.
+                    // If any member may come back, the read is retried.
                     failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
                 }
             }
@@ -126,20 +127,20 @@ impl Parts {
         Err(failed.unwrap_or(libc::ENODATA))
     }
 
-    /// A member could not be asked for bytes of a slab.
+    /// A request to a member for bytes of a slab has failed.
     pub(super) fn request_failed(&self, member: usize, slab: usize, errno: i32) {
         let trouble = self.note(member, errno);
         if trouble == Trouble::Gone {
             self.members[member].lacks_slabs.store(true, Ordering::Release);
             self.take_out(slab, member, true);
-            // What it had of others lay in the same room, unless that has been taken anew since.
+            // The member's parts of other slabs lay in the same room, unless that room has been taken again since.
             let others = self.shape.slabs_of(self.shape.range_of(slab), self.slabs).filter(|other| *other != slab);
             others.for_each(|other| self.take_out(other, member, false));
         }
     }
 
-    /// As [`request_failed`](Self::request_failed), for a queue, which does once more what has failed: who was silent
-    /// is judged then.
+    /// As [`request_failed`](Self::request_failed), for a queue, which retries the failed request: the retry decides
+    /// whether a silent member is lost.
     pub(super) fn flight_failed(&self, member: usize, slab: usize, failure: &TierFailure) {
         match failure.errno().unwrap_or(libc::EIO) {
             libc::ETIMEDOUT => {
@@ -150,7 +151,7 @@ impl Parts {
         }
     }
 
-    /// What a member's failure says of it.
+    /// Records what a failure says about a member.
     pub(super) fn note(&self, member: usize, errno: i32) -> Trouble {
         let trouble = Trouble::of(errno);
         if self.members[member].failed(trouble) {
@@ -159,7 +160,8 @@ impl Parts {
         trouble
     }
 
-    /// A member does not have a slab any more. Where those that are left are too few, only if `is_certain`.
+    /// Removes a member that no longer has a slab from the slab's place. If the members that are left are too few, only
+    /// if `is_certain`.
     pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
@@ -177,7 +179,7 @@ impl Parts {
         }
     }
 
-    /// A slab has so many members fewer than it had, or should have.
+    /// Counts that a slab has `fewer` members fewer than it had, or than it should have.
     fn count_loss(&self, left: Place, fewer: usize) {
         if left == Place::LOST {
             return count(&self.tallies.slabs_lost);
@@ -186,8 +188,8 @@ impl Parts {
         self.degraded();
     }
 
-    /// Fills `into` by the way with this number, counted from 1: from that copy, or those shards. False when there are
-    /// not so many; EAGAIN where it takes somebody who is not there and may soon be.
+    /// Fills `into` by way number `way`, counted from 1: from that copy, or that choice of shards. Returns false when
+    /// there are fewer ways; fails with EAGAIN when the way needs a member that is absent and may soon be back.
     pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
         let mut is_one = true;
         each_piece(offset, into, |piece, part| {
@@ -212,8 +214,8 @@ impl Parts {
         Ok(is_one)
     }
 
-    /// Fills `into` by two ways that agree: as many shards as it takes and one more, or two copies, are what was
-    /// stored. EBADMSG where they do not agree. False where there are not two ways.
+    /// Fills `into` by two ways that agree: two copies, or the needed shards and one more, are then what was stored.
+    /// EBADMSG if they do not agree. Returns false if there are not two ways.
     pub(super) fn read_agreed(&self, offset: u64, into: &mut [u8]) -> Result<bool, i32> {
         if !self.shape.is_redundant() {
             return Ok(false);
@@ -225,7 +227,7 @@ impl Parts {
         if other == into { Ok(true) } else { Err(libc::EBADMSG) }
     }
 
-    /// Whether it is lost, and for so short a time that it is waited for.
+    /// Whether the member is lost, but for so short a time that it is waited for.
     pub(super) fn may_be_back(&self, member: usize) -> bool {
         self.members[member].is_lost() && self.is_hoped_for(member)
     }
@@ -246,7 +248,7 @@ impl Parts {
         Ok(())
     }
 
-    /// For who has entered.
+    /// The caller has entered the slab.
     fn write_piece(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let slab = piece.range as usize;
         let (_, place) = self.place_to_write(slab)?;
@@ -268,7 +270,7 @@ impl Parts {
         if written == 0 { Err(failed) } else { self.keep_only(slab, written) }
     }
 
-    /// Where a slab is written to, chosen now if nobody has it.
+    /// The place that a slab is written to. Chooses one if no member has the slab.
     pub(super) fn place_to_write(&self, slab: usize) -> Result<(Seen, Place), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
@@ -292,7 +294,7 @@ impl Parts {
         Err(libc::EBUSY)
     }
 
-    /// Room for a slab at as many members as there should be, or at those that have some, if they are enough.
+    /// Takes room for a slab at as many members as the shape wants, or at fewer if these are enough to read it.
     fn take_room(&self, slab: usize) -> Result<Place, i32> {
         let (mut place, mut failed) = (Place::NOWHERE, None);
         let range = self.shape.range_of(slab);
@@ -312,16 +314,16 @@ impl Parts {
             return Ok(if self.shape.is_cut() { place.turned(slab) } else { place });
         }
         if place != Place::NOWHERE {
-            // Not at once: another thread may be about to name the same room.
+            // Not given back immediately: another thread may be about to name the same room.
             self.care.has_strays.store(true, Ordering::Release);
         }
         let is_full = self.members.iter().any(|member| !member.is_lost());
         Err(failed.unwrap_or(if is_full { libc::ENOSPC } else { libc::EHOSTDOWN }))
     }
 
-    /// Those of `usable` (one bit each) that get a range of members' slabs, in their order. Who has room for it
-    /// already, for another slab of the array, comes first: else slabs that lie side by side would take more room with
-    /// every loss.
+    /// The members of `usable` (one bit each) in the order in which they get a range of members' slabs. Members that
+    /// have room for the range already, for another slab of the array, come first. Otherwise adjacent slabs would take
+    /// more room with every loss.
     pub(super) fn candidates(&self, range: usize, usable: u64) -> impl Iterator<Item = usize> {
         let has_room = |member: &usize| self.shape.is_cut() && self.members[*member].store.room(range).is_some();
         let all = (0..self.members.len()).filter(|member| usable & 1 << member != 0);
@@ -329,15 +331,15 @@ impl Parts {
         self.rotation.choose(range, held).chain(self.rotation.choose(range, usable & !held))
     }
 
-    /// Members that can be given another slab, one bit each.
+    /// The members that can be given another slab, one bit each.
     pub(super) fn takers(&self) -> u64 {
         let takers = self.members.iter().enumerate().filter(|(_, member)| member.takes_slabs());
         takers.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    /// A write is at these members and not at the others of the place: those are taken out of it. Who has entered calls
-    /// it, before the write succeeds. It has not where those of these that are in the place are too few, or not
-    /// believed while others may soon be back.
+    /// Removes from the place every member that is not in `written`, because a write has reached only those. A writer
+    /// that has entered calls this before the write succeeds. The write fails if the members that are left are too few,
+    /// or if too few of them are trusted and a trusted one may soon be back.
     pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
@@ -364,7 +366,8 @@ impl Parts {
         Err(libc::EBUSY)
     }
 
-    /// Gives the space back: of a whole slab at everybody who ever had it, of a part of one where it is now.
+    /// Gives the space back: of a whole slab at every member that ever had it, of a part of a slab at the members that
+    /// have it now.
     pub(super) fn discard(&self, offset: u64, len: u64) -> Result<(), i32> {
         pieces(offset, len).try_for_each(|piece| self.discard_piece(piece))
     }
@@ -390,11 +393,12 @@ impl Parts {
                 outcome = Err(errno);
             }
         }
-        // Nobody misses bytes that are not needed. Room that did not come back comes when its lease ends.
+        // Nobody needs these bytes, so a failure does no harm. Room that could not be given back is freed when its
+        // lease ends.
         if self.shape.is_redundant() { Ok(()) } else { outcome }
     }
 
-    /// Of a part of a slab, the whole pages that a member has.
+    /// Discards, of a part of a slab, the whole pages that a member has.
     fn discard_part(&self, member: &Member, piece: Piece) -> Result<(), i32> {
         let part = self.shape.part(piece);
         let (start, end) = (part.offset.next_multiple_of(PAGE_BYTES), part.offset + part.bytes as u64);
@@ -418,12 +422,12 @@ impl Parts {
     }
 }
 
-/// Where in its slab a piece lies.
+/// The eighths of its slab that a piece touches.
 pub(super) fn eighths(piece: Piece) -> Eighths {
     Eighths::of(piece.offset % SLAB_BYTES, piece.bytes as u64, SLAB_BYTES)
 }
 
-/// Whether the bytes may be had later.
+/// Whether the bytes may become readable later.
 pub(super) fn may_come_back(errno: i32) -> bool {
     Trouble::of(errno) == Trouble::Absent && errno != libc::ESTALE
 }

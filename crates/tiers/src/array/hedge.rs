@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads from two members where the first one is slow: whoever answers first wins.
+//! Reads from two members if the first one is slow: the first answer wins.
 //!
-//! How long the first is waited for alone follows what its answers took lately (`member.rs`). The one that is not
-//! waited for any more loses the connection that it was asked on, which is made anew when it is needed: cheaper than a
-//! program that waits, and rare by the choice of that time. What goes wrong here is looked at by the ordinary read
-//! (`copies.rs`).
+//! How long the first member is waited for alone depends on how long its recent answers took (`member.rs`). The member
+//! that is no longer waited for loses its connection, which is rebuilt when it is needed. This is cheaper than a
+//! program that waits, and rare because of the choice of that time. The ordinary read (`copies.rs`) deals with
+//! failures.
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
@@ -24,12 +24,12 @@ use crate::figures::count;
 
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
-/// How long two are waited for at most: as long as either has for its answer (`donor/patience.rs`).
+/// How long to wait for both members: as long as either has for its answer (`donor/patience.rs`).
 pub(super) const BOTH_PATIENCE: Duration = Duration::from_millis(400);
 
 impl Parts {
-    /// True when `into` has what was asked for. False without a try where that needs no second member, or cannot be had
-    /// at once.
+    /// Returns true when `into` has the requested bytes. Returns false without a try when there is no second member, or
+    /// when the first cannot be asked immediately.
     pub(super) fn read_hedged(&self, place: Place, piece: Piece, into: &mut [u8]) -> bool {
         if !self.shape.is_redundant() {
             return false;
@@ -49,7 +49,7 @@ impl Parts {
         first.answered_in(Duration::from_nanos(now_ns() - started));
         count(&self.tallies.reads_hedged);
         let Some(other) = second.store.begin_read(piece) else {
-            // It has to be connected first.
+            // The second member has to be connected first.
             return second.store.read(piece.offset, into).is_ok() || asked.finish(into).is_ok();
         };
         match wait_for([asked.socket(), other.socket()].into_iter(), BOTH_PATIENCE) {
@@ -60,7 +60,8 @@ impl Parts {
     }
 }
 
-/// Which of these is readable first, if any is within `limit`. At least one, and at most one for each position.
+/// Which of these sockets is readable first, if any is within `limit`. There must be at least one socket, and at most
+/// one for each position.
 pub(super) fn wait_for<'a>(mut sockets: impl Iterator<Item = BorrowedFd<'a>>, limit: Duration) -> Option<usize> {
     let deadline = now_ns() + limit.as_nanos() as u64;
     let first = sockets.next()?;

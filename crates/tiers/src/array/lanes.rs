@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A queue at each member, so that all members are at work: what the queues of an array have in common.
+//! A queue to each member, so that all members have work: the common part of an array's queues.
 //!
 //! Threads: the worker that owns them. Allocates when they are opened, and never afterwards.
 
@@ -22,9 +22,9 @@ const WAIT_ONCE: Duration = Duration::from_millis(100);
 /// One member's queue.
 struct Lane {
     queue: Box<dyn TierQueue>,
-    /// Something was submitted and not kicked.
+    /// A request was submitted and not kicked.
     waits_for_kick: bool,
-    /// The descriptor that is watched for it.
+    /// The descriptor that is watched for this queue.
     watched: Cell<Option<i32>>,
 }
 
@@ -32,12 +32,13 @@ struct Lane {
 pub(super) struct Lanes {
     lanes: Box<[Lane]>,
     watch: Watch,
-    /// What has come back from members, to be looked at.
+    /// Completions from members that have not been processed.
     landed: Vec<Completion>,
 }
 
 impl Lanes {
-    /// At all members, with room for `depth` requests at each, and for `landed` that come back at once.
+    /// Opens queues to all members, with room for `depth` requests at each and for `landed` completions at the same
+    /// time.
     pub(super) fn open(parts: &Parts, depth: u32, landed: usize) -> Result<Lanes, TierFailure> {
         let watch = Watch::new().map_err(|Errno(errno)| failure(Activity::Queue, 0, errno))?;
         let lane = |member: &super::Member| {
@@ -55,12 +56,12 @@ impl Lanes {
         lane.waits_for_kick = true;
     }
 
-    /// Starts what was sent, and takes what has come back; waits for one member, where that is said. False when nothing
-    /// has.
+    /// Starts the requests that were sent and collects completions; waits for member `wait_for` if there is one.
+    /// Returns false when there are no completions.
     pub(super) fn turn(&mut self, wait_for: Option<usize>) -> bool {
         for lane in &mut self.lanes {
             if std::mem::take(&mut lane.waits_for_kick) {
-                // Cannot fail for a transfer's sake: each one's outcome is its own.
+                // Cannot fail because of a transfer: each transfer has its own outcome.
                 let _ = lane.queue.kick();
             }
         }
@@ -74,18 +75,18 @@ impl Lanes {
         !self.landed.is_empty()
     }
 
-    /// Something of what has come back.
+    /// One of the collected completions.
     pub(super) fn landed(&mut self) -> Option<Completion> {
         self.landed.pop()
     }
 
-    /// Whether something was sent and not started.
+    /// Whether a request was sent and not started.
     pub(super) fn wait_for_kick(&self) -> bool {
         self.lanes.iter().any(|lane| lane.waits_for_kick)
     }
 
-    /// Waits until something may have come back, with a bound. Returns whom to wait for in the next turn, where there
-    /// is nothing to wait at.
+    /// Waits, with a bound, until there may be a completion. Returns the member to wait for in the next turn, if there
+    /// is no descriptor to wait on.
     pub(super) fn wait(&self) -> Option<usize> {
         match self.ready() {
             Ok(descriptor) => {
@@ -96,7 +97,7 @@ impl Lanes {
         }
     }
 
-    /// What to wait at; or a member that is ready, or has nothing to wait at.
+    /// The descriptor to wait on; or a member that is ready or has no descriptor.
     pub(super) fn ready(&self) -> Result<i32, usize> {
         let mut ready = None;
         for (member, lane) in self.lanes.iter().enumerate() {
@@ -105,7 +106,7 @@ impl Lanes {
             if flies && descriptor.is_none() {
                 ready = Some(member);
             }
-            // A connection that has ended is readable for good, and nobody reads from one without requests.
+            // A connection that has ended stays readable, and nobody reads from a connection without requests.
             let wanted = descriptor.filter(|_| flies);
             let watched = lane.watched.get();
             if wanted != watched && (wanted.is_some() || !flies) {

@@ -3,16 +3,16 @@
 
 //! Which members get a slab, and how many slabs there is room for: every decision of an array about its layout.
 //!
-//! Pure. Each member's turn comes as often as its weight says, spread evenly, so that slabs side by side are with
-//! different members and a stream uses all of them. Copies of one slab go to the members whose turns follow.
+//! Pure. A member's turns come as often as its weight says and are spread evenly, so that adjacent slabs lie with
+//! different members and a stream uses all of them. Further copies of a slab go to the members whose turns follow.
 
-/// How much one member can weigh. A choice: more shades than machines differ in.
+/// The greatest weight of a member. A choice: finer than machines differ.
 pub(crate) const WEIGHT_MOST: u32 = 16;
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotation {
-    /// Whose turn it is, again and again.
+    /// The member of each turn; the sequence repeats.
     turns: Box<[u8]>,
 }
 
@@ -20,7 +20,8 @@ impl Rotation {
     /// The turns of members with these weights, each between 1 and [`WEIGHT_MOST`].
     pub(crate) fn new(weights: &[u32]) -> Rotation {
         let total: i64 = weights.iter().copied().map(i64::from).sum();
-        // Each turn everybody earns its weight, and who has most pays for all: nginx's smooth weighted round-robin.
+        // In each turn every member earns its weight, and the member with the most pays the total: nginx's smooth
+        // weighted round-robin.
         let mut earned = vec![0; weights.len()];
         let turn = |_| {
             earned.iter_mut().zip(weights).for_each(|(earned, weight)| *earned += i64::from(*weight));
@@ -32,8 +33,8 @@ impl Rotation {
         Rotation { turns: (0..total).map(turn).collect() }
     }
 
-    /// Those of `usable` (one bit each) that get a slab, the one whose turn it is first, without end but for their
-    /// number.
+    /// The members of `usable` (one bit each) in the order in which they get a slab, the one whose turn it is first.
+    /// Each comes once.
     pub(crate) fn choose(&self, slab: usize, usable: u64) -> impl Iterator<Item = usize> {
         let mut left = usable;
         (0..self.turns.len()).filter_map(move |step| {
@@ -45,10 +46,10 @@ impl Rotation {
     }
 }
 
-/// How many slabs there is room for when each lies on `copies` of the members, which have room for so many each.
+/// How many slabs there is room for when each lies on `copies` of the members; `room` is what each member has room for.
 pub(crate) fn slabs(room: &[u64], copies: usize) -> u64 {
     let fits = |slabs: u64| room.iter().map(|room| (*room).min(slabs)).sum::<u64>() >= slabs * copies as u64;
-    // What fits does so with fewer slabs, too.
+    // If a number of slabs fits, any smaller number fits, too.
     let (mut good, mut bad) = (0, room.iter().sum::<u64>() / copies as u64 + 1);
     while good + 1 < bad {
         let middle = good + (bad - good) / 2;
@@ -115,7 +116,7 @@ mod tests {
         fn what_is_promised_fits(room in prop::collection::vec(0u64..40, 1..8), copies in 1usize..4) {
             prop_assume!(copies <= room.len());
             let promised = slabs(&room, copies);
-            // Greedily, to those with the most room.
+            // Greedily, to the members with the most room.
             let fits = |wanted: u64| {
                 let mut left = room.clone();
                 (0..wanted).all(|_| {

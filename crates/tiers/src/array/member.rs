@@ -11,9 +11,10 @@
 //!                          it answers
 //! ```
 //!
-//! Each process of a family judges for itself. Who is lost is asked last, and gets no bytes to store where others do.
+//! Each process of a family decides for itself. A lost member is asked last, and gets no bytes to store where other
+//! members are present.
 //!
-//! Threads: any, also in a signal handler. Locks nothing, and allocates nothing but for queues.
+//! Threads: any, also in a signal handler. Locks nothing, and allocates only for queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,9 +27,9 @@ use crate::failure::TierFailure;
 use crate::keep_alive::KeepAlive;
 use crate::tier::TierQueue;
 
-/// The pause before a lost member is looked for; each one after is twice as long.
+/// The pause before the first look for a lost member; each later pause is twice as long.
 const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
-/// The longest such pause. A choice: a look costs a connection that does not come about.
+/// The longest such pause. A choice: each look costs a failed attempt to connect.
 const LOOK_PAUSE_MOST: Duration = Duration::from_secs(5);
 /// How often a member that is there is looked at, at least. Nobody may be asking it for anything, and while it is not
 /// known that it was started anew, the loss of another one is the loss of what both had. A choice: a message a second.
@@ -36,54 +37,54 @@ const LOOK_EVERY_MOST: Duration = Duration::from_secs(1);
 /// How long a member that had no room is not asked for any. A choice.
 const FULL_LASTS: Duration = Duration::from_secs(1);
 
-/// An answer's time counts for one of so many.
+/// The weight of one answer's time in the average is one in this number.
 const ANSWERS_WEIGHED: u64 = 16;
-/// An answer that takes so many times longer than usual is slow, within these bounds: what a thread waits for a CPU on
-/// a busy machine, and what a person notices.
+/// An answer is slow when it takes this many times longer than usual, within these bounds: how long a thread waits for
+/// a CPU on a busy machine, and how long a delay a person notices.
 const HEDGE_FACTOR: u32 = 8;
 const HEDGE_AFTER_LEAST: Duration = Duration::from_millis(5);
 const HEDGE_AFTER_MOST: Duration = Duration::from_millis(50);
 
-/// What an array needs of each of its members, whatever it is. Failures are the kernel's numbers: ENODATA where the
-/// slab's bytes are gone, ENOSPC and EDQUOT where there is no room for it, ESTALE where nothing is left of what was
-/// stored before.
+/// What an array needs of each of its members, whatever the member is. Failures are errno values: ENODATA if the slab's
+/// bytes are gone, ENOSPC and EDQUOT if there is no room for it, ESTALE if nothing that was stored before is left.
 pub(crate) trait Store: Send + Sync {
-    /// What people call it, for messages.
+    /// The member's name in messages.
     fn name(&self) -> &str;
 
-    /// Fills `into` from `offset`. On the faulting thread.
+    /// Fills `into` from `offset`. Runs on the faulting thread.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), i32>;
 
-    /// Asks for bytes of one slab, and does not wait for them. `None` where that cannot be done at once.
+    /// Asks for bytes of one slab without waiting for them. `None` if that cannot be done immediately.
     fn begin_read(&self, piece: Piece) -> Option<Asked<'_>> {
         let _ = piece;
         None
     }
 
-    /// Sends bytes of one slab, where there is room set aside, and does not wait until they are stored. `None` where
-    /// that cannot be done at once.
+    /// Sends bytes of one slab, if room is set aside, without waiting until they are stored. `None` if that cannot be
+    /// done immediately.
     fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<Asked<'_>> {
         let _ = (piece, bytes);
         None
     }
 
-    /// Sets room aside for a slab, anew also where it has some. Before anything is written there, and before others are
-    /// told that the slab is here: from then on, room that is gone means bytes that are gone.
+    /// Sets room aside for a slab, and renews the room if there is some already. Must be called before anything is
+    /// written there and before others learn that the slab is here: from then on, room that is gone means bytes that
+    /// are gone.
     fn take(&self, slab: usize) -> Result<(), i32>;
 
-    /// Stores `bytes` at `offset`, where there is room set aside. On the faulting thread, perhaps.
+    /// Stores `bytes` at `offset`, where room is set aside. May run on the faulting thread.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32>;
 
     /// Gives the space of a part of a slab back to the member's machine.
     fn discard(&self, offset: u64, len: u64) -> Result<(), i32>;
 
-    /// The room that it has set aside for a slab.
+    /// The room that is set aside for a slab.
     fn room(&self, slab: usize) -> Option<Room>;
 
-    /// Gives that room back, unless it was taken anew since it was seen.
+    /// Gives that room back, unless it was taken again since it was seen.
     fn give_back(&self, slab: usize, room: Room) -> Result<(), i32>;
 
-    /// The first slab at or behind `from` that it will lose unless it is given back before that.
+    /// The first slab at or after `from` that the member will lose unless it is given back in time.
     fn leaving(&self, from: usize) -> Option<usize> {
         let _ = from;
         None
@@ -95,35 +96,37 @@ pub(crate) trait Store: Send + Sync {
     /// As [`Tier::renew`](crate::Tier::renew).
     fn renew(&self) -> Result<(), Errno>;
 
-    /// Whether it is there. Done in time, this keeps what is stored.
+    /// Checks whether the member is present. When done in time, this also keeps what is stored.
     fn look(&self) -> Result<(), i32>;
 
-    /// Sends what keeps what is stored, and does not wait for the answer. `None` where that cannot be done at once.
+    /// Sends the request that keeps what is stored, without waiting for the answer. `None` if that cannot be done
+    /// immediately.
     fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
         None
     }
 
-    /// How often that is to be done.
+    /// How often that has to be done.
     fn look_every(&self) -> Duration;
 
-    /// After ESTALE: whatever it had is gone, and it begins anew.
+    /// After ESTALE: forgets everything that the member had, and starts again.
     fn start_over(&self);
 }
 
-/// Room that was set aside for a slab, until the slab is taken anew or given back. What it says, only the store knows.
+/// Room that was set aside for a slab, until the slab is taken again or given back. Only the store interprets the
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room(pub(crate) u64);
 
 /// What a failure says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The member has nothing of this slab, and is there otherwise.
+    /// The member has nothing of this slab, but is present.
     Gone,
-    /// The member has no room for this slab, and is there otherwise.
+    /// The member has no room for this slab, but is present.
     Full,
-    /// It may be otherwise in a moment.
+    /// The request may succeed in a moment.
     Passing,
-    /// The member is not there.
+    /// The member is absent.
     Absent,
 }
 
@@ -141,26 +144,26 @@ impl Trouble {
 /// See the module.
 pub(crate) struct Member {
     pub(crate) store: Box<dyn Store>,
-    /// Since when it is lost; 0 while it is there.
+    /// When the member was lost; 0 while it is present.
     lost_since_ns: AtomicU64,
-    /// When to look next.
+    /// When to look for it next.
     look_at_ns: AtomicU64,
-    /// How long the pause after that is, while it is lost.
+    /// The pause after the next look, while the member is lost.
     pause_ns: AtomicU64,
     full_until_ns: AtomicU64,
-    /// How long its answers take, more or less.
+    /// How long its answers take, as a running average.
     answers_in_ns: AtomicU64,
-    /// It was asked and has not answered, and nobody has looked since.
+    /// It was asked and has not answered, and nobody has looked for it since.
     pub(crate) is_silent: AtomicBool,
-    /// It had nothing of a slab that it should have, and nobody has looked for others since.
+    /// It had nothing of a slab that it should have, and nobody has checked its other slabs since.
     pub(crate) lacks_slabs: AtomicBool,
-    /// Pages of it that were not what was stored.
+    /// How many of its pages were not what was stored.
     wrong_pages: AtomicU64,
-    /// They were too many.
+    /// There were too many wrong pages.
     is_distrusted: AtomicBool,
-    /// It was started anew, and nobody was told.
+    /// It was restarted, and this has not been reported.
     pub(crate) was_anew: AtomicBool,
-    /// What was told of it last (`words.rs`).
+    /// What was last reported about it (`words.rs`).
     told: AtomicU8,
 }
 
@@ -184,23 +187,23 @@ impl Member {
         }
     }
 
-    /// People are told that it is so `now`. False when that was what they were told last.
+    /// Records that `now` is being reported. Returns false if it was also the last report.
     pub(crate) fn is_news(&self, now: Told) -> bool {
         self.told.swap(now as u8, Ordering::Relaxed) != now as u8
     }
 
-    /// So many pages of it were not what was stored. True when they became more than `most` by it.
+    /// Counts wrong pages of this member. Returns true when this call makes them exceed `most`.
     pub(crate) fn was_wrong(&self, pages: u64, most: u64) -> bool {
         let before = self.wrong_pages.fetch_add(pages, Ordering::Relaxed);
         before + pages > most && !self.is_distrusted.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether what it has is not believed (`trust.rs`).
+    /// Whether its bytes are not trusted (`trust.rs`).
     pub(crate) fn is_distrusted(&self) -> bool {
         self.is_distrusted.load(Ordering::Acquire)
     }
 
-    /// It was started anew, and has nothing of what was wrong.
+    /// It was restarted and has none of its wrong pages any more.
     pub(crate) fn trust(&self) {
         self.wrong_pages.store(0, Ordering::Relaxed);
         self.is_distrusted.store(false, Ordering::Release);
@@ -210,7 +213,7 @@ impl Member {
         self.lost_since_ns.load(Ordering::Relaxed) != 0
     }
 
-    /// For how long it has been lost.
+    /// How long it has been lost.
     pub(crate) fn lost_for(&self) -> Option<Duration> {
         let since = self.lost_since_ns.load(Ordering::Relaxed);
         (since != 0).then(|| Duration::from_nanos(now_ns().saturating_sub(since)))
@@ -221,7 +224,7 @@ impl Member {
         !self.is_lost() && !self.is_distrusted() && now_ns() >= self.full_until_ns.load(Ordering::Relaxed)
     }
 
-    /// A request to it has failed. True when it counted as there until now, and does not any more.
+    /// Records a failed request. Returns true when the member counted as present and is lost now.
     pub(crate) fn failed(&self, trouble: Trouble) -> bool {
         match trouble {
             Trouble::Gone | Trouble::Passing => false,
@@ -241,7 +244,7 @@ impl Member {
         }
     }
 
-    /// It did not answer, and it was not waited for: whether it is there shall be seen soon.
+    /// It has not answered and is no longer waited for: schedules a look for it now.
     pub(crate) fn suspect(&self) {
         self.look_at_ns.fetch_min(now_ns(), Ordering::Relaxed);
     }
@@ -252,25 +255,25 @@ impl Member {
         self.full_until_ns.store(0, Ordering::Relaxed);
     }
 
-    /// An answer took so long.
+    /// Records how long an answer took.
     pub(crate) fn answered_in(&self, time: Duration) {
         let (before, now) = (self.answers_in_ns.load(Ordering::Relaxed), nanoseconds(time));
-        // What is lost between two threads is one sample of many.
+        // If two threads race, one sample of many is lost.
         self.answers_in_ns.store(before - before / ANSWERS_WEIGHED + now / ANSWERS_WEIGHED, Ordering::Relaxed);
     }
 
-    /// For how long it is waited for alone.
+    /// How long to wait for this member alone.
     pub(crate) fn hedge_after(&self) -> Duration {
         let usual = Duration::from_nanos(self.answers_in_ns.load(Ordering::Relaxed));
         (usual * HEDGE_FACTOR).clamp(HEDGE_AFTER_LEAST, HEDGE_AFTER_MOST)
     }
 
-    /// How long until somebody has to look for it.
+    /// The time until somebody has to look for it.
     pub(crate) fn look_in(&self) -> Duration {
         Duration::from_nanos(self.look_at_ns.load(Ordering::Relaxed).saturating_sub(now_ns()))
     }
 
-    /// Somebody has looked, and it was there or not.
+    /// Records that somebody has looked for it, and whether it was present.
     pub(crate) fn looked(&self, was_there: bool) {
         self.is_silent.store(!was_there, Ordering::Relaxed);
         let pause = if was_there {
@@ -283,7 +286,7 @@ impl Member {
         self.look_at_ns.store(now_ns() + nanoseconds(pause), Ordering::Relaxed);
     }
 
-    /// In a forked child: nothing is known of connections that it has not made.
+    /// In a forked child: nothing is known of connections that the child has not made.
     pub(crate) fn forget(&self) {
         self.found();
         self.look_at_ns.store(0, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens an array: asks all donors what they lend, and says how much that is together.
+//! Opens an array: asks all donors how much they lend, and computes the array's capacity.
 
 use aquifer_sys::raw::Errno;
 use aquifer_wire::SLAB_BYTES;
@@ -12,12 +12,12 @@ use crate::open_failure::OpenFailure;
 use crate::spec::ArraySpec;
 
 impl Array {
-    /// Greets the donors. Nothing is borrowed yet. Where several have each byte, some may be absent.
+    /// Greets the donors. Borrows nothing yet. If several donors have each byte, some may be absent.
     pub fn open(spec: &ArraySpec) -> Result<Array, OpenFailure> {
         let shape = spec.redundancy.shape();
         let ask = |member: &crate::spec::MemberSpec| Offer::ask(&member.donor, shape.is_redundant());
         let mut offers = spec.members.iter().map(ask).collect::<Result<Vec<Offer>, OpenFailure>>()?;
-        // One that does not answer may lend as much as the others, when it does.
+        // A donor that does not answer is assumed to lend as much as the others once it does.
         let Some(most) = offers.iter().filter_map(Offer::slabs).max() else {
             return Err(offers.swap_remove(0).why_absent().expect("who does not lend has said why"));
         };
@@ -37,7 +37,7 @@ impl Array {
                 )
             })
             .collect();
-        // A donor's slab has shards of several of the array's, which may be those of different relatives.
+        // A donor's slab has shards of several slabs of the array, which different related processes may write.
         let writers = if shape.needed > 1 { Writers::Several } else { Writers::One };
         let mut stores: Vec<(Box<dyn Store>, u32)> = Vec::with_capacity(offers.len());
         for (offer, member) in offers.into_iter().zip(&spec.members) {
@@ -51,7 +51,7 @@ impl Array {
         Array::new(stores, shape, slabs, notices).map_err(failure)
     }
 
-    /// Refuses files that no connection could be protected with.
+    /// Refuses credential files that cannot protect a connection.
     pub(crate) fn check_place(spec: &ArraySpec) -> Result<(), OpenFailure> {
         spec.members.iter().try_for_each(|member| Donor::check_place(&member.donor))
     }

@@ -5,14 +5,14 @@
 //!
 //! Pure.
 //!
-//! | bits    | what                                                                  |
+//! | bits    | meaning                                                               |
 //! |---------|-----------------------------------------------------------------------|
-//! | 6n–6n+5 | the member at position n, counted from 1; 0: nobody, for ten positions |
+//! | 6n–6n+5 | the member at position n, counted from 1; 0: nobody; for ten positions |
 //! | 63      | 1: the bytes of this slab are lost                                    |
 
-/// Members of one array at most: what six bits can tell apart, beside nobody.
+/// The maximum number of members of one array: what six bits can distinguish, in addition to "nobody".
 pub(crate) const MEMBERS_MOST: usize = 63;
-/// Members that have a part of one slab at most.
+/// The maximum number of members that have a part of one slab.
 pub(crate) const POSITIONS: usize = 10;
 
 const BITS: usize = 6;
@@ -23,12 +23,12 @@ const MASK: u64 = (1 << BITS) - 1;
 pub(crate) struct Place(pub(crate) u64);
 
 impl Place {
-    /// Nobody has it, and nobody ever had.
+    /// No member has the slab, and none ever had it.
     pub(crate) const NOWHERE: Place = Place(0);
-    /// Those who had it are gone.
+    /// The members that had the slab are gone.
     pub(crate) const LOST: Place = Place(1 << 63);
 
-    /// Who is at a position.
+    /// The member at a position.
     pub(crate) fn at(self, position: usize) -> Option<usize> {
         ((self.0 >> (position * BITS) & MASK) as usize).checked_sub(1)
     }
@@ -38,17 +38,17 @@ impl Place {
         (0..POSITIONS).filter_map(move |position| self.at(position))
     }
 
-    /// The positions that somebody is at, one bit each.
+    /// The occupied positions, one bit each.
     pub(crate) fn positions(self) -> u16 {
         (0..POSITIONS).filter(|position| self.at(*position).is_some()).fold(0, |mask, position| mask | 1 << position)
     }
 
-    /// The first position that nobody is at, where [`with`](Self::with) puts the next member.
+    /// The first free position, where [`with`](Self::with) puts the next member.
     pub(crate) fn vacancy(self) -> Option<usize> {
         (0..POSITIONS).find(|position| self.at(*position).is_none())
     }
 
-    /// How many members have it.
+    /// How many members have the slab.
     pub(crate) fn count(self) -> usize {
         self.members().count()
     }
@@ -62,28 +62,28 @@ impl Place {
         self.members().fold(0, |mask, member| mask | 1 << member)
     }
 
-    /// With one more member, at the first position that nobody has.
+    /// This place with one more member, at the first free position.
     pub(crate) fn with(self, member: usize) -> Place {
         assert!(member < MEMBERS_MOST, "an array has {MEMBERS_MOST} members at most");
         let free = self.vacancy().expect("a place has room");
         Place((self.0 & !Place::LOST.0) | (member as u64 + 1) << (free * BITS))
     }
 
-    /// With its members, who are at the first positions, so many positions further on around.
+    /// This place with its members, which must be at the first positions, rotated by `by` positions.
     pub(crate) fn turned(self, by: usize) -> Place {
         let count = self.count().max(1);
         let turned = self.members().cycle().skip(by % count).take(self.count());
         turned.fold(Place::NOWHERE, Place::with)
     }
 
-    /// Only with those of its members that are in `mask`; [`Place::LOST`] where none is.
+    /// This place with only those of its members that are in `mask`; [`Place::LOST`] if none is.
     pub(crate) fn only(self, mask: u64) -> Place {
         let gone = |position: &usize| self.at(*position).is_some_and(|member| mask & 1 << member == 0);
         let left = (0..POSITIONS).filter(gone).fold(self.0, |word, position| word & !(MASK << (position * BITS)));
         if left == 0 { Place::LOST } else { Place(left) }
     }
 
-    /// Without one member; [`Place::LOST`] where it was the last.
+    /// This place without one member; [`Place::LOST`] if it was the last.
     pub(crate) fn without(self, member: usize) -> Place {
         self.only(!(1 << member))
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background's transfers to an array: a queue at each member, so that all members are at work.
+//! The background workers' transfers to an array: a queue to each member, so that all members have work.
 //!
-//! A read goes to one member. A write goes to one member of its slab's place after the other, with the same buffer;
-//! many requests are under way, so each member has work all the same. Until it has been at all of them its slab cannot
-//! be moved (`places.rs`). What is out of the ordinary is done in the ordinary way, one at a time (`copies.rs`): a
-//! member that fails, a place that has changed, a request that lies in two slabs.
+//! A read goes to one member. A write goes to the members of its slab's place one after the other, with the same
+//! buffer; many requests are in flight, so each member has work all the same. A slab cannot be moved until a write to
+//! it has reached all of its members (`places.rs`). Exceptional cases take the ordinary path, one at a time
+//! (`copies.rs`): a member that fails, a place that has changed, a request that spans two slabs.
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
@@ -26,7 +26,7 @@ use crate::places::Seen;
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 use crate::transfer::check_buffer;
 
-/// A request that members carry out.
+/// A request that members are carrying out.
 #[derive(Clone, Copy)]
 struct Flight {
     operation: Operation,
@@ -34,9 +34,9 @@ struct Flight {
     tag: u64,
     slab: usize,
     seen: Seen,
-    /// Members that have it, one bit each.
+    /// Members that have the bytes, one bit each.
     written: u64,
-    /// Whom it is with.
+    /// The member that has the request now.
     member: usize,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct ArrayQueue {
     parts: Arc<Parts>,
     lanes: Lanes,
     submitted: VecDeque<Request>,
-    /// By the tag that the members know.
+    /// By the tag that the members see.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
     finished: Done,
@@ -132,7 +132,7 @@ impl ArrayQueue {
         self.finished.add(tag, buffer, outcome);
     }
 
-    /// A member has carried a request out, or has not.
+    /// A member has completed or failed a request.
     fn land(&mut self, index: usize, completion: Completion) {
         let flight = self.flights[index].take().expect("what lands has flown");
         self.free.push(index);
@@ -150,7 +150,7 @@ impl ArrayQueue {
         }
     }
 
-    /// A write has been at one member: on to the next, or to its end.
+    /// Continues a write that has been at one member: sends it to the next, or ends it.
     fn go_on_writing(&mut self, flight: Flight, is_written: bool, buffer: FrameBuffer) {
         let Flight { operation, offset, tag, slab, member, .. } = flight;
         let written = flight.written | u64::from(is_written) << member;
@@ -161,7 +161,7 @@ impl ArrayQueue {
             Some(next) if is_written && is_there(next) => {
                 return self.send(Flight { written, member: next, ..flight }, buffer);
             }
-            // All of it once more: it is the same bytes.
+            // Repeats the whole write: it stores the same bytes again.
             Some(_) => self.do_now(operation, offset, buffer, tag),
             None if place == Place::LOST => self.do_now(operation, offset, buffer, tag),
             None => {
@@ -173,7 +173,7 @@ impl ArrayQueue {
         self.parts.places.count_out(slab);
     }
 
-    /// Moves what can be moved. Without waiting, but for what is done one at a time.
+    /// Makes all possible progress. Does not wait, except for requests that are carried out one at a time.
     fn pump(&mut self, wait_for: Option<usize>) {
         while self.lanes.turn(wait_for) {
             while let Some(completion) = self.lanes.landed() {
@@ -189,7 +189,7 @@ impl ArrayQueue {
         self.depth - self.free.len()
     }
 
-    /// Waits until something may have landed, with a bound.
+    /// Waits, with a bound, until there may be a completion.
     fn wait(&mut self) {
         let wait_for = self.lanes.wait();
         self.pump(wait_for);
@@ -219,9 +219,9 @@ impl TierQueue for ArrayQueue {
         }
         self.pump(None);
         if wait == Wait::ForOne && self.finished.is_empty() {
-            // Cannot fail: each transfer's outcome is its own.
+            // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
-            // Ends: each member's queue gives up what does not come.
+            // This ends because each member's queue gives up requests that are not answered.
             while self.finished.is_empty() && self.flying() > 0 {
                 self.wait();
             }
@@ -243,7 +243,7 @@ impl TierQueue for ArrayQueue {
 
 impl Drop for ArrayQueue {
     fn drop(&mut self) {
-        // A write that is at one member and not at the next would leave two copies that differ.
+        // A write that has reached only some members would leave copies that differ.
         let _ = self.kick();
         while self.flying() > 0 {
             self.wait();

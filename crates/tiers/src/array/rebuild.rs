@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes one copy of a slab, or one shard of it, from what the members of its place have: from verified bytes, where
-//! the caller can verify them.
+//! Makes one copy of a slab, or one shard of it, from what the members of its place have. Uses verified bytes if the
+//! caller can verify them.
 //!
-//! Whoever seals what is stored here (`encrypted.rs`) tells a damaged page from a right one. A page that is wrong as it
-//! was read is looked for at each member, or in each choice of shards, until one is right; members whose bytes were
-//! wrong beside that are counted as wrong (`trust.rs`). A copy is given up only for verified bytes: where no member has
-//! a page right, the slab keeps the members that it has. If none is given up, the copy is made all the same, with the
-//! damaged page in it, and people are told (`words.rs`): nothing is worse by it, and the other pages have one copy
-//! more.
+//! The layer that seals what is stored here (`encrypted.rs`) can tell a damaged page from a right one. If a page was
+//! read wrong, each member, or each choice of shards, is tried until one gives the right page; members whose bytes were
+//! wrong are counted as such (`trust.rs`). A member's copy is given up only for verified bytes: if no member has a page
+//! right, the slab keeps its members. If no copy is given up, the new copy is made all the same, with the damaged page
+//! in it, and the damage is reported (`words.rs`): this makes nothing worse, and the other pages have one copy more.
 //!
-//! Without seals the array cannot tell which of two copies is damaged. Its copies then add to those that there are, and
-//! the pager's guards tell, when the page is fetched.
+//! Without seals the array cannot tell which of two copies is damaged. Its new copies then only add to the existing
+//! ones, and the pager's guards detect the damage when the page is fetched.
 //!
-//! A copy is made by `places.rs`'s rules: whoever writes to the slab meanwhile does not wait, and what was written is
-//! copied once more, so that a slab gets its copy also where the program writes to it all the time. It does not matter
-//! which process of a family makes it.
+//! A copy follows the rules of `places.rs`: a writer to the slab does not wait, and what it wrote is copied again, so
+//! that a slab gets its copy even if the program writes to it all the time. It does not matter which process of a
+//! family makes the copy.
 //!
-//! Threads: the pager's one for tending. May allocate.
+//! Threads: the pager's upkeep thread. May allocate.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -33,45 +32,45 @@ use crate::figures::count;
 use crate::places::{Eighths, Move, Unready};
 use crate::tier::{PAGE, Verified, Verify};
 
-/// A slab is copied in pieces of this size: what a donor answers within some hundred microseconds. An eighth, since
-/// that is what writers say.
+/// A slab is copied in pieces of this size, which a donor answers within some hundred microseconds. It is an eighth
+/// because writers record eighths.
 const PIECE_BYTES: u64 = SLAB_BYTES / 8;
-/// How often what was written to a slab while it was copied is copied once more, and how often who writes to it at that
-/// moment is waited for, before it has to wait for its turn. Choices: each time what is left takes a fraction of the
-/// time of the whole slab, so that fewer writes come between.
+/// How often to copy again what was written to a slab during the copy, and how long to wait each time somebody is
+/// writing at that moment, before the slab has to wait for its next turn. Choices: each time, what is left takes a
+/// fraction of the time of the whole slab, so fewer writes interfere.
 const CATCHES_UP_MOST: u32 = 32;
 const WRITER_PAUSE: Duration = Duration::from_millis(1);
-/// How often wrong pages are looked for at all members, and the pause between: who writes records what it has written
-/// some instructions after the members have it, on a CPU that others may have for a while.
+/// How often to look for wrong pages at all members, and the pause between: a writer records what it has written a few
+/// instructions after the members have it, on a CPU that others may occupy for a while.
 const SEARCHES_MOST: u32 = 3;
 const SEARCH_PAUSE: Duration = Duration::from_millis(5);
 
 /// How an attempt to copy a slab ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Copied {
-    /// It has one copy more.
+    /// The slab has one copy more.
     Yes,
-    /// It needs none, or none of it is there.
+    /// It needs none, or none of its bytes exist.
     NotNeeded,
-    /// Another time.
+    /// Try again later.
     NotNow,
 }
 
 /// Why a copy is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
-    /// It has too few.
+    /// The slab has too few copies.
     Lacks,
-    /// This member's copy is given up: it is silent, or not believed.
+    /// This member's copy is given up, because the member is silent or not trusted.
     GivesUp(usize),
-    /// This member wants its memory back.
+    /// This member reclaims its memory.
     Leaves(usize),
 }
 
-/// One copy that is being made.
+/// A copy in progress.
 struct Copying<'a> {
     going: &'a Move<'a>,
-    /// Whose bytes are taken.
+    /// The members whose bytes are copied.
     sources: Place,
     /// The place with the new member, and without the one that is given up.
     new: Place,
@@ -79,12 +78,12 @@ struct Copying<'a> {
     reason: Reason,
     verify: Option<&'a Verify<'a>>,
     buffer: Vec<u8>,
-    /// Of each eighth, the pages that no member has right.
+    /// For each eighth, the number of pages that no member has right.
     damaged: [usize; u8::BITS as usize],
 }
 
 impl Parts {
-    /// Copies the slab that is at `place` to a member that has it not.
+    /// Copies the slab at `place` to a member that does not have it.
     pub(super) fn copy_to_another(
         &self,
         slab: usize,
@@ -100,7 +99,7 @@ impl Parts {
         if going.from() != place.0 {
             return Copied::NotNow;
         }
-        // All that may: of many small members, those whose turn it is may be full, again and again.
+        // Tries every candidate: with many small members, those whose turn it is may all be full, again and again.
         let range = self.shape.range_of(slab);
         let takes = |target: &usize| {
             let taken = self.members[*target].store.take(range);
@@ -126,13 +125,13 @@ impl Parts {
             return Copied::NotNow;
         }
         self.care.damaged_pages.fetch_add(damaged as u64, Ordering::Relaxed);
-        // Who had it before, and was taken out of its place while it was there.
+        // These members had the slab before, and were removed from its place while they were absent or after this copy.
         (0..self.members.len()).filter(|other| !new.has(*other)).for_each(|other| _ = self.release(slab, other));
         Copied::Yes
     }
 
-    /// Whose bytes are taken for a copy at `target`, and what the place is afterwards. Where those that stay are
-    /// enough, nothing is taken from the one that is given up.
+    /// The members whose bytes are copied to `target`, and the place afterwards. If the members that stay are enough,
+    /// nothing is read from the one that is given up.
     fn ends_of(&self, place: Place, reason: Reason, target: usize) -> (Place, Place) {
         let (sources, kept) = match reason {
             Reason::Lacks => (place, place),
@@ -146,8 +145,8 @@ impl Parts {
     fn copy_eighth(&self, copying: &mut Copying<'_>, slab: usize, eighth: u64) -> bool {
         let offset = slab as u64 * SLAB_BYTES + eighth * PIECE_BYTES;
         let piece = pieces(offset, PIECE_BYTES).next().expect("a piece lies in one slab");
-        // Nobody here can tell a damaged copy: the new one gets what the one has that leaves, and nobody else's, so
-        // that none takes the place of the good one.
+        // Nobody here can detect a damaged copy, so the new copy gets the bytes of the leaving member and of no other:
+        // a damaged copy must not replace a good one.
         if let (Reason::Leaves(from), None) = (copying.reason, copying.verify)
             && self.hand_on(copying, from, piece)
         {
@@ -162,8 +161,8 @@ impl Parts {
         }
     }
 
-    /// Stores with the target what it is to have of a piece. Returns how many pages of it no member has right; `None`
-    /// where it was not read, or not stored.
+    /// Stores a piece at the target. Returns how many pages of it no member has right; `None` if the piece was not read
+    /// or not stored.
     fn copy_piece(&self, copying: &mut Copying<'_>, piece: Piece) -> Option<usize> {
         let (sources, target) = (copying.sources, copying.target);
         let mut damaged = 0;
@@ -172,7 +171,7 @@ impl Parts {
             let Some(verify) = copying.verify else {
                 return self.copy_shard(sources, position, target, piece).then_some(0);
             };
-            // Without the shard that is made anew, where it is there still.
+            // Without the shard that is being rebuilt, if some member still has it.
             let sources = sources.only(!sources.at(position).map_or(0, |member| 1 << member));
             self.read_shards(sources, piece, &mut copying.buffer).ok()?;
             damaged = self.mend_pages(sources, piece, &mut copying.buffer, verify, copying.going);
@@ -186,7 +185,7 @@ impl Parts {
         written.inspect_err(|errno| _ = self.note(target, *errno)).ok().map(|()| damaged)
     }
 
-    /// Stores a piece with the target as `from` has it, who is in the place that the target takes.
+    /// Stores a piece at the target as `from` has it; the target takes the position of `from`.
     fn hand_on(&self, copying: &mut Copying<'_>, from: usize, piece: Piece) -> bool {
         let target = copying.target;
         if self.shape.is_cut() && position_of(copying.sources, from) != position_of(copying.new, target) {
@@ -202,8 +201,8 @@ impl Parts {
         written.inspect_err(|errno| _ = self.note(target, *errno)).is_ok()
     }
 
-    /// Replaces pages of `bytes`, which are a piece as it was read, that are not what was stored by those of a member
-    /// that has them right. Returns how many none has right; those are left as they were read.
+    /// Replaces the pages of `bytes`, a piece as it was read, that are not what was stored with those of a member that
+    /// has them right. Returns how many pages no member has right; they are left as they were read.
     fn mend_pages(
         &self,
         sources: Place,
@@ -235,8 +234,8 @@ impl Parts {
         wrong.len()
     }
 
-    /// The page as it was stored, from the first member that is there, or choice of shards, that has it right. Members
-    /// that have it wrong are counted as wrong.
+    /// The page as it was stored, from the first present member, or the first choice of shards, that has it right.
+    /// Counts members that have it wrong.
     fn find_right(
         &self,
         sources: Place,
@@ -261,15 +260,15 @@ impl Parts {
             });
             found?;
         }
-        // What somebody was writing meanwhile was no damage.
+        // A page that somebody was writing at the same time was not damaged.
         if going.is_undisturbed() {
             wrong.into_iter().for_each(|member| self.was_wrong(member, 1));
         }
         Some(bytes)
     }
 
-    /// Fills `bytes` with a page from the first choice of shards that `is_right`. `None` where there is none, or where
-    /// a member has not answered.
+    /// Fills `bytes` with a page from the first choice of shards that `is_right` accepts. `None` if there is none, or
+    /// if a member has not answered.
     fn find_right_shards(
         &self,
         there: Place,
@@ -292,8 +291,8 @@ fn position_of(place: Place, member: usize) -> Option<usize> {
     (0..POSITIONS).find(|position| place.at(*position) == Some(member))
 }
 
-/// Copies a slab, and what is written to it meanwhile, until its place can be the new one. False where that has come to
-/// nothing.
+/// Copies a slab, and what is written to it in the meantime, until the move to the new place commits. Returns false if
+/// the move failed.
 fn catch_up(going: &Move<'_>, new: Place, mut copy: impl FnMut(u64) -> bool) -> bool {
     let mut left = Eighths::ALL;
     for _ in 0..CATCHES_UP_MOST {

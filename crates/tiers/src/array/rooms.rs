@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Gives back the room that members have set aside and nobody needs any more.
+//! Gives back room that members have set aside and that nobody needs any more.
 //!
-//! With parity, a slab that a member lends has shards of several slabs of the array, whose owners know nothing of each
-//! other. So it goes back when none of them needs it, and somebody may come to need it at that very moment. Hence the
-//! order: the room is seen first, then each of those slabs is looked at, and then the room is given back *as it was
-//! seen*. Who needs it enters the slab first, then takes the room anew, which makes it another one, and then names the
-//! place. Either the look finds who has entered, or the room was taken after it had been seen, and is not given back.
-//! Where somebody is at work at one of those slabs, it is looked at again later.
+//! With parity, a slab that a member lends has shards of several slabs of the array, whose owners do not know of each
+//! other. The room may be given back when none of them needs it, but somebody may come to need it at that very moment.
+//! So the order matters: look up the room, then check each of those slabs, and then give the room back *as it was
+//! seen*. A writer that needs the room enters the slab first, then takes the room again, which makes it a different
+//! room, and then names it in the place. So either the check finds that writer, or the room was taken after it was seen
+//! and is not given back. If somebody is working on one of those slabs, the room is checked again later.
 //!
-//! Threads: any, also in a signal handler, but for the sweep, which is for the pager's one for tending.
+//! Threads: any, also in a signal handler; the sweep runs only on the pager's upkeep thread.
 
 use std::sync::atomic::Ordering;
 
@@ -18,8 +18,8 @@ use super::Parts;
 use super::place::Place;
 
 impl Parts {
-    /// A member is not in a slab's place any more, as far as the caller knows: gives the room for it back, if nobody
-    /// needs it.
+    /// Gives back the room for a slab at a member if nobody needs it. As far as the caller knows, the member is no
+    /// longer in the slab's place.
     pub(super) fn release(&self, slab: usize, member: usize) -> Result<(), i32> {
         if self.members[member].is_lost() {
             return Ok(());
@@ -44,15 +44,15 @@ impl Parts {
         store.give_back(range, room)
     }
 
-    /// Gives back what a member holds that nobody needs.
+    /// Gives back the room at a member that nobody needs.
     pub(super) fn release_strays(&self, member: usize) {
         for range in 0..self.shape.ranges(self.reached()) {
-            // What does not come back expires, with the borrower.
+            // Room that could not be given back expires with the borrower.
             let _ = self.release_range(range, member);
         }
     }
 
-    /// Gives back what could not be given back when it was looked at.
+    /// Gives back room that was in use when it was checked before.
     pub(super) fn sweep(&self) {
         if self.care.has_strays.swap(false, Ordering::AcqRel) {
             let there = (0..self.members.len()).filter(|member| !self.members[*member].is_lost());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What each member of a slab's place has of it: all of it, or one shard.
+//! What each member of a slab's place has of the slab: all of it, or one shard.
 //!
-//! Pure. With parity, each page is cut into as many parts as there are data shards, and part `n` of every page is with
-//! the member at position `n` of the place; the positions behind have parity of the same length. A page's parts change
-//! together with nothing else, so a write that is cut short spoils the pages that were written, and no others.
+//! Pure. With parity, each page is cut into as many parts as there are data shards. The member at position `n` of the
+//! place has part `n` of every page; the positions after the data shards have parity of the same length. The parts of a
+//! page depend on no other page, so an interrupted write spoils only the pages that were being written.
 //!
 //! ```text
 //! parity=4+1   position 0   position 1   position 2   position 3   position 4
@@ -13,8 +13,8 @@
 //! page 1       bytes 0–     bytes 1024–  bytes 2048–  bytes 3072–  parity
 //! ```
 //!
-//! What lies at `offset` of the array is at `offset / data` of each member, and a slab that a member lends has the
-//! shards of as many slabs of the array as there are data shards.
+//! The bytes at `offset` of the array are at `offset / data` of each member. A slab that a member lends has the shards
+//! of as many slabs of the array as there are data shards.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ use aquifer_wire::{PAGE_BYTES, SLAB_BYTES, UNIT_BYTES};
 use super::place::{POSITIONS, Place};
 use crate::donor::Piece;
 
-/// Into so many parts a page can be cut.
+/// The numbers of parts that a page can be cut into.
 pub(crate) const DATA_SHARDS: [usize; 4] = [1, 2, 4, 8];
 
 const _: () = assert!(DATA_SHARDS[3] as u64 * UNIT_BYTES == PAGE_BYTES && DATA_SHARDS[3] < POSITIONS);
@@ -31,40 +31,40 @@ const _: () = assert!(DATA_SHARDS[3] as u64 * UNIT_BYTES == PAGE_BYTES && DATA_S
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Members that it takes to read a slab, which is the number of data shards.
+    /// How many members it takes to read a slab, which is the number of data shards.
     pub(crate) needed: usize,
-    /// Members that should have a part of each slab.
+    /// How many members should have a part of each slab.
     pub(crate) total: usize,
 }
 
 impl Shape {
-    /// Whether members have shards, and not all of a slab.
+    /// Whether members have shards instead of whole slabs.
     pub(crate) fn is_cut(self) -> bool {
         self.needed > 1
     }
 
-    /// Whether a member can be lost.
+    /// Whether a member can be lost without losing bytes.
     pub(crate) fn is_redundant(self) -> bool {
         self.total > self.needed
     }
 
-    /// The place, if what is there is enough.
+    /// The place, if its members are enough to read the slab; otherwise `Place::LOST`.
     pub(crate) fn judge(self, place: Place) -> Place {
         if place.count() < self.needed { Place::LOST } else { place }
     }
 
-    /// Which slab of a member has its part of a slab of the array.
+    /// The slab of a member that has its part of a slab of the array.
     pub(crate) fn range_of(self, slab: usize) -> usize {
         slab / self.needed
     }
 
-    /// The slabs of the array that a slab of a member has parts of, where there are `slabs`.
+    /// The slabs of the array whose parts a slab of a member has, in an array of `slabs` slabs.
     pub(crate) fn slabs_of(self, range: usize, slabs: usize) -> Range<usize> {
         let first = range * self.needed;
         first.min(slabs)..(first + self.needed).min(slabs)
     }
 
-    /// Slabs of a member that it takes for so many of the array.
+    /// How many slabs of a member `slabs` slabs of the array take.
     pub(crate) fn ranges(self, slabs: usize) -> usize {
         slabs.div_ceil(self.needed)
     }

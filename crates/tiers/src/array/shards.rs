@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads and writes slabs of which members have shards: all that it takes are asked at the same time.
+//! Reads and writes slabs whose members have shards: all the members needed are asked at the same time.
 //!
-//! A read asks for as many shards as it takes, those of data first. Where an answer takes long, or does not come, those
-//! of parity are asked for, too, and what is missing is worked out. Who has not answered is looked for beside the
-//! program (`care.rs`), so that nobody stands here for long; only where the others are too few, a member is waited for.
+//! A read asks for as many shards as it needs, data shards first. If an answer is late or missing, the read asks for
+//! parity shards, too, and computes what is missing. The upkeep thread looks for members that have not answered
+//! (`care.rs`), so that no reader waits here for long; a member is waited for only if the others are too few.
 //!
-//! A write goes to all members of the place, and has succeeded when enough of them have their shards to read it, and
-//! all others are out of the place. So whoever is in the place has the shards of the last write, as with copies, and
-//! shards of different ages do not meet: which are valid is known here, and is not asked of members. Where fewer than
-//! that have taken it, it fails. Then these pages may be of neither age; their owner does not count them as stored, and
-//! its guards see that they are not.
+//! A write goes to all members of the place. It succeeds when enough of them to read it have their shards, and all
+//! others have been removed from the place. So every member of the place has its shard of the last write, as with
+//! copies, and shards of different ages are never combined: this side knows which shards are valid and does not ask the
+//! members. If fewer members have accepted the write, it fails. These pages may then be of neither age; their owner
+//! does not count them as stored, and its guards detect that they are not.
 //!
-//! Threads: any, also in a signal handler. Shards are put together in frames of the array, which are claimed for as
-//! long as that takes. Allocates nothing, and locks nothing.
+//! Threads: any, also in a signal handler. Shards are assembled in frames of the array, each of which is claimed for
+//! that time only. Allocates nothing, and locks nothing.
 
 mod gather;
 mod queue;
@@ -34,28 +34,28 @@ use super::shape::Shape;
 use super::{Member, Parts};
 use crate::donor::{Asked, Missed, Piece};
 
-/// Of each shard, what goes over the wire at once. A choice: with four data shards that is a block of 128 KiB, which
-/// donors answer within some hundred microseconds.
+/// How much of each shard goes over the wire in one request. A choice: with four data shards this is a block of 128
+/// KiB, which donors answer within some hundred microseconds.
 const SHARD_BYTES_MOST: usize = 32 << 10;
-/// For so long after its beginning a write that enough members have taken is sent to others once more, in nanoseconds:
-/// longer than members have for their answers (`donor/patience.rs`), so that one of them at least gets a second chance.
+/// A write that enough members have accepted is retried at the others for this time after it began, in nanoseconds:
+/// longer than members have for their answers (`donor/patience.rs`), so that at least one of them gets a second chance.
 const STRAGGLERS_PATIENCE: u64 = 700_000_000;
-/// Threads that read or write at the same time: those of the program and of the pager, beyond the CPUs of most
+/// Threads that read or write at the same time: those of the program and of the pager. More than the CPUs of most
 /// machines.
 const FRAMES: Range<u32> = 0..16;
-/// How long a frame is waited for: who has one waits for members, of whom each has a bound of some seconds.
+/// How long to wait for a frame: its holder waits for members, each of which has a bound of some seconds.
 const FRAME_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Requests of queues that members carry out at the same time, each with a frame for each shard: as many as keep a link
-/// at work (`pager/src/worker.rs`).
+/// Queue requests that members carry out at the same time, each with one frame for each shard: enough to keep a link
+/// busy (`pager/src/worker.rs`).
 const QUEUE_FRAMES: Range<u32> = 0..16;
 
-/// What it takes to cut pages and put them together.
+/// What is needed to cut pages into shards and to assemble them.
 pub(super) struct Cutter {
     shape: Shape,
     code: Code,
     frames: SpareFrames,
-    /// For queues, by positions.
+    /// For queues, by position.
     lanes: Box<[SpareFrames]>,
 }
 
@@ -67,7 +67,7 @@ impl Cutter {
         Ok(Cutter { shape, code: Code::new(shape.needed, shape.total), frames, lanes })
     }
 
-    /// Does something with a frame for all shards of `len` bytes.
+    /// Calls `act` with a frame for all shards of `len` bytes.
     fn with_shards<R>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> Result<R, i32>) -> Result<R, i32> {
         let frame = self.frames.wait(FRAMES, self.shape.total * len, FRAME_PATIENCE);
         let mut frame: FrameBuffer = frame.ok_or(libc::EAGAIN)?;
@@ -76,7 +76,8 @@ impl Cutter {
         outcome
     }
 
-    /// The parts of a request within one slab, of which each goes over the wire at once: where in it, and what.
+    /// The parts of a request within one slab that each go over the wire in one request: where in the request, and
+    /// which piece.
     fn chunks(&self, piece: Piece) -> impl Iterator<Item = (Range<usize>, Piece)> + use<> {
         let most = self.shape.needed * SHARD_BYTES_MOST;
         (0..piece.bytes).step_by(most).map(move |start| {
@@ -86,7 +87,7 @@ impl Cutter {
     }
 }
 
-/// Members that were asked for their shards, by their positions.
+/// Requests to members for their shards, by position.
 type Requests<'a> = [Option<Asked<'a>>; POSITIONS];
 
 impl Parts {
@@ -99,12 +100,12 @@ impl Parts {
         Some((member, &self.members[member]))
     }
 
-    /// Fills `into` from the shards that can be had.
+    /// Fills `into` from any shards that can be read.
     pub(super) fn read_shards(&self, place: Place, piece: Piece, into: &mut [u8]) -> Result<(), i32> {
         self.read_shards_of(place, place.positions(), piece, into)
     }
 
-    /// Fills `into` from one choice of shards, if there is one of this number, counted from 1.
+    /// Fills `into` from the choice of shards number `way`, counted from 1, if there is one.
     pub(super) fn read_shards_by(&self, place: Place, piece: Piece, into: &mut [u8], way: usize) -> Result<bool, i32> {
         let Some(choice) = way.checked_sub(1).and_then(|index| choice(place.positions(), self.shape.needed, index))
         else {
@@ -131,8 +132,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Of a piece of the slab at `place`, what a new member at this position is to have: made of what others have, and
-    /// stored there.
+    /// Computes, from the shards of others, what a new member at this position needs of a piece of the slab at `place`,
+    /// and stores it there.
     pub(super) fn copy_shard(&self, place: Place, position: usize, target: usize, piece: Piece) -> bool {
         let Cutter { code, .. } = self.cutter();
         self.cutter().chunks(piece).all(|(_, chunk)| {
@@ -146,7 +147,7 @@ impl Parts {
         })
     }
 
-    /// Of a piece of a slab, whose pages are `bytes`, what a member at this position is to have: stored there.
+    /// Stores what a member at this position needs of a piece of a slab, whose pages are `bytes`.
     pub(super) fn store_shard(&self, position: usize, target: usize, piece: Piece, bytes: &[u8]) -> bool {
         let Cutter { code, .. } = self.cutter();
         self.cutter().chunks(piece).all(|(range, chunk)| {
@@ -164,7 +165,7 @@ impl Parts {
         written.inspect_err(|errno| _ = self.note(target, *errno))
     }
 
-    /// Of the slab at `place`, the members whose shards of a page are not those of `bytes`.
+    /// The members of `place` whose shards of a page are not those of `bytes`.
     pub(super) fn wrong_shards(&self, place: Place, page: Piece, bytes: &[u8]) -> Vec<usize> {
         let part = self.shape.part(page);
         let mut read = vec![0; part.bytes];
@@ -180,7 +181,7 @@ impl Parts {
         wrong.unwrap_or_default()
     }
 
-    /// Stores `bytes`. For who has entered.
+    /// Stores `bytes`. The caller has entered the slab.
     pub(super) fn write_shards(&self, piece: Piece, bytes: &[u8]) -> Result<(), i32> {
         let slab = piece.range as usize;
         let (_, place) = self.place_to_write(slab)?;
@@ -203,8 +204,8 @@ impl Parts {
         self.keep_only(slab, members.fold(0, |mask, member| mask | 1 << member))
     }
 
-    /// Stores shards with the members at these positions, all at the same time. Returns who has taken theirs, if they
-    /// are enough.
+    /// Stores shards at the members at these positions, all at the same time. Returns the positions that have accepted
+    /// theirs, if they are enough.
     fn spread(&self, place: Place, among: u16, slab: usize, part: Piece, shards: &[u8]) -> Result<u16, i32> {
         let shard = |position: usize| &shards[position * part.bytes..][..part.bytes];
         let started = now_ns();
@@ -222,8 +223,8 @@ impl Parts {
             }
         }
         let mut failed = libc::EHOSTDOWN;
-        // Not before nobody has a link that another thread may wait for. Who has had its time comes last, and before
-        // them who did not answer others lately.
+        // Not before no connection is held that another thread may wait for. Members that have used up their time come
+        // last, after those that recently left other requests unanswered.
         let rest = among & !written;
         let doubtful = self.silent(place, rest & !silent);
         let in_order = [rest & !silent & !doubtful, doubtful, rest & silent];
@@ -231,7 +232,8 @@ impl Parts {
             let Some((index, member)) = self.at(place, position) else { continue };
             let is_late = now_ns().saturating_sub(started) > STRAGGLERS_PATIENCE;
             if is_late && self.is_enough(written) {
-                // Without it, then. What is lost that way is made anew; a program that stands still is not.
+                // Continues without this member. Its shard is rebuilt, whereas a program that waits loses time for
+                // good.
                 self.request_failed(index, slab, libc::ETIMEDOUT);
                 continue;
             }
@@ -246,7 +248,7 @@ impl Parts {
         if self.is_enough(written) { Ok(written) } else { Err(failed) }
     }
 
-    /// Those of these positions whose members did not answer lately, and for whom nobody has looked since.
+    /// The positions whose members recently did not answer, and that nobody has looked for since.
     fn silent(&self, place: Place, among: u16) -> u16 {
         let is_silent = |member: &Member| member.is_silent.load(Ordering::Relaxed);
         mask(positions(among).filter(|position| self.at(place, *position).is_some_and(|(_, it)| is_silent(it))))
@@ -262,8 +264,8 @@ fn mask(positions: impl Iterator<Item = usize>) -> u16 {
     positions.fold(0, |mask, position| mask | 1 << position)
 }
 
-/// The choice with this number of `needed` ones of these positions. The first ones leave out positions side by side, so
-/// that whichever one of them is damaged, it is soon left out; what follows are all choices.
+/// Choice number `index` of `needed` of these positions. The first choices leave out adjacent positions, so that any
+/// damaged one is soon left out; after them come all choices.
 pub(super) fn choice(among: u16, needed: usize, index: usize) -> Option<u16> {
     let count = among.count_ones() as usize;
     if count <= needed {

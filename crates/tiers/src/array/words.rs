@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What people are told of an array's members: who is gone, and what that means; who is back; who is not believed.
+//! What is reported about an array's members: which are gone and what that means, which are back, and which are not
+//! trusted.
 //!
-//! Told once each time that it changes, and not of a hiccup. Each process of a family tells what it has seen itself.
+//! Each change is reported once, but a hiccup is not. Each process of a family reports what it has seen itself.
 //!
-//! Threads: the pager's one for tending. May allocate.
+//! Threads: the pager's upkeep thread. May allocate.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +14,7 @@ use super::Parts;
 use super::care::GIVEN_UP_AFTER;
 use super::member::Member;
 
-/// What people are told of a member.
+/// What is reported about a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Told {

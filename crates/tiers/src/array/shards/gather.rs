@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Gathers as many shards as it takes: from all members at once, and, where that is not enough, from one after the
-//! other.
+//! Gathers as many shards as a read needs: from all members at the same time, and if that is not enough, from one after
+//! the other.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,18 +23,18 @@ struct Gathering<'a> {
     place: Place,
     /// What members have of the piece.
     part: Piece,
-    /// Positions whose shards are where they belong.
+    /// Positions whose shards have been read into their places.
     there: u16,
-    /// Positions that were asked, or could not be asked at once.
+    /// Positions that were asked, or could not be asked immediately.
     tried: u16,
-    /// Positions of members that are there, and have refused.
+    /// Positions of members that are present, and have refused.
     refused: u16,
     /// Positions of members that were asked and have not answered.
     silent: u16,
 }
 
 impl Parts {
-    /// Brings as many shards of `among` as it takes to where they belong in `shards`. Returns which.
+    /// Reads as many shards of `among` as are needed into their places in `shards`. Returns their positions.
     pub(super) fn gather(&self, place: Place, among: u16, piece: Piece, shards: &mut [u8]) -> Result<u16, i32> {
         let part = self.shape.part(piece);
         let mut gathering = Gathering { parts: self, place, part, there: 0, tried: 0, refused: 0, silent: 0 };
@@ -53,12 +53,12 @@ impl<'a> Gathering<'a> {
         self.parts.at(self.place, position).is_none_or(|(_, member)| member.is_lost())
     }
 
-    /// Asks all that it takes, and then takes what comes.
+    /// Asks all the members needed, and then takes their answers as they arrive.
     fn at_once(&mut self, among: u16, shards: &mut [u8]) {
         let mut requests: Requests<'a> = Default::default();
         let there = mask(positions(among).filter(|position| !self.is_lost(*position)));
         while !self.parts.is_enough(pending(&requests)) && self.ask_next(there, &mut requests) {}
-        // When others have to be waited for anyway, it is too early to ask for more.
+        // If lost members have to be waited for anyway, it is too early to ask for more.
         let mut may_hedge = self.parts.is_enough(pending(&requests));
         let mut patience = if may_hedge { self.hedge_after(&requests) } else { BOTH_PATIENCE };
         let started = now_ns();
@@ -88,7 +88,7 @@ impl<'a> Gathering<'a> {
         positions(self.silent).for_each(|position| self.suspect(position));
     }
 
-    /// Asks the next member of these, if there is one: those who are not believed last.
+    /// Asks the next of these members, if there is one; untrusted members come last.
     fn ask_next(&mut self, among: u16, requests: &mut Requests<'a>) -> bool {
         let is_believed =
             |position: &usize| self.parts.at(self.place, *position).is_some_and(|(_, member)| !member.is_distrusted());
@@ -103,7 +103,7 @@ impl<'a> Gathering<'a> {
         true
     }
 
-    /// Takes what a member has answered. False where that is not what was hoped for.
+    /// Takes a member's answer. Returns false if it is not the shard.
     fn arrive(&mut self, position: usize, requests: &mut Requests<'a>, shards: &mut [u8]) -> bool {
         let Some(request) = requests[position].take() else { return false };
         match request.finish(&mut shards[position * self.part.bytes..][..self.part.bytes]) {
@@ -129,15 +129,15 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    /// How long to wait before more are asked: for the slowest of those that were.
+    /// How long to wait before asking more members: long enough for the slowest of those that were asked.
     fn hedge_after(&self, requests: &Requests<'a>) -> Duration {
         let asked = positions(pending(requests)).filter_map(|position| self.parts.at(self.place, position));
         asked.map(|(_, member)| member.hedge_after()).max().unwrap_or(BOTH_PATIENCE)
     }
 
-    /// Reads what is lacking. Who has refused is read from in any case: that says whether there is a newer token, or
-    /// nothing any more. Who is lost comes last, and before them who was asked and has not answered, by this read or
-    /// one before: so whoever stands still is waited for where nobody knew it, and once.
+    /// Reads the missing shards. Members that have refused are read from in any case, which shows whether there is a
+    /// newer token or the slab is gone. Lost members come last, after members that did not answer this read or an
+    /// earlier one. So a member that hangs is waited for only where nobody knew that it hangs, and only once.
     fn one_by_one(&mut self, among: u16, slab: usize, shards: &mut [u8]) -> Result<(), i32> {
         let mut failed = None;
         for position in positions(self.refused) {
@@ -166,14 +166,14 @@ impl<'a> Gathering<'a> {
             Ok(()) => {}
             Err(errno) => {
                 self.parts.request_failed(index, slab, errno);
-                // One that may come back is waited for.
+                // If any member may come back, the read is retried.
                 *failed = failed.filter(|before| may_come_back(*before)).or(Some(errno));
             }
         }
     }
 }
 
-/// Positions that have been asked and not answered.
+/// Positions that were asked and have not answered.
 fn pending(requests: &Requests<'_>) -> u16 {
     mask(requests.iter().enumerate().filter(|(_, request)| request.is_some()).map(|(position, _)| position))
 }

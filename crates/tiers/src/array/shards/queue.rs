@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background's transfers to an array whose members have shards: a queue at each member, several blocks on their
-//! way, and each block's shards at the same time.
+//! The background workers' transfers to an array whose members have shards: a queue to each member, several blocks in
+//! flight, and each block's shards at the same time.
 //!
-//! A block has a frame for each shard, from those of the array; where all are under way, it waits for one. Until a
-//! write has been at all members of its slab's place, the slab cannot be moved (`places.rs`). What is out of the
-//! ordinary is done in the ordinary way, one at a time (`shards.rs`): a member that is lost or fails, a place that has
-//! changed, a request that is longer than a frame has room for.
+//! A block needs one of the array's frames for each shard; if all are in use, the block waits. A slab cannot be moved
+//! until a write to it has reached all members of its place (`places.rs`). Exceptional cases take the ordinary path,
+//! one at a time (`shards.rs`): a lost or failing member, a place that has changed, a request that is longer than a
+//! frame.
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
@@ -29,10 +29,10 @@ use crate::places::Seen;
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 use crate::transfer::check_buffer;
 
-/// Blocks on their way at most: what there are frames for.
+/// The maximum number of blocks in flight: as many as there are frames for.
 const FLIGHTS_MOST: usize = QUEUE_FRAMES.end as usize;
 
-/// A request whose shards members carry out.
+/// A request whose shards members are transferring.
 struct Flight {
     operation: Operation,
     offset: u64,
@@ -42,9 +42,9 @@ struct Flight {
     seen: Seen,
     /// Positions whose members have not answered.
     waits: u16,
-    /// Positions whose members have done it.
+    /// Positions whose members have done their part.
     done: u16,
-    /// What has been read, by positions.
+    /// The shards that were read, by position.
     frames: [Option<FrameBuffer>; POSITIONS],
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct ShardQueue {
     parts: Arc<Parts>,
     lanes: Lanes,
     submitted: VecDeque<Request>,
-    /// By the tag that the members know, without the position.
+    /// By the tag that the members see, without the position.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
     finished: Done,
@@ -79,20 +79,20 @@ impl ShardQueue {
         FLIGHTS_MOST - self.free.len()
     }
 
-    /// Puts what was submitted on its way, until one has to wait for frames.
+    /// Starts submitted requests until one has to wait for frames.
     fn start_all(&mut self) {
         while let Some(request) = self.submitted.pop_front() {
             if let Some(held_up) = self.start(request) {
                 if self.flying() > 0 {
                     return self.submitted.push_front(held_up);
                 }
-                // Others have all frames, and nothing of ours will bring one back.
+                // Others have all frames, and no completion of this queue will free one.
                 self.do_now(held_up);
             }
         }
     }
 
-    /// Puts a request on its way, or does it. Gives it back where there are no frames for it.
+    /// Starts a request, or carries it out. Returns it if there are no frames for it.
     fn start(&mut self, request: Request) -> Option<Request> {
         let Request { operation, offset, ref buffer, .. } = request;
         let checked = check_buffer(NAME, activity(operation), offset, buffer, self.parts.capacity_bytes());
@@ -235,7 +235,7 @@ impl ShardQueue {
         self.finished.add(tag, buffer, outcome);
     }
 
-    /// A member has carried its part of a request out, or has not.
+    /// A member has completed or failed its part of a request.
     fn land(&mut self, completion: Completion) {
         let (index, position) = (completion.tag as usize / POSITIONS, completion.tag as usize % POSITIONS);
         let Completion { buffer, outcome, .. } = completion;
@@ -258,7 +258,7 @@ impl ShardQueue {
         }
     }
 
-    /// All members have answered.
+    /// Ends a request when all members have answered.
     fn end(&mut self, mut flight: Flight) {
         let is_whole = flight.frames.iter().flatten().count() == flight.done.count_ones() as usize;
         let outcome = match flight.operation {
@@ -276,7 +276,7 @@ impl ShardQueue {
                 let outcome = outcome.map_err(|errno| failure(activity(operation), offset, errno));
                 self.finished.add(tag, buffer, outcome);
             }
-            // All of it once more: of a write, it is the same bytes.
+            // Repeats the whole request: a write stores the same bytes again.
             None => self.do_now(Request { operation, offset, buffer, tag }),
         }
         if operation == Operation::Write {
@@ -284,7 +284,7 @@ impl ShardQueue {
         }
     }
 
-    /// Fills a request's pages from the shards that were read. False where the place is another one by now.
+    /// Fills a request's pages from the shards that were read. Returns false if the place has changed.
     fn put_together(&self, flight: &mut Flight) -> bool {
         let code = &self.parts.cutter().code;
         let len = flight.buffer.len() / self.parts.shape.needed;
@@ -307,7 +307,7 @@ impl ShardQueue {
         put.is_ok() && self.parts.places.holds(flight.slab, flight.seen)
     }
 
-    /// Moves what can be moved. Without waiting, but for what is done one at a time.
+    /// Makes all possible progress. Does not wait, except for requests that are carried out one at a time.
     fn pump(&mut self, wait_for: Option<usize>) {
         while self.lanes.turn(wait_for) {
             while let Some(completion) = self.lanes.landed() {
@@ -342,9 +342,9 @@ impl TierQueue for ShardQueue {
         }
         self.pump(None);
         if wait == Wait::ForOne && self.finished.is_empty() {
-            // Cannot fail: each transfer's outcome is its own.
+            // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
-            // Ends: each member's queue gives up what does not come.
+            // This ends because each member's queue gives up requests that are not answered.
             while self.finished.is_empty() && self.flying() > 0 {
                 let wait_for = self.lanes.wait();
                 self.pump(wait_for);
@@ -367,7 +367,7 @@ impl TierQueue for ShardQueue {
 
 impl Drop for ShardQueue {
     fn drop(&mut self) {
-        // A write that is at some members and not at others would leave shards of two ages.
+        // A write that has reached only some members would leave shards of two ages.
         let _ = self.kick();
         while self.flying() > 0 || !self.submitted.is_empty() {
             let wait_for = self.lanes.wait();
