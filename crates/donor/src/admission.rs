@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Decides which connections a donor keeps: strangers, who have not finished their handshake and greeting, in a small
-//! pool of their own; borrowers, up to the donor's and their tenant's bound.
+//! Decides which connections a donor keeps: strangers, which have not finished their handshake and greeting, in a small
+//! pool of their own; and borrowers, up to the donor's and their tenant's bound.
 //!
-//! Pure: time is an argument, in milliseconds of a clock that never goes back. A connection that has to go is returned,
-//! and its owner shuts it.
+//! Pure: time is an argument, in milliseconds of a clock that never goes back. A connection that has to be ended is
+//! returned to the caller, which shuts it.
 //!
-//! - A stranger never takes a borrower's place. The pool is bounded in total and for each address. A newcomer takes the
-//!   place of the stranger of the same address, or else of the address with the most, that has waited longest: first of
-//!   those that have sent nothing.
+//! - A stranger never takes a borrower's place. The pool is bounded in total and for each address. When it is full, a
+//!   newcomer replaces the longest-waiting stranger of the same address or, if the whole pool is full, of the address
+//!   with the most strangers. Strangers that have sent nothing are replaced first.
 //! - A stranger has a deadline, however busy its connection looks.
-//! - An address whose strangers keep failing is taken in more slowly: beyond [`FAILURES_MOST`] its connections are
-//!   closed when they come, without a thread or a handshake.
-//! - When there are as many borrowers' connections as there may be, a newcomer takes the place of one that is idle.
-//!   Its borrower reconnects when it needs it.
+//! - An address whose strangers keep failing is admitted more slowly: beyond [`FAILURES_MOST`] its connections are
+//!   closed when they arrive, without a thread or a handshake.
+//! - When the number of borrowers' connections is at its bound, a newcomer replaces one that is idle. Its borrower
+//!   reconnects when it needs the connection.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -24,17 +24,19 @@ use aquifer_wire::Refusal;
 use crate::tallies::Peer;
 use crate::tenants::TenantId;
 
-/// Strangers at the same time. A choice: each is a thread that waits; a handshake takes some milliseconds.
+/// The maximum number of strangers at the same time. A choice: each is a thread that waits, and a handshake takes some
+/// milliseconds.
 pub(crate) const STRANGERS_MOST: usize = 256;
-/// Strangers of one address at the same time.
+/// The maximum number of strangers of one address at the same time.
 pub(crate) const STRANGERS_OF_ADDRESS_MOST: usize = 64;
-/// Connections that were ended and whose threads have not noticed yet. Beyond, newcomers are turned away.
+/// The maximum number of ended connections whose threads have not noticed yet. Beyond it, newcomers are turned away.
 const DEPARTING_MOST: usize = 512;
-/// Strangers of one address that may have failed lately, before newcomers from it are turned away.
+/// The number of recent failures of one address from which newcomers from it are turned away.
 const FAILURES_MOST: u64 = 1000;
-/// So many of them are forgotten in a second.
+/// How many failures are forgotten each second.
 const FAILURES_FORGOTTEN_PER_S: u64 = 500;
-/// Addresses whose failures are counted. Beyond, those with the fewest share one count.
+/// The maximum number of addresses whose failures are counted. Beyond it, the count of one address is dropped for each
+/// new one.
 const ADDRESSES_MOST: usize = 4096;
 
 /// A connection's number.
@@ -42,7 +44,7 @@ pub(crate) type Number = u64;
 
 /// A handle on a connection.
 pub(crate) trait Occupant: Clone {
-    /// Since when nothing has been asked on it; `None`: something is being answered.
+    /// Since when the connection is idle; `None`: a request is being answered.
     fn idle_since_ms(&self) -> Option<u64>;
 }
 
@@ -56,11 +58,11 @@ struct Stranger<C> {
 struct Member<C> {
     connection: C,
     tenant: TenantId,
-    /// Its end would end more than a connection: it is not ended for a newcomer.
+    /// Ending it would end more than a connection, so it is not ended for a newcomer.
     is_pinned: bool,
 }
 
-/// How often strangers of one address have failed lately.
+/// How often strangers of one address have failed recently.
 #[derive(Clone, Copy, Default)]
 struct Failures {
     count: u64,
@@ -78,16 +80,16 @@ impl Failures {
 pub(crate) struct Admission<C> {
     strangers: BTreeMap<Number, Stranger<C>>,
     members: BTreeMap<Number, Member<C>>,
-    /// Ended to make room; their threads have not noticed yet.
+    /// Connections ended to make room whose threads have not noticed yet.
     departing: usize,
     failures: BTreeMap<Peer, Failures>,
     next: Number,
     members_most: usize,
-    /// From when on an idle connection is ended for a newcomer.
+    /// The idle time after which a connection may be ended for a newcomer.
     spare_after_ms: u64,
 }
 
-/// Whom a newcomer replaces, if anybody.
+/// An admitted newcomer, and the connection that it replaces, if any.
 pub(crate) struct Admitted<C> {
     pub(crate) number: Number,
     pub(crate) displaced: Option<C>,
@@ -106,12 +108,12 @@ impl<C: Occupant> Admission<C> {
         }
     }
 
-    /// Connections that are open.
+    /// The number of open connections.
     pub(crate) fn count(&self) -> usize {
         self.strangers.len() + self.members.len()
     }
 
-    /// Connections whose threads have not come to their end.
+    /// The number of connections whose threads have not ended.
     pub(crate) fn threads(&self) -> usize {
         self.count() + self.departing
     }
@@ -122,7 +124,7 @@ impl<C: Occupant> Admission<C> {
         strangers.chain(self.members.values().map(|member| &member.connection))
     }
 
-    /// Somebody has connected, and has until `deadline_ms` to say who it is. `None`: it is turned away.
+    /// Admits a new connection, which has until `deadline_ms` to say who it is. `None`: it is turned away.
     pub(crate) fn enter(&mut self, now_ms: u64, peer: Peer, deadline_ms: u64, connection: C) -> Option<Admitted<C>> {
         let origin = origin(peer);
         if self.departing >= DEPARTING_MOST || self.failures_of(origin, now_ms) >= FAILURES_MOST {
@@ -160,15 +162,15 @@ impl<C: Occupant> Admission<C> {
         Some(stranger.connection)
     }
 
-    /// A stranger has sent something.
+    /// Records that a stranger has sent something.
     pub(crate) fn spoke(&mut self, number: Number) {
         if let Some(stranger) = self.strangers.get_mut(&number) {
             stranger.has_spoken = true;
         }
     }
 
-    /// A stranger has said who it is: it becomes a borrower's connection of `tenant`, which may have `tenant_most` of
-    /// them. Returns a connection that made room for it.
+    /// A stranger has said who it is: makes it a borrower's connection of `tenant`, which may have `tenant_most` of
+    /// them. Returns a connection that has to be ended to make room for it.
     pub(crate) fn promote(
         &mut self,
         now_ms: u64,
@@ -177,7 +179,7 @@ impl<C: Occupant> Admission<C> {
         tenant_most: usize,
         is_pinned: bool,
     ) -> Result<Option<C>, Refusal> {
-        // It lost its place just now.
+        // The stranger has just been replaced.
         let stranger = self.strangers.get(&number).ok_or(Refusal::TooManyConnections)?;
         let connection = stranger.connection.clone();
         let displaced = self.make_room(now_ms, tenant, tenant_most)?;
@@ -193,7 +195,7 @@ impl<C: Occupant> Admission<C> {
         if !is_tenant_full && self.members.len() < self.members_most {
             return Ok(None);
         }
-        // Who has less than its share need not wait until one of who has more has been idle for long.
+        // A tenant with less than its share need not wait until a connection of one with more has been idle for long.
         let mut tenants: Vec<TenantId> = self.members.values().map(|member| member.tenant).collect();
         tenants.extend([tenant]);
         tenants.sort_unstable();
@@ -216,7 +218,7 @@ impl<C: Occupant> Admission<C> {
         Ok(self.members.remove(&number).map(|member| member.connection))
     }
 
-    /// A connection's thread has come to its end.
+    /// Records that a connection's thread has ended.
     pub(crate) fn leave(&mut self, now_ms: u64, number: Number) {
         if let Some(stranger) = self.strangers.remove(&number) {
             self.failed(now_ms, stranger.origin);
@@ -225,18 +227,18 @@ impl<C: Occupant> Admission<C> {
         }
     }
 
-    /// Strangers whose time is over.
+    /// Strangers whose deadline has passed.
     pub(crate) fn overdue(&mut self, now_ms: u64) -> Vec<C> {
         let late = self.strangers.values_mut().filter(|stranger| stranger.deadline_ms <= now_ms);
         late.map(|stranger| {
-            // Once: its thread ends it.
+            // Each is returned once: its thread ends it.
             stranger.deadline_ms = u64::MAX;
             stranger.connection.clone()
         })
         .collect()
     }
 
-    /// When the next stranger's time is over.
+    /// The next deadline of a stranger.
     pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
         self.strangers.values().map(|stranger| stranger.deadline_ms).filter(|end| *end != u64::MAX).min()
     }
@@ -257,7 +259,7 @@ impl<C: Occupant> Admission<C> {
     }
 }
 
-/// Whose connections are counted together: those of an address, of an IPv6 network of 64 bits, of a user.
+/// The unit in which connections are counted: an address, an IPv6 network of 64 bits, or a user.
 fn origin(peer: Peer) -> Peer {
     match peer {
         Peer::Host(IpAddr::V6(address)) => match address.to_ipv4_mapped() {

@@ -3,13 +3,13 @@
 
 //! One borrower's connection: reads frames, each within a bounded time, and sends the answers.
 //!
-//! What leaves the stream in doubt ends the connection: damage, a wrong length, a number out of turn, a frame that does
-//! not come to its end. What is only about leases is answered, and the connection goes on.
+//! Whatever leaves the stream in doubt ends the connection: damage, a wrong length, an unexpected request number, an
+//! incomplete frame. A refusal that concerns only leases is sent as an answer, and the connection continues.
 //!
-//! A borrower whose memory is asked back is told so before the next answer: once on each connection, since each of its
-//! processes has connections of its own.
+//! A borrower whose memory is reclaimed is notified before the next answer: once on each connection, because each of
+//! its processes has connections of its own.
 //!
-//! Threads: the connection's own; `Outlet::shut` also the one that stops the donor.
+//! Threads: the connection's own; `Outlet::shut` also runs on the thread that stops the donor.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
@@ -31,26 +31,27 @@ use crate::settings::Patience;
 use crate::tallies::Peer;
 use crate::tenants::Tenant;
 
-/// The way out of a connection.
+/// The sending side of a connection.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     channel: Arc<dyn Channel>,
-    /// A frame goes out whole.
+    /// Held while a frame is sent, so that frames do not interleave.
     turn: Mutex<()>,
-    /// Since when nothing has been asked, in milliseconds of the donor's clock; `BUSY` while something is answered.
+    /// Since when the connection is idle, in milliseconds of the donor's clock; `BUSY` while a request is being
+    /// answered.
     idle_since_ms: AtomicU64,
-    /// From when on it is known who it is, under TLS.
+    /// The borrower's identity under TLS, once it is known.
     shown: OnceLock<Shown>,
 }
 
-/// By what a borrower is known.
+/// What identifies a borrower.
 #[derive(Debug)]
 struct Shown {
     certificates: Vec<CertificateDer<'static>>,
     tenant: String,
 }
 
-/// No time.
+/// Not a time: the connection is not idle.
 const BUSY: u64 = u64::MAX;
 
 impl Occupant for Arc<Outlet> {
@@ -64,7 +65,7 @@ impl Outlet {
         Outlet { channel, turn: Mutex::new(()), idle_since_ms: AtomicU64::new(BUSY), shown: OnceLock::new() }
     }
 
-    /// Sends one frame whole, within `patience`.
+    /// Sends one whole frame, within `patience`.
     pub(crate) fn send(&self, request: u64, message: Message, body: &[u8], patience: Duration) -> io::Result<()> {
         let header = Header::new(request, message, body).encode();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,22 +87,22 @@ impl Outlet {
         Ok(())
     }
 
-    /// Sends one frame without a body, and descriptors with it.
+    /// Sends one frame without a body, together with descriptors.
     fn give(&self, message: Message, descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
         let header = Header::new(0, message, &[]).encode();
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.channel.give(&header, descriptors)
     }
 
-    /// The tenant whose certificate is not good any more, if it is so.
+    /// The tenant of this connection, if its certificate is no longer valid.
     pub(crate) fn is_revoked(&self, side: &DonorSide) -> Option<&str> {
         let shown = self.shown.get()?;
         side.check(&shown.certificates).err().map(|_| shown.tenant.as_str())
     }
 
-    /// Ends the connection, from whatever thread.
+    /// Ends the connection, from any thread.
     pub(crate) fn shut(&self) {
-        // Not under the lock: a sender that is stuck has it.
+        // Not under the lock, because a sender that is stuck holds it.
         self.channel.shut();
     }
 }
@@ -114,20 +115,21 @@ pub(crate) struct Connection<'a> {
     seat: &'a Seat,
     peer: Peer,
     patience: Patience,
-    /// From the greeting on.
+    /// Known from the greeting on.
     tenant: Option<Arc<Tenant>>,
-    /// Bodies; grows to the longest one that came or went, 2 MiB at most, until nothing comes for a while.
+    /// The buffer for bodies. It grows to the longest body in either direction, 2 MiB at most, and is given up when
+    /// nothing arrives for a while.
     body: Vec<u8>,
-    /// What is reserved for it.
+    /// The bytes that are reserved for it.
     reserved: u64,
     told: Told,
 }
 
-/// What the borrower was told on this connection of the leases that are asked back.
+/// What the borrower was notified of on this connection: its revoked leases.
 struct Told {
-    /// By which order they were.
+    /// The number of the order that the notices were about.
     order: u64,
-    /// From which range on it has to be told; `None`: it was told of all.
+    /// The range from which the notices continue; `None`: the borrower was notified of all.
     from: Option<u64>,
 }
 
@@ -137,7 +139,8 @@ impl Drop for Connection<'_> {
     }
 }
 
-/// How much of a body is made room for before it is there: a peer that only announces bytes gets no memory for them.
+/// How far a body's buffer grows ahead of the bytes that have arrived: a peer that only announces bytes gets no memory
+/// for them.
 const BODY_STEP: usize = 64 << 10;
 
 impl<'a> Connection<'a> {
@@ -159,7 +162,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves until the borrower ends the connection, or something is wrong with it.
+    /// Serves until the borrower ends the connection, or until an error.
     pub(crate) fn serve(mut self) {
         if let Err(refusal) = self.converse() {
             self.service.refuse(self.tenant.as_deref(), self.peer, refusal);
@@ -211,7 +214,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Tells the borrower which of its leases are asked back, unless it was told.
+    /// Notifies the borrower of its revoked leases, unless it was notified before.
     fn tell(&mut self, who: BorrowerId, most: usize) -> io::Result<()> {
         let order = self.service.order();
         if order != self.told.order {
@@ -223,19 +226,19 @@ impl<'a> Connection<'a> {
         revocations.into_iter().try_for_each(|message| self.outlet.send(0, message, &[], self.patience.frame))
     }
 
-    /// Who it is, and the number of the first request.
+    /// Receives the greeting. Returns the borrower's visit and the number of the first request.
     fn greet(&mut self) -> Result<Option<(Visit<'a>, u64)>, Refusal> {
         let Some(header) = self.next_header(false)? else { return Ok(None) };
         let Message::Hello { oldest, newest, borrower } = header.message else { return Err(Refusal::NoHello) };
         let version = choose_version(oldest, newest)?;
         let Ok(first_request) = aquifer_sys::raw::random() else { return Ok(None) };
         let tenant = self.know()?;
-        // Its end would end a borrower on this machine, or what reaches past the donor.
+        // Ending the connection would end a borrower on this machine, or RDMA access that bypasses the donor.
         let is_pinned = self.channel.is_local() || self.service.rdma_port().is_some();
         let connections_most = tenant.limits().connections.unwrap_or(usize::MAX);
         self.seat.promote(tenant.id, connections_most, is_pinned)?;
         if self.seat.shared().is_revoked(self.outlet) {
-            // Since its handshake.
+            // Its certificate was revoked after the handshake.
             return Ok(None);
         }
         let welcome = Message::Welcome {
@@ -253,7 +256,7 @@ impl<'a> Connection<'a> {
         Ok(sent.is_ok().then_some((visit, first_request)))
     }
 
-    /// Which tenant the borrower is.
+    /// Determines the borrower's tenant.
     fn know(&mut self) -> Result<Arc<Tenant>, Refusal> {
         let name = match self.channel.certificates() {
             None => self.peer.tenant(),
@@ -276,7 +279,7 @@ impl<'a> Connection<'a> {
         Ok(tenant)
     }
 
-    /// Has room for a request's body and its answer's, and keeps the tenant to its rates.
+    /// Reserves room for a request's body or its answer's, and keeps the tenant to its rates.
     fn make_ready(&mut self, header: &Header) -> Result<(), Refusal> {
         let Some(tenant) = self.tenant.as_deref() else { return Err(Refusal::NoHello) };
         let bytes = match header.message {
@@ -303,7 +306,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// The next request's header, for which the connection waits as one that could make room for another.
+    /// The next request's header. While it waits, the connection counts as idle and may be ended to make room for
+    /// another.
     fn next_request(&mut self) -> Result<Option<Header>, Refusal> {
         self.outlet.idle_since_ms.store(self.seat.shared().now_ms(), Ordering::Relaxed);
         let header = self.next_header(true);
@@ -311,7 +315,7 @@ impl<'a> Connection<'a> {
         header
     }
 
-    /// The next header; `None` when the connection has ended between two frames, or nothing has come for too long.
+    /// The next header; `None` when the connection has ended between two frames, or nothing has arrived for too long.
     fn next_header(&mut self, may_idle: bool) -> Result<Option<Header>, Refusal> {
         let mut bytes = [0; HEADER_BYTES];
         let (mut filled, mut has_begun) = (0, false);
@@ -326,7 +330,7 @@ impl<'a> Connection<'a> {
                 Err(error) if !is_late(&error) => return Ok(None),
                 Err(_) if !has_begun && may_idle => {
                     self.put_body_away();
-                    // Who is silent on a network may be gone; on this machine, the kernel would say so.
+                    // A silent peer on a network may be gone; on this machine, the kernel would report its end.
                     if !wakeup::readable(self.channel.socket(), self.patience.idle) && !self.channel.is_local() {
                         return Ok(None);
                     }
@@ -372,8 +376,8 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Whether a peer that is refused for this reason takes a frame for an answer. Whoever speaks another protocol does
-/// not, and a handshake that fails has said so in its own words.
+/// Whether a peer that is refused for this reason understands a frame as the answer. A peer that speaks another
+/// protocol does not, and a failed handshake has reported the reason in its own way.
 fn is_understood(refusal: Refusal) -> bool {
     !matches!(
         refusal,

@@ -3,17 +3,17 @@
 
 //! Who has which slab, and until when: every decision about leases.
 //!
-//! Pure: time is an argument, in milliseconds of a clock that never goes back; memory is somebody else's. A lease is
-//! one slab, named by its number, for one range of the borrower's tier. What must hold, and is judged by a model in
-//! `tests/leases_model.rs`:
+//! Pure: time is an argument, in milliseconds of a clock that never goes back, and other modules keep the memory. A
+//! lease covers one slab, is named by the slab's number, and is for one range of the borrower's tier. What must hold,
+//! and is checked against a model in `tests/leases_model.rs`:
 //!
 //! - No slab has two holders.
-//! - Nothing is granted that has not been wiped since its last holder.
+//! - No slab is granted that has not been wiped since its last holder.
 //! - A tenant's borrowers together have no more slabs than its quota.
-//! - A token passes only while it is the last one that was given for its slab.
-//! - What the donor has taken back is never granted again.
+//! - A token is accepted only while it is the last one given for its slab.
+//! - A slab that the donor has reclaimed is never granted again.
 //!
-//! Next: `leases/reclaim.rs`, how it is taken back; `memory.rs`, which wipes; `service.rs`, which asks.
+//! Next: `leases/reclaim.rs`, how memory is reclaimed; `memory.rs`, which wipes; `service.rs`, which calls this.
 
 mod reclaim;
 
@@ -25,10 +25,10 @@ use aquifer_wire::{BorrowerId, Refusal, SLAB_BYTES};
 
 use crate::tenants::TenantId;
 
-/// Slabs of one donor at most: 32 TiB. Borrowers keep a slab's number and its token in one word.
+/// The maximum number of slabs of one donor: 32 TiB. Borrowers keep a slab's number and its token in one word.
 pub const SLABS_MOST: u32 = 1 << 24;
 
-/// Where a slab is in its life.
+/// The state of a slab.
 ///
 /// ```text
 ///          grant             release, expire, revoke             take_unwiped            wiped
@@ -38,7 +38,7 @@ pub const SLABS_MOST: u32 = 1 << 24;
 ///               reclaim                              wiped, while the donor wants more back
 /// ```
 ///
-/// A slab with accesses under way stays `Unwiped` until the last one has ended.
+/// A slab with accesses in progress stays `Unwiped` until the last one has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
@@ -51,7 +51,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Slab {
     state: State,
-    /// The last one that was given for it.
+    /// The last token given for it.
     token: u64,
     /// Accesses that have begun and not ended.
     accesses: u32,
@@ -60,11 +60,11 @@ struct Slab {
 #[derive(Debug)]
 struct Borrower {
     tenant: TenantId,
-    /// Which slab each of its ranges has.
+    /// The slab of each of its ranges.
     ranges: BTreeMap<u64, u32>,
-    /// Which of these are asked back, and by when: they end then, whatever it does.
+    /// The ranges that are revoked, and when: their leases end then, whatever the borrower does.
     leaving: BTreeMap<u64, u64>,
-    /// Its leases end then, unless there is a sign of life before.
+    /// When its leases end, unless it gives a sign of life before.
     expires_at_ms: u64,
 }
 
@@ -75,12 +75,12 @@ impl Borrower {
     }
 }
 
-/// On whose account a slab is granted, and how many may be on it.
+/// The account on which a slab is granted, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Of which tenant the borrower is.
+    /// The borrower's tenant.
     pub tenant: TenantId,
-    /// How many slabs its borrowers may have together.
+    /// How many slabs the tenant's borrowers may have together.
     pub quota_slabs: u32,
 }
 
@@ -89,41 +89,41 @@ pub struct Account {
 pub struct Granted {
     /// The slab's number, which names the lease.
     pub slab: u32,
-    /// What its holder has to show.
+    /// The token that the holder has to present.
     pub token: u64,
-    /// When it ends without a sign of life.
+    /// When the lease ends without a sign of life.
     pub expires_in_ms: u64,
 }
 
-/// A right to touch some bytes of a slab, from [`LeaseTable::begin`] to [`LeaseTable::end`].
+/// A right to access some bytes of a slab, from [`LeaseTable::begin`] to [`LeaseTable::end`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "an access that never ends keeps its slab for ever"]
 pub struct Access {
-    /// Which slab.
+    /// The slab's number.
     pub slab: u32,
-    /// From where on in it.
+    /// The start of the bytes in the slab.
     pub start: u64,
 }
 
-/// What somebody wants to touch.
+/// An access that a borrower asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The lease that is to allow it.
+    /// The lease that has to allow the access.
     pub lease: u64,
-    /// Its token, as far as the borrower knows.
+    /// The lease's token, as far as the borrower knows.
     pub token: u64,
-    /// From where on in the borrower's tier.
+    /// The start of the bytes in the borrower's tier.
     pub offset: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
-/// How many leases ended how.
+/// How many leases ended in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endings {
-    /// Nobody gave a sign of life.
+    /// The borrower gave no sign of life.
     pub expired: u64,
-    /// The donor wanted them back.
+    /// The donor revoked them.
     pub revoked: u64,
 }
 
@@ -136,21 +136,21 @@ pub struct LeaseTable {
     /// Slabs that came back, the first one in front.
     unwiped: VecDeque<u32>,
     borrowers: BTreeMap<BorrowerId, Borrower>,
-    /// How many slabs each tenant's borrowers have; none that have none.
+    /// How many slabs each tenant's borrowers have; tenants without slabs are not in the map.
     held: BTreeMap<TenantId, u32>,
     lease_ms: u64,
     last_token: u64,
     leased: u32,
-    /// Slabs that the donor still wants back.
+    /// How many slabs the donor still wants to reclaim.
     wanted: u32,
     reclaimed: u32,
     endings: Endings,
-    /// No lease ends before.
+    /// No lease ends before this time.
     due_ms: u64,
 }
 
 impl LeaseTable {
-    /// A table of `slabs` slabs, none of them lent. Leases last `lease_ms` from each sign of life of their borrower on.
+    /// A table of `slabs` slabs, none of them lent. Leases last `lease_ms` from their borrower's last sign of life.
     ///
     /// # Panics
     /// With more than [`SLABS_MOST`] slabs.
@@ -172,13 +172,13 @@ impl LeaseTable {
         }
     }
 
-    /// Gives a slab for a range of a borrower's tier; for one that it has, a new token for the same slab. A borrower is
-    /// always of the same tenant.
+    /// Grants a slab for a range of a borrower's tier. If the range has a slab, the borrower gets a new token for the
+    /// same slab. A borrower must always have the same tenant.
     pub fn grant(&mut self, now_ms: u64, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
         self.expire(now_ms);
         let held = self.borrowers.get(&who);
         let slab = match held.and_then(|borrower| borrower.ranges.get(&range)) {
-            // An access with the old token is still under way; it would land after the new token is known.
+            // An access with the old token is still in progress; it would take effect after the new token is known.
             Some(slab) if self.slabs[*slab as usize].accesses > 0 => return Err(Refusal::Busy),
             Some(slab) => *slab,
             None if self.held(account.tenant) >= account.quota_slabs => return Err(Refusal::Quota),
@@ -194,7 +194,7 @@ impl LeaseTable {
     fn take_free(&mut self, tenant: TenantId, who: BorrowerId, range: u64) -> Result<u32, Refusal> {
         let nothing = match (self.is_draining(), self.lacks_wiped()) {
             (true, _) => Refusal::Ending,
-            // It may pass: a slab that came back can be granted when it has been wiped.
+            // This may pass: a slab that came back can be granted once it is wiped.
             (false, true) => Refusal::Busy,
             (false, false) => Refusal::Full,
         };
@@ -210,7 +210,7 @@ impl LeaseTable {
         Ok(slab)
     }
 
-    /// A sign of life: all leases of the borrower last longer. Returns how many there are, and for how long.
+    /// A sign of life: extends all leases of the borrower. Returns their number, and how long they last.
     pub fn renew(&mut self, now_ms: u64, who: BorrowerId) -> (u64, u64) {
         self.expire(now_ms);
         self.touch(now_ms, who);
@@ -228,7 +228,7 @@ impl LeaseTable {
         self.borrowers.get(&who).map_or(self.lease_ms, |borrower| borrower.end_ms().saturating_sub(now_ms))
     }
 
-    /// The slab of a lease, if it is the borrower's and the token is its last one.
+    /// The slab of a lease and its range, if the lease is the borrower's and the token is the last one.
     fn check(&self, who: BorrowerId, lease: u64, token: u64) -> Result<(u32, u64), Refusal> {
         let slab = u32::try_from(lease).map_err(|_| Refusal::NoLease)?;
         let Slab { state: State::Leased { holder, range }, token: last, .. } =
@@ -264,13 +264,13 @@ impl LeaseTable {
         slab
     }
 
-    /// Gives back all that a borrower has. Returns how many leases that were.
+    /// Gives back everything that a borrower has. Returns the number of leases.
     pub fn release_every(&mut self, now_ms: u64, who: BorrowerId) -> u64 {
         self.expire(now_ms);
         self.end_every(who)
     }
 
-    /// Gives back all that the borrowers of a tree have. Returns how many leases that were.
+    /// Gives back everything that the borrowers of a tree have. Returns the number of leases.
     pub fn release_tree(&mut self, now_ms: u64, tree: u64) -> u64 {
         self.expire(now_ms);
         let first = u128::from(tree) << 64;
@@ -296,7 +296,7 @@ impl LeaseTable {
         self.unwiped.push_back(slab);
     }
 
-    /// Ends the leases whose time has come.
+    /// Ends the leases that have expired.
     pub fn expire(&mut self, now_ms: u64) {
         if now_ms < self.due_ms {
             return;
@@ -306,12 +306,12 @@ impl LeaseTable {
         for who in dead {
             self.endings.expired += self.end_every(who);
         }
-        // After them: what they leave need not be taken from others.
+        // After the expired leases: slabs that came back through them need not be taken from other borrowers.
         self.revoke_due(now_ms);
         self.due_ms = self.next_end_ms().unwrap_or(u64::MAX);
     }
 
-    /// A borrower wants to touch bytes: they are its own until [`LeaseTable::end`]. A sign of life, too.
+    /// Begins an access: the bytes stay the borrower's until [`LeaseTable::end`]. This is also a sign of life.
     pub fn begin(&mut self, now_ms: u64, who: BorrowerId, claim: Claim) -> Result<Access, Refusal> {
         self.expire(now_ms);
         let (slab, range) = self.check(who, claim.lease, claim.token)?;
@@ -324,7 +324,7 @@ impl LeaseTable {
         Ok(Access { slab, start })
     }
 
-    /// A borrower wants to touch all of a slab, as [`begin`](Self::begin).
+    /// Begins an access to a whole slab, as [`begin`](Self::begin) does for some bytes.
     pub fn begin_slab(&mut self, now_ms: u64, who: BorrowerId, lease: u64, token: u64) -> Result<Access, Refusal> {
         self.expire(now_ms);
         let (slab, _) = self.check(who, lease, token)?;
@@ -333,14 +333,14 @@ impl LeaseTable {
         Ok(Access { slab, start: 0 })
     }
 
-    /// The bytes are not touched any more. Returns whether their slab came back meanwhile and can be wiped now.
+    /// Ends an access. Returns whether the slab came back in the meantime and can be wiped now.
     pub fn end(&mut self, access: Access) -> bool {
         let slab = &mut self.slabs[access.slab as usize];
         slab.accesses = slab.accesses.checked_sub(1).expect("an access ends once");
         slab.accesses == 0 && slab.state == State::Unwiped
     }
 
-    /// A slab that came back and that nobody touches any more: to be wiped by the caller.
+    /// A slab that came back and that nobody accesses any more. The caller has to wipe it.
     pub fn take_unwiped(&mut self) -> Option<u32> {
         let idle = |slab: &u32| self.slabs[*slab as usize].accesses == 0;
         let place = self.unwiped.iter().position(idle)?;
@@ -349,7 +349,7 @@ impl LeaseTable {
         Some(slab)
     }
 
-    /// Its bytes are zeros. Returns whether the donor has it back for good.
+    /// Records that a slab is wiped. Returns whether the donor has reclaimed it for good.
     pub fn wiped(&mut self, slab: u32) -> bool {
         assert_eq!(self.slabs[slab as usize].state, State::Wiping, "only what was taken is wiped");
         let is_wanted = self.wanted > 0;
@@ -362,27 +362,27 @@ impl LeaseTable {
         is_wanted
     }
 
-    /// When the next leases end without a sign of life; `None` while there are none.
+    /// When the next leases end without a sign of life; `None` while there are no leases.
     pub fn next_end_ms(&self) -> Option<u64> {
         self.borrowers.values().map(Borrower::end_ms).min()
     }
 
-    /// How many slabs there are.
+    /// The number of slabs.
     pub fn slabs(&self) -> u32 {
         self.slabs.len() as u32
     }
 
-    /// How many are lent.
+    /// How many slabs are lent.
     pub fn leased(&self) -> u32 {
         self.leased
     }
 
-    /// How many came back and cannot be granted yet.
+    /// How many slabs came back and cannot be granted yet.
     pub fn unwiped(&self) -> u32 {
         self.slabs() - self.leased - self.free.len() as u32 - self.reclaimed
     }
 
-    /// Whether nothing can be granted before something that came back has been wiped.
+    /// Whether no slab can be granted before one that came back has been wiped.
     pub fn lacks_wiped(&self) -> bool {
         self.free.is_empty() && self.unwiped() > 0
     }
@@ -397,7 +397,7 @@ impl LeaseTable {
         self.held.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// How many slabs there are to be lent, now or later.
+    /// How many slabs can be lent, now or later.
     pub fn lendable(&self) -> u32 {
         self.slabs() - self.reclaimed - self.wanted
     }

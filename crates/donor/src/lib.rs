@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Lends this machine's memory to programs on others, in slabs, under leases.
+//! Lends this machine's memory to programs on other machines, in slabs, under leases.
 //!
-//! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`]; or shares it with programs on this
-//! machine, by way of a socket. Who has which slab is decided in [`leases`], which is pure; what is said on a
-//! connection, in `aquifer_wire`. A connection's way: it comes in by `entrance.rs`, `listener.rs` gives it a thread,
-//! `channel.rs` opens what is sealed, `connection.rs` reads its frames, `service.rs` does what they ask. The memory:
-//! `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
-//! `guests.rs` the books on that.
-//! `control.rs` is the way in of this machine's administrator.
+//! [`Donor::start`] maps the memory and serves it over TCP until [`Donor::stop`], or shares it with programs on this
+//! machine through a Unix socket. [`leases`] decides who has which slab, and is pure; `aquifer_wire` defines the
+//! messages on a connection. The path of a connection: it arrives through `entrance.rs`, `listener.rs` gives it a
+//! thread, `channel.rs` decrypts it, `connection.rs` reads its frames, and `service.rs` carries out their requests. The
+//! memory: `memory.rs`, and where it is shared, `lent_files.rs`; `one_sided.rs` is what borrowers reach by RDMA, and
+//! `guests.rs` keeps the accounts of that. `control.rs` is the interface for this machine's administrator.
 //!
 //! ```
 //! use aquifer_donor::{Donor, Security, Settings, Source};

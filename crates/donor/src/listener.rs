@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Takes connections in, up to the bounds of `admission.rs`, and gives each a thread of its own.
+//! Admits connections, up to the bounds of `admission.rs`, and gives each a thread of its own.
 //!
-//! Blocking sockets and a thread each: the kernel does the waiting, and the thread that is woken is the one that
-//! answers. There is no queue of requests between the two that a demand read would have to wait in.
+//! Blocking sockets and one thread for each: the kernel does the waiting, and the thread that is woken is the one that
+//! answers. There is no queue of requests in between, in which a demand read would have to wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -24,18 +24,18 @@ use crate::tenants::TenantId;
 
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
-/// After a connection could not be taken in, for want of descriptors say.
+/// The pause after a connection could not be accepted, for instance because there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The stack of a connection's thread; bodies are on the heap.
 const STACK_BYTES: usize = 256 << 10;
-/// One look whether the last connection has ended.
+/// The interval between checks whether the last connection has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Everything that the donor's threads share.
 pub(crate) struct Shared {
     pub(crate) service: Service,
     pub(crate) settings: Settings,
-    /// What new connections are protected by.
+    /// What protects new connections.
     protection: RwLock<Protection>,
     pub(crate) watch: Watch,
     pub(crate) bell: Wakeup,
@@ -66,11 +66,11 @@ impl Shared {
         self.protection.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// New connections are protected so from now on, and those end whose certificates are not good by it.
+    /// Protects new connections this way from now on, and ends those whose certificates it does not accept.
     pub(crate) fn protect(&self, protection: Protection) {
         *self.protection.write().unwrap_or_else(PoisonError::into_inner) = protection.clone();
         let Protection::Tls(side) = protection else { return };
-        // Whoever is promoted later looks itself.
+        // A connection that is promoted later checks this itself.
         let all: Vec<Arc<Outlet>> = self.admission().all().cloned().collect();
         for outlet in all {
             if let Some(tenant) = outlet.is_revoked(&side) {
@@ -85,7 +85,7 @@ impl Shared {
         self.service.tallies.say(&format!("ended a connection of {tenant}, whose certificate is not good any more"));
     }
 
-    /// Whether a connection's certificate is not good any more.
+    /// Whether a connection's certificate is no longer valid.
     pub(crate) fn is_revoked(&self, outlet: &Outlet) -> bool {
         let Protection::Tls(side) = self.protection() else { return false };
         let tenant = outlet.is_revoked(&side);
@@ -95,7 +95,7 @@ impl Shared {
         tenant.is_some()
     }
 
-    /// Connections that are open.
+    /// The number of open connections.
     pub(crate) fn count(&self) -> usize {
         self.admission().count()
     }
@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Ends strangers whose time is over. Returns when to come again at the latest.
+    /// Ends strangers whose deadline has passed. Returns the longest time until the next call.
     fn end_overdue(&self) -> Duration {
         let now_ms = self.now_ms();
         let mut admission = self.admission();
@@ -146,7 +146,7 @@ impl Seat {
         self.shared.admission().spoke(self.number);
     }
 
-    /// The stranger is a borrower. Another connection may have to make room.
+    /// The stranger is a borrower now. Another connection may have to make room.
     pub(crate) fn promote(&self, tenant: TenantId, tenant_most: usize, is_pinned: bool) -> Result<(), Refusal> {
         let now_ms = self.shared.now_ms();
         let displaced = self.shared.admission().promote(now_ms, self.number, tenant, tenant_most, is_pinned)?;
@@ -164,13 +164,13 @@ impl Drop for Seat {
     }
 }
 
-/// The accepting thread's life. `entrance` does not block.
+/// The accepting thread's loop. `entrance` does not block.
 pub(crate) fn run(shared: &Arc<Shared>, entrance: &Entrance) {
     while !shared.is_over.load(Ordering::Acquire) {
         let sleep = shared.end_overdue();
         match entrance.accept() {
             Ok(visitor) => {
-                // A failure is that of one connection; its peer sees it end.
+                // A failure concerns one connection only; its peer sees it end.
                 let _ = take_in(shared, visitor);
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -188,15 +188,15 @@ fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
     shared.service.tallies.add(Figure::ConnectionsTotal, 1);
     if let Err(refusal) = checked {
         shared.service.refuse(None, peer, refusal);
-        // It fits into any socket's buffer, so this does not wait for the peer.
+        // The frame fits into any socket's buffer, so this does not wait for the peer.
         return outlet.send(0, Message::Error { refusal }, &[], patience.frame);
     }
     let now_ms = shared.now_ms();
-    // Its thread gives it up earlier, and says why; this is for one whose bytes keep coming.
+    // Its own thread gives up earlier, and reports why; this deadline is for a connection whose bytes keep coming.
     let deadline_ms = now_ms.saturating_add(milliseconds(patience.handshake + patience.frame));
     let admitted = shared.admission().enter(now_ms, peer, deadline_ms, Arc::clone(&outlet));
     let Some(Admitted { number, displaced }) = admitted else {
-        // Without a word: whoever comes so often gets none of our time.
+        // Without an answer: a peer that connects so often gets none of the donor's time.
         shared.service.refuse(None, peer, Refusal::TooManyConnections);
         return Ok(());
     };
@@ -204,7 +204,7 @@ fn take_in(shared: &Arc<Shared>, visitor: Visitor) -> std::io::Result<()> {
         displaced.shut();
     }
     let seat = Seat { shared: Arc::clone(shared), number };
-    // Where there is no thread, the seat is dropped with the closure.
+    // If the thread cannot be created, the seat is dropped with the closure.
     let serve = move || Connection::new(&seat, &outlet, peer).serve();
     thread::Builder::new().name("donor-serve".into()).stack_size(STACK_BYTES).spawn(serve).map(|_| ())
 }

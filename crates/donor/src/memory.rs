@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The slabs' memory: where it comes from, and how it is wiped. Mapped, and copied from and to by the donor; or shared
-//! with borrowers on this machine, file by file (`lent_files.rs`).
+//! The slabs' memory: where it comes from, and how it is wiped. It is either mapped, and the donor copies from and to
+//! it, or shared with borrowers on this machine, file by file (`lent_files.rs`).
 //!
-//! Where it can be done, giving a slab's pages back to the kernel is the wipe: it zeroes a page before anybody has it
-//! again, and the machine has the memory until then. The mechanisms: `sys/src/lent_memory.rs`.
+//! Where possible, giving a slab's pages back to the kernel is the wipe: the kernel zeroes a page before anybody gets
+//! it again, and until then the machine has the memory. The mechanisms: `sys/src/lent_memory.rs`.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Slabs {
         Ok(Slabs::Mapped(Arc::new(memory)))
     }
 
-    /// Keeps what is lent out of this machine's swap, where what was wiped would stay. Why not, if it cannot.
+    /// Keeps lent memory out of this machine's swap, where wiped bytes would remain. Returns the reason if it cannot.
     pub(crate) fn lock(&self) -> Result<(), String> {
         match self {
             Slabs::Mapped(memory) => memory.lock().map_err(|error| {
@@ -54,7 +54,7 @@ impl Slabs {
         }
     }
 
-    /// How much of it is kept out of swap.
+    /// How many bytes are kept out of swap.
     pub(crate) fn locked_bytes(&self) -> u64 {
         let is_locked = match self {
             Slabs::Mapped(memory) => memory.is_locked(),
@@ -86,7 +86,7 @@ impl Slabs {
         }
     }
 
-    /// Part of a slab that its holder does not need.
+    /// Discards a part of a slab that its holder does not need.
     pub(crate) fn discard(&self, access: &Access, bytes: u64) {
         match self {
             Slabs::Mapped(memory) => memory.wipe(place(access), bytes as usize),
@@ -94,7 +94,7 @@ impl Slabs {
         }
     }
 
-    /// A whole slab that nobody has, in pieces; `between` is called after each.
+    /// Wipes a whole slab that nobody has, in pieces; calls `between` after each.
     pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
         match self {
             Slabs::Mapped(memory) => {
@@ -107,10 +107,10 @@ impl Slabs {
         }
     }
 
-    /// One that was wiped and will not be lent any more.
+    /// Gives back a slab that was wiped and will not be lent again.
     pub(crate) fn give_back(&self, slab: u32) {
         match self {
-            // A device has nowhere to give it to.
+            // A device has nowhere to give it back to.
             Slabs::Mapped(memory) => drop(memory.give_back(beginning(slab), SLAB_BYTES as usize)),
             // A slab that no borrower has takes no memory.
             Slabs::Shared(_) => {}
@@ -130,7 +130,7 @@ impl Mapped<'_> {
         self.0.copy_in(place(access), source);
     }
 
-    /// Part of a slab that its holder does not need, and whose pages a device may have.
+    /// Zeroes a part of a slab that its holder does not need and whose pages a device may have registered.
     pub(crate) fn overwrite(&self, access: &Access, bytes: u64) {
         self.0.store_zeros(place(access), bytes as usize);
     }

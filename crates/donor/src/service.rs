@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Does what a borrower's request asks for: the lease table decides, the memory is touched, the tallies count.
+//! Carries out a borrower's request: the lease table decides, the memory is accessed, and the tallies count.
 //!
-//! The table's lock is never held while memory is touched or a peer is waited for: an access is begun, carried out, and
-//! ended. A body is here only when all of it has arrived and was checked, so a slow or broken peer holds no slab and
-//! changes no byte.
+//! The table's lock is never held while memory is accessed or a peer is waited for: an access is begun, carried out,
+//! and ended. A request gets here only when all of its body has arrived and was checked, so a slow or broken peer holds
+//! no slab and changes no byte.
 //!
-//! Threads: any connection's, and the keeper, which ends leases when their time comes and wipes what they were of
-//! (`wiper.rs`).
+//! Threads: any connection's, and the keeper, which ends leases when they expire and wipes their slabs (`wiper.rs`).
 
 use std::fmt::{self, Arguments};
 use std::hash::{BuildHasher, RandomState};
@@ -34,32 +33,34 @@ use crate::tallies::{Log, Peer, Tallies};
 use crate::tenants::{Tenant, TenantLimits, Tenants};
 use crate::wiper::Demand;
 
-/// Leases that a borrower is told of before one answer, when they are asked back: who waits for the answer is a
-/// faulting thread, and these are some packets. The rest comes with the next answers.
+/// The maximum number of revoked leases that a borrower is notified of before one answer: a faulting thread waits for
+/// that answer, and these are a few packets. The rest comes with the next answers.
 pub(crate) const TOLD_AT_ONCE: usize = 64;
-/// The same before the answer to a renewal, which no faulting thread waits for: 32 GiB, and a second of it at most.
+/// The same before the answer to a renewal, which no faulting thread waits for: leases of 32 GiB, which takes a second
+/// at most.
 pub(crate) const TOLD_AT_RENEWAL: usize = 16 << 10;
 
 pub(crate) struct Service {
     table: Mutex<LeaseTable>,
-    /// Rung when leases may end earlier than the keeper knows, and when there is something to wipe.
+    /// Signalled when leases may end earlier than the keeper knows, and when there is something to wipe.
     pub(crate) keeper: Condvar,
-    /// What the wiper goes by (`wiper.rs`).
+    /// What the wiper adapts to (`wiper.rs`).
     pub(crate) demand: Demand,
-    /// It takes one part in so many of a CPU.
+    /// The wiper takes one part in this number of a CPU.
     pub(crate) wipe_parts: u32,
-    /// How often memory was taken back: what connections told their borrowers of before is not all of it any more.
+    /// How often memory was reclaimed. A connection that notified its borrower before the last time has more to tell.
     orders: AtomicU64,
-    /// What borrowers reach without us. Before the memory, of which it is.
+    /// What borrowers reach without the donor. Declared before the memory that it refers to, so that it is dropped
+    /// first.
     one_sided: Option<OneSided>,
     pub(crate) slabs: Slabs,
     tenants: Tenants,
     audit: Option<Audit>,
-    /// Keys of `own_name`.
+    /// The keys of `own_name`'s hash.
     names: RandomState,
     pub(crate) tallies: Tallies,
     started: Instant,
-    /// Random: which run of the donor this is.
+    /// Random: identifies this run of the donor.
     pub(crate) instance: u64,
     lease_ms: u64,
 }
@@ -72,7 +73,7 @@ pub(crate) struct Visit<'a> {
     /// What it calls itself, and what it is called here.
     called: BorrowerId,
     who: BorrowerId,
-    /// What it shares with the donor.
+    /// The file that it shares with the donor.
     file: Option<Arc<LentFile>>,
 }
 
@@ -81,14 +82,14 @@ impl Visit<'_> {
         self.who
     }
 
-    /// What it is given with the greeting.
+    /// The descriptors that it gets with the greeting.
     pub(crate) fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
         self.file.as_ref().map(|file| file.descriptors())
     }
 }
 
 impl fmt::Display for Visit<'_> {
-    /// The words of an audit line that say who it is.
+    /// The part of an audit line that says who the borrower is.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tenant={} peer={} borrower={:032x}", self.tenant.name, self.peer.word(), self.called.0)
     }
@@ -157,7 +158,7 @@ impl Service {
         u32::try_from(self.lease_ms).expect("it was clamped")
     }
 
-    /// What a tenant may have at most.
+    /// The most that a tenant may have.
     pub(crate) fn lendable_bytes(&self, tenant: &Tenant) -> u64 {
         u64::from(self.table().lendable().min(tenant.limits().quota_slabs())) * SLAB_BYTES
     }
@@ -167,7 +168,7 @@ impl Service {
         self.tenants.meet(name, |tenant| self.table().held(tenant) > 0)
     }
 
-    /// Memory of bodies' buffers.
+    /// The budget for the buffers of bodies.
     pub(crate) fn bodies(&self) -> &BodyBudget {
         &self.tenants.bodies
     }
@@ -176,21 +177,21 @@ impl Service {
         self.tenants.set_limits(limits);
     }
 
-    /// Goes on in a new file of audit lines.
+    /// Continues in a new file of audit lines.
     pub(crate) fn reopen_audit(&self) {
         if let Some(Err(error)) = self.audit.as_ref().map(Audit::reopen) {
             self.tallies.say(&format!("the file of audit lines stays as it is: {error}"));
         }
     }
 
-    /// One audit line about a tenant.
+    /// Writes one audit line about a tenant.
     pub(crate) fn note(&self, words: Arguments<'_>) {
         if let Some(Err(told)) = self.audit.as_ref().map(|audit| audit.note(words)) {
             self.tallies.say(&told);
         }
     }
 
-    /// Counts a refusal, says so, and notes it for the audit.
+    /// Counts a refusal, reports it, and notes it for the audit.
     pub(crate) fn refuse(&self, tenant: Option<&Tenant>, peer: Peer, refusal: Refusal) {
         self.tallies.refuse(peer, refusal);
         let reason = refusal.word();
@@ -209,8 +210,9 @@ impl Service {
         }
     }
 
-    /// What a borrower is called here: the same for no two tenants, whatever number they choose. Its lower half is its
-    /// own, and its upper half, the tree, that of all borrowers of the tenant which have the same one.
+    /// The identity of a borrower within this donor. No two tenants get the same one, whatever number they choose. The
+    /// lower half is the borrower's own; the upper half, the tree, is shared by all borrowers of the tenant that name
+    /// the same tree.
     fn own_name(&self, tenant: &str, called: BorrowerId) -> BorrowerId {
         let tree = self.names.hash_one((tenant, called.tree()));
         BorrowerId(u128::from(tree) << 64 | called.0 & u128::from(u64::MAX))
@@ -220,7 +222,7 @@ impl Service {
         u64::from(self.table().leased()) * SLAB_BYTES
     }
 
-    /// What borrowers have still to give back.
+    /// The bytes that borrowers still have to give back.
     pub(crate) fn draining_bytes(&self) -> u64 {
         u64::from(self.table().wanted()) * SLAB_BYTES
     }
@@ -229,7 +231,7 @@ impl Service {
         self.slabs.capacity_bytes()
     }
 
-    /// A borrower has said who it is.
+    /// Registers a borrower that has said who it is.
     pub(crate) fn enter(&self, tenant: Arc<Tenant>, peer: Peer, called: BorrowerId) -> Result<Visit<'_>, Refusal> {
         let who = self.own_name(&tenant.name, called);
         let file = self.slabs.shared().map(|files| files.enter(who)).transpose().map_err(|error| {
@@ -242,12 +244,12 @@ impl Service {
         Ok(Visit { service: self, tenant, peer, called, who, file })
     }
 
-    /// Takes away what a borrower has stored where it has no slab. Returns whether there was anything.
+    /// Takes back the memory of whatever a borrower has stored where it has no slab. Returns whether there was any.
     pub(crate) fn takes_back(&self, who: BorrowerId) -> bool {
         self.slabs.shared().is_some_and(|files| files.take_back(who))
     }
 
-    /// Carries one request out. `body` has what came with it, and receives what goes with the answer.
+    /// Carries out one request. `body` has the request's body, and receives the answer's.
     pub(crate) fn answer(
         &self,
         visit: &Visit<'_>,
@@ -266,7 +268,7 @@ impl Service {
             }
             Message::Release { lease, token } => self.release(visit, lease, token),
             Message::Read { lease, token, offset, bytes } => {
-                // Who shares the memory reads it without us.
+                // A borrower that shares the memory reads it without the donor.
                 let memory = self.slabs.mapped().ok_or(Refusal::UnknownKind)?;
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
                 body::make_room(body, bytes as usize);
@@ -290,7 +292,7 @@ impl Service {
             Message::Discard { lease, token, offset, bytes } => {
                 let access = self.begin(who, Claim { lease, token, offset, bytes })?;
                 match (&self.one_sided, self.slabs.mapped()) {
-                    // Pages that the device has must stay.
+                    // Pages that the device has registered must stay.
                     (Some(_), Some(memory)) => memory.overwrite(&access, bytes),
                     _ => self.slabs.discard(&access, bytes),
                 }
@@ -316,7 +318,7 @@ impl Service {
         let granted = self.grant_slab(account, who, range)?;
         self.keeper.notify_all();
         let (lease, token) = (u64::from(granted.slab), granted.token);
-        // What was sent with the token before is refused when the new one is known.
+        // Requests that were sent with the previous token are refused from the moment the new one is known.
         self.shut_out(|one_sided| one_sided.close_before(granted.slab, token));
         if let Some(files) = self.slabs.shared() {
             self.provide(files, visit, Claim { lease, token, offset, bytes: SLAB_BYTES })?;
@@ -326,7 +328,7 @@ impl Service {
         Ok(Message::Granted { lease, token, bytes: SLAB_BYTES, expires_in_ms: granted.expires_in_ms })
     }
 
-    /// Which port borrowers reach by RDMA, if they do.
+    /// The port on which borrowers are reached by RDMA, if they are.
     pub(crate) fn rdma_port(&self) -> Option<&Port> {
         self.one_sided.as_ref().map(OneSided::port)
     }
@@ -343,7 +345,8 @@ impl Service {
         }
     }
 
-    /// The key of a slab, as an access to all of it: it gets no other token and is not wiped meanwhile.
+    /// The key of a slab. Begun as an access to the whole slab, so that the slab gets no other token and is not wiped
+    /// meanwhile.
     fn key(&self, who: BorrowerId, lease: u64, token: u64) -> Result<Message, Refusal> {
         let one_sided = self.one_sided.as_ref().ok_or(Refusal::UnknownKind)?;
         let access = self.table().begin_slab(self.now_ms(), who, lease, token)?;
@@ -358,21 +361,22 @@ impl Service {
         }
     }
 
-    /// Closes a window of the device's.
+    /// Closes a window of the device.
     pub(crate) fn shut_out(&self, close: impl Fn(&OneSided) -> Result<(), VerbsFailure>) {
         if let Some(Err(failure)) = self.one_sided.as_ref().map(close) {
             self.tallies.say(&format!("a borrower's RDMA connections were ended, because of {failure}"));
         }
     }
 
-    /// Nobody reaches anything any more.
+    /// Ends all RDMA access to the memory.
     pub(crate) fn end_one_sided(&self) {
         if let Some(one_sided) = &self.one_sided {
             one_sided.end();
         }
     }
 
-    /// Puts a slab that was granted into its borrower's file, as an access to all of it: it is not wiped meanwhile.
+    /// Puts a granted slab into its borrower's file. Begun as an access to the whole slab, so that it is not wiped
+    /// meanwhile.
     fn provide(&self, files: &LentFiles, visit: &Visit<'_>, claim: Claim) -> Result<(), Refusal> {
         let access = self.begin(visit.who, claim)?;
         let provided = files.provide(visit.who, access.slab, claim.token);
@@ -411,15 +415,15 @@ impl Service {
     }
 
     fn end(&self, access: Access) {
-        // The lease may have ended under the access, which was all that kept its slab from being wiped.
+        // The lease may have ended during the access; then only the access kept its slab from being wiped.
         let can_be_wiped = self.table().end(access);
         if can_be_wiped {
             self.keeper.notify_all();
         }
     }
 
-    /// Takes memory back, in whole slabs: what nobody has at once, the rest from borrowers within this time. Returns
-    /// how much they have still to give back.
+    /// Reclaims memory, in whole slabs: free slabs immediately, the rest from borrowers within this time. Returns the
+    /// bytes that borrowers still have to give back.
     pub(crate) fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
         self.order_back(bytes, within);
         // A slab that is not wiped yet would count as one that a borrower still has.
@@ -427,24 +431,24 @@ impl Service {
         self.draining_bytes()
     }
 
-    /// As [`reclaim`](Self::reclaim), and does not wait until anything is wiped.
+    /// As [`reclaim`](Self::reclaim), but does not wait for the wiper.
     pub(crate) fn order_back(&self, bytes: u64, within: Duration) {
         let slabs = u32::try_from(bytes.div_ceil(SLAB_BYTES)).unwrap_or(u32::MAX);
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
         let taken = self.table().reclaim(self.now_ms(), slabs, within_ms);
-        // Release pairs with `order`: who sees the order finds the leases.
+        // Release pairs with the Acquire in `order`: a connection that sees the order also finds the leases.
         self.orders.fetch_add(1, Ordering::Release);
         taken.into_iter().for_each(|slab| self.slabs.give_back(slab));
         self.keeper.notify_all();
     }
 
-    /// The last order to take memory back; 0: there was none.
+    /// The number of the last order to reclaim memory; 0: there was none.
     pub(crate) fn order(&self) -> u64 {
         self.orders.load(Ordering::Acquire)
     }
 
-    /// What a borrower is told of its leases that are asked back, from a range on, and from which range on it has to be
-    /// told more. At most so many.
+    /// The notices of a borrower's revoked leases from range `from` on, at most `most` of them, and the range from
+    /// which the next call continues, if there are more.
     pub(crate) fn revocations(&self, who: BorrowerId, from: u64, most: usize) -> (Vec<Message>, Option<u64>) {
         let table = self.table();
         let now_ms = self.now_ms();
@@ -463,9 +467,9 @@ impl Service {
         (told.collect(), leaving.next().map(|next| next.range))
     }
 
-    /// Lets the keeper look whether it is over.
+    /// Wakes the keeper to check whether it has to end.
     pub(crate) fn ring_keeper(&self) {
-        // Under the lock: the keeper is either before its look, or asleep already.
+        // Taking the lock ensures that the keeper is either before its check, or asleep already.
         drop(self.table());
         self.keeper.notify_all();
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who borrows, as the donor sees it: tenants, their limits, and what they use of them.
+//! The borrowers as the donor sees them: tenants, their limits, and what they use of them.
 //!
-//! A tenant is known by what it cannot choose itself: the name in its certificate (`aquifer_tls::tenant_name`), its
-//! address where there is no TLS, its user on this machine. All its processes and tiers count together.
+//! A tenant is identified by what it cannot choose itself: the name in its certificate (`aquifer_tls::tenant_name`),
+//! its address where there is no TLS, or its user on this machine. All its processes and tiers count together.
 //!
-//! The limits of each are in a file, one tenant a line:
+//! The limits are in a file with one tenant on each line:
 //!
 //! ```text
 //! # name               limits
@@ -15,7 +15,7 @@
 //! *                    quota=0
 //! ```
 //!
-//! Threads: any connection's; the one that reads the file again.
+//! Threads: any connection's, and the one that reloads the file.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -28,26 +28,26 @@ use aquifer_wire::SLAB_BYTES;
 use crate::bodies::BodyBudget;
 use crate::pace::Pace;
 
-/// The least rates: a donor that answers more slowly than so counts as lost to its borrowers.
+/// The lowest rates: borrowers consider a donor that answers more slowly as lost.
 const RATE_BYTES_MIN: u64 = 16 << 20;
 const REQUESTS_MIN: u64 = 100;
-/// Tenants that are remembered after they have gone, before those that have nothing are forgotten.
+/// How many tenants are remembered before those without connections and leases are forgotten.
 const IDLE_TENANTS_MAX: usize = 1024;
-/// Tenants in a file at most: more is another kind of file.
+/// The maximum number of tenants in a file: with more, it is probably another kind of file.
 const TENANTS_MAX: usize = 1 << 16;
 
-/// Which tenant: a number that no other one of this run has.
+/// A tenant's number, unique in this run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TenantId(pub u64);
 
-/// What a tenant may have and do. `None`: as much as the donor has.
+/// What a tenant may have and do. `None`: no limit but the donor's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// How much it may have.
+    /// The bytes that it may have.
     pub quota_bytes: Option<u64>,
     /// Connections at the same time.
     pub connections: Option<usize>,
-    /// Bytes that it reads and writes in a second.
+    /// Bytes that it may read and write in a second.
     pub rate_bytes: Option<u64>,
     /// Requests in a second.
     pub requests: Option<u64>,
@@ -64,17 +64,17 @@ impl Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TenantLimits {
     named: BTreeMap<String, Limits>,
-    /// Of those without a line of their own.
+    /// The limits of tenants without a line of their own.
     others: Limits,
 }
 
 impl TenantLimits {
-    /// The same for all.
+    /// The same limits for all tenants.
     pub fn same(limits: Limits) -> TenantLimits {
         TenantLimits { named: BTreeMap::new(), others: limits }
     }
 
-    /// Reads a file's text. `others` are the limits of those without a line, unless a line `*` says what theirs are.
+    /// Parses a file's text. `others` are the limits of tenants without a line, unless a line `*` sets them.
     pub fn parse(text: &str, others: Limits) -> Result<TenantLimits, String> {
         let mut limits = TenantLimits::same(others);
         let mut has_others = false;
@@ -175,7 +175,7 @@ pub(crate) struct Tenant {
     pub(crate) name: String,
     limits: Mutex<Limits>,
     pace: Mutex<Pace>,
-    /// Buffers of its requests' bodies.
+    /// The bytes of its requests' body buffers.
     pub(crate) bodies: AtomicU64,
 }
 
@@ -184,7 +184,7 @@ impl Tenant {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long a request of so many bytes has to wait, in milliseconds of a clock that never goes back.
+    /// How long a request of `bytes` bytes has to wait, in milliseconds. `now_ms` is of a clock that never goes back.
     pub(crate) fn wait_ms(&self, now_ms: u64, bytes: u64) -> u64 {
         let limits = self.limits();
         if limits.rate_bytes.is_none() && limits.requests.is_none() {
@@ -217,7 +217,7 @@ impl Tenants {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tenant of this name. `has_leases` is asked of those that might be forgotten.
+    /// The tenant of this name. Calls `has_leases` for tenants that might be forgotten.
     pub(crate) fn meet(&self, name: &str, has_leases: impl Fn(TenantId) -> bool) -> Arc<Tenant> {
         let mut books = self.books();
         if let Some(tenant) = books.known.get(name) {
@@ -238,7 +238,7 @@ impl Tenants {
         tenant
     }
 
-    /// Other limits from now on. What somebody has beyond them stays.
+    /// Sets other limits from now on. A tenant keeps what it has beyond them.
     pub(crate) fn set_limits(&self, limits: TenantLimits) {
         let mut books = self.books();
         for (name, tenant) in &books.known {

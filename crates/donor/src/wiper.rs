@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Wipes slabs that came back, beside the requests of borrowers and never before an answer to one.
+//! Wipes slabs that came back, in parallel with borrowers' requests and never before an answer to one.
 //!
-//! One thread wipes, in pieces of [`PIECE_BYTES`] at most. After each piece it pauses, so that it takes a tenth of
-//! a CPU at most, and less where it is held up: a donor with a fraction of a CPU (`cpu.max`) would otherwise spend
-//! on wiping what it needs for answers. While requests are under way it waits for them, within a bound. It does not
-//! pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
-//! takes memory back.
+//! One thread wipes, in pieces of at most [`PIECE_BYTES`]. After each piece it pauses, so that it takes a tenth of a
+//! CPU at most, and less where it is held up: otherwise a donor with a fraction of a CPU (`cpu.max`) would spend on
+//! wiping what it needs for answers. While requests are in progress the wiper waits for them, within a bound. It does
+//! not pause while a borrower waits for a slab that has to be wiped first, and it takes half a CPU while the donor
+//! reclaims memory.
 //!
-//! What is not wiped yet counts as `wiping_bytes`, and is not granted.
+//! Memory that is not wiped yet counts as `wiping_bytes`, and is not granted.
 //!
-//! Threads: the keeper's, but for [`Service::wipe_all`], which is for the donor's end.
+//! Threads: the keeper's, except for [`Service::wipe_all`], which runs when the donor ends.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
@@ -23,51 +23,52 @@ use aquifer_wire::{BorrowerId, Figure, Refusal};
 use crate::leases::{Account, Granted, LeaseTable};
 use crate::service::Service;
 
-/// What is wiped at once: a tenth of a millisecond of stores, or a third of one in the kernel for a file in memory
-/// with small pages. A quarter of a slab.
+/// How much is wiped without a pause: a tenth of a millisecond of stores, or a third of one in the kernel for a memory
+/// file with small pages. A quarter of a slab.
 pub(crate) const PIECE_BYTES: usize = 512 << 10;
-/// The wiper takes one part in so many of a CPU. A choice: 8 GiB take a minute, and a donor with a quarter of a CPU has
-/// more than half of it for answers.
+/// The wiper takes one part in this number of a CPU. A choice: wiping 8 GiB takes a minute, and a donor with a quarter
+/// of a CPU has more than half of it left for answers.
 pub(crate) const PARTS: u32 = 10;
-/// And so many at most, where it is held up.
+/// The maximum of that number, where the wiper is held up.
 const MAX_PARTS: u32 = 80;
-/// While the donor takes memory back.
+/// That number while the donor reclaims memory.
 const PARTS_TO_TAKE_BACK: u32 = 2;
-/// A piece that took so much longer than its time on the CPU was held up: the scheduler had others, or none of the
-/// donor's threads may run for the rest of this period of its `cpu.max`.
+/// A piece that took this much longer than its CPU time was held up: the scheduler ran others, or none of the donor's
+/// threads may run for the rest of this period of its `cpu.max`.
 const HELD_UP: Duration = Duration::from_millis(10);
-/// So many pieces without that, and the wiper takes a little more again.
+/// After this many pieces that were not held up, the wiper takes a little more again.
 const CALM_PIECES: u32 = 64;
-/// Requests that are under way are waited for so long at a time, and so often before the next piece.
+/// How long to wait at a time for requests in progress, and how many times before the next piece.
 const REQUEST_PAUSE: Duration = Duration::from_millis(1);
 const MAX_REQUEST_PAUSES: u32 = 10;
-/// How long a grant waits for a slab to be wiped, before the borrower is asked to come again. A donor that is one of
-/// several has 400 ms for an answer.
+/// How long a grant waits for a slab to be wiped before the borrower has to retry. A donor that is one of several has
+/// 400 ms for an answer.
 const GRANT_PATIENCE: Duration = Duration::from_millis(100);
-/// How long an order to take memory back waits for the wiper: half of what whoever gave it waits.
+/// How long an order to reclaim memory waits for the wiper: half of what the process that gave the order waits.
 const RECLAIM_PATIENCE: Duration = Duration::from_secs(60);
-/// The wiper's nice value. Not the last: it holds the table's lock now and then, and others wait until it runs again.
+/// The wiper's nice value. Not the lowest priority: the wiper holds the table's lock now and then, and others wait
+/// until it runs again.
 const NICE: i32 = 10;
 /// Nothing happens when this ends; it only bounds the keeper's wait while nobody has a lease.
 const KEEPER_SLEEP: Duration = Duration::from_secs(3600);
 
-/// What the wiper goes by.
+/// What the wiper adapts to.
 #[derive(Debug, Default)]
 pub(crate) struct Demand {
-    /// Requests that are being answered, but for those that wait for a wipe.
+    /// Requests that are being answered, except those that wait for a wipe.
     requests: AtomicUsize,
     /// Grants that wait for a wipe.
     grants: AtomicUsize,
-    /// Rung when a slab has been wiped.
+    /// Signalled when a slab has been wiped.
     wiped: Condvar,
 }
 
-/// A request that is being answered, until it is dropped.
+/// A request that is being answered; counts until it is dropped.
 pub(crate) struct Request<'a>(&'a AtomicUsize);
 
 impl Demand {
     pub(crate) fn request(&self) -> Request<'_> {
-        // Relaxed: a piece more or less beside a request is no harm.
+        // Relaxed: one piece more or less during a request does no harm.
         self.requests.fetch_add(1, Ordering::Relaxed);
         Request(&self.requests)
     }
@@ -82,7 +83,7 @@ impl Drop for Request<'_> {
 /// How much of a CPU the wiper takes.
 #[derive(Debug)]
 struct Pace {
-    /// One part in so many, at least.
+    /// The least value of `parts`.
     parts_least: u32,
     parts: u32,
     calm_pieces: u32,
@@ -93,7 +94,7 @@ impl Pace {
         Pace { parts_least: parts.max(1), parts: parts.max(1), calm_pieces: 0 }
     }
 
-    /// How long to pause after a piece that took so long, of which it had the CPU for `cpu`.
+    /// How long to pause after a piece that took `wall`, of which the thread ran for `cpu`.
     fn pause_after(&mut self, cpu: Duration, wall: Duration, takes_back: bool) -> Duration {
         if wall.saturating_sub(cpu) > HELD_UP {
             self.calm_pieces = 0;
@@ -109,7 +110,7 @@ impl Pace {
     }
 }
 
-/// Measures a piece: the clock, and this thread's time on the CPU.
+/// Measures a piece: the elapsed time, and this thread's CPU time.
 struct Watch {
     started: Instant,
     cpu_ns: u64,
@@ -126,10 +127,10 @@ impl Watch {
 }
 
 impl Service {
-    /// The keeper's life: ends leases when their time has come, and wipes what they were of. Until `is_over` says so,
-    /// which it is asked whenever the keeper is rung.
+    /// The keeper's loop: ends leases when they expire, and wipes their slabs. Runs until `is_over` returns true;
+    /// `is_over` is called whenever the keeper is woken.
     pub(crate) fn keep(&self, is_over: impl Fn() -> bool) {
-        // Refused only where the thread is less important already.
+        // This fails only where the thread's priority is lower already.
         let _ = lower_priority(NICE);
         let mut pace = Pace::new(self.wipe_parts);
         while !is_over() {
@@ -153,8 +154,8 @@ impl Service {
         }
     }
 
-    /// Between two pieces: until the wiper has had its part of a CPU and no more, or somebody waits for it. Leases end
-    /// in time meanwhile.
+    /// Pauses between two pieces until the wiper has had its part of a CPU and no more, or until somebody waits for it.
+    /// Leases still end in time during the pause.
     fn pause(&self, pace: &mut Pace, watch: &Watch, is_over: &impl Fn() -> bool) {
         let mut table = self.table();
         let takes_back = table.wanted() > 0;
@@ -179,7 +180,7 @@ impl Service {
         }
     }
 
-    /// Wipes one slab, which was taken for that; `between` is called after each piece.
+    /// Wipes one slab, which was taken for that; calls `between` after each piece.
     fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
         self.shut_out(|one_sided| one_sided.close(slab));
         self.slabs.wipe(slab, between);
@@ -191,7 +192,7 @@ impl Service {
         }
     }
 
-    /// Wipes all that came back and that nobody touches any more, at once.
+    /// Wipes, without pauses, all slabs that came back and that nobody accesses any more.
     pub(crate) fn wipe_all(&self) {
         loop {
             let mut table = self.table();
@@ -202,8 +203,8 @@ impl Service {
         }
     }
 
-    /// Gives a slab for a range, and waits for one to be wiped where there is no other. [`Refusal::Busy`] where that
-    /// takes too long.
+    /// Grants a slab for a range, and waits for one to be wiped if there is no other. [`Refusal::Busy`] if that takes
+    /// too long.
     pub(crate) fn grant_slab(&self, account: Account, who: BorrowerId, range: u64) -> Result<Granted, Refusal> {
         let deadline = Instant::now() + GRANT_PATIENCE;
         let mut table = self.table();
@@ -222,7 +223,7 @@ impl Service {
         }
     }
 
-    /// Waits until what the donor has ordered back, and nobody has any more, is wiped.
+    /// Waits until the slabs that the donor reclaims, and that nobody has any more, are wiped.
     pub(crate) fn await_taken_back(&self) {
         let deadline = Instant::now() + RECLAIM_PATIENCE;
         let mut table = self.table();

@@ -31,8 +31,8 @@ use crate::tier::TierQueue;
 const LOOK_PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// The longest such pause. A choice: each look costs a failed attempt to connect.
 const LOOK_PAUSE_MOST: Duration = Duration::from_secs(5);
-/// How often a member that is there is looked at, at least. Nobody may be asking it for anything, and while it is not
-/// known that it was started anew, the loss of another one is the loss of what both had. A choice: a message a second.
+/// The longest time between two looks at a member that is present. Perhaps nobody sends it requests, and until its
+/// restart is noticed, the loss of another member loses what both had. A choice: one message a second.
 const LOOK_EVERY_MOST: Duration = Duration::from_secs(1);
 /// How long a member that had no room is not asked for any. A choice.
 const FULL_LASTS: Duration = Duration::from_secs(1);
