@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which slabs of one level are in use: a bitmap in memory that fork(2) does not copy, so that relatives take different
-//! ones.
+//! Which slabs of one level are in use: a bitmap in memory that fork(2) does not copy, so that related processes take
+//! different slabs.
 //!
-//! A process that is killed between taking a slab and putting it to use leaves it unused for as long as its family
-//! lives.
+//! If a process is killed between taking a slab and using it, the slab stays unused for as long as its family lives.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 
@@ -28,7 +27,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// So many slabs, all free.
+    /// An account of `slabs` slabs, all free.
     pub(super) fn new(slabs: u32) -> Result<Self, Errno> {
         let words = SharedWords::new(slabs.div_ceil(WORD_SLABS) as usize + 2)?.words();
         let ([used, first], bitmap) = words.split_first_chunk::<2>().expect("there are two more");
@@ -39,7 +38,7 @@ impl Account {
         self.slabs
     }
 
-    /// Slabs in use.
+    /// The number of slabs in use.
     pub(super) fn used(&self) -> u32 {
         self.used.load(Ordering::Relaxed).min(self.slabs.into()) as u32
     }
@@ -51,7 +50,7 @@ impl Account {
     /// Takes a free slab. `None`: there is none.
     pub(super) fn claim(&self) -> Option<u32> {
         let start = self.first.load(Ordering::Relaxed) as usize;
-        // What was given back behind the hint is found in the second half.
+        // Slabs that were given back before the hint are found in the second half.
         let words = (start..self.bitmap.len()).chain(0..start.min(self.bitmap.len()));
         if self.free() == 0 {
             return None;
@@ -61,7 +60,7 @@ impl Account {
                 self.used.fetch_add(1, Ordering::Relaxed);
                 return Some(slab);
             }
-            // Only a hint: nothing is lost when somebody gives a slab back at this moment.
+            // Only a hint: nothing is lost if somebody gives a slab back at this moment.
             let _ = self.first.compare_exchange(index as u64, index as u64 + 1, Ordering::Relaxed, Ordering::Relaxed);
         }
         None
@@ -75,7 +74,7 @@ impl Account {
             if seen == u64::MAX || slab >= self.slabs {
                 return None;
             }
-            // Acquire pairs with `release`: what was done to the slab before is over.
+            // Acquire pairs with the Release in `release`: earlier operations on the slab have ended.
             match word.compare_exchange(seen, seen | (seen + 1), Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(slab),
                 Err(now) => seen = now,
@@ -83,7 +82,7 @@ impl Account {
         }
     }
 
-    /// Gives a slab back, of which nobody needs anything.
+    /// Gives back a slab of which nobody needs anything.
     pub(super) fn release(&self, slab: u32) {
         let (index, bit) = (slab / WORD_SLABS, 1 << (slab % WORD_SLABS));
         let before = self.bitmap[index as usize].fetch_and(!bit, Ordering::Release);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Lets the mover sleep for as long as nobody reads or writes. Ringing costs one load while it is awake.
+//! Lets the mover sleep while nobody reads or writes. While the mover is awake, ringing costs one load.
 //!
 //! Threads: [`Bell::ring`] any, also in a signal handler; [`Bell::sleep`] the mover.
 
@@ -21,15 +21,16 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// There was traffic, which is counted already.
+    /// Signals traffic, which is counted already.
     pub(super) fn ring(&self) {
-        // SeqCst pairs with `sleep`: either we see it asleep, or it sees what we have counted.
+        // SeqCst pairs with `sleep`: either this thread sees that the mover is asleep, or the mover sees the counted
+        // traffic.
         if self.is_asleep.load(Ordering::SeqCst) && self.is_asleep.swap(false, Ordering::SeqCst) {
             self.rung.signal();
         }
     }
 
-    /// Sleeps until there is traffic, unless `is_quiet` says that there was some already.
+    /// Sleeps until there is traffic, unless `is_quiet` returns false because there was some already.
     pub(super) fn sleep(&self, is_quiet: impl Fn() -> bool) {
         let ticket = self.rung.ticket();
         self.is_asleep.store(true, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One level of a chain: a tier, cut into slabs, and what was seen of it.
+//! One level of a chain: a tier, divided into slabs, and its counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,7 +23,7 @@ const SHUN: Duration = Duration::from_secs(2);
 pub(super) struct Level {
     pub(super) tier: Box<dyn Tier>,
     pub(super) account: Account,
-    /// By the monotonic clock. Of this process: its relatives find out for themselves.
+    /// By the monotonic clock. Of this process only: its relatives find out for themselves.
     shunned_until_ns: AtomicU64,
     reads: AtomicU64,
     read_bytes: AtomicU64,
@@ -55,14 +55,14 @@ impl Level {
         self.tier.write(offset(slab) + within, buffer)
     }
 
-    /// Takes a slab back, of which nobody needs anything.
+    /// Takes back a slab of which nobody needs anything.
     pub(super) fn take_back(&self, slab: u32) -> Result<(), TierFailure> {
         let discarded = self.tier.discard(offset(slab), REGION_BYTES);
         self.account.release(slab);
         discarded
     }
 
-    /// Looks at why a write failed: a level that has no room, or cannot store, gets no new slabs for a while.
+    /// Examines why a write failed: a level that has no room, or cannot store, gets no new slabs for a while.
     pub(super) fn note_refusal(&self, failure: &TierFailure) {
         if matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
             self.shunned_until_ns.store(now_ns() + SHUN.as_nanos() as u64, Ordering::Relaxed);
@@ -83,18 +83,18 @@ impl Level {
         self.written_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
     }
 
-    /// A slab has come from another level.
+    /// Counts a slab that has arrived from another level.
     pub(super) fn count_arrival(&self, is_promotion: bool) {
         let counter = if is_promotion { &self.promoted_bytes } else { &self.demoted_bytes };
         counter.fetch_add(REGION_BYTES, Ordering::Relaxed);
     }
 
-    /// Bytes that this process has read and written here. SeqCst pairs with `Bell::sleep`.
+    /// The bytes that this process has read and written here. SeqCst pairs with `Bell::sleep`.
     pub(super) fn traffic_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::SeqCst) + self.written_bytes.load(Ordering::SeqCst)
     }
 
-    /// For the decision what moves.
+    /// The level's figures for deciding what moves.
     pub(super) fn room(&self) -> tiering::Level {
         let takes = !self.is_shunned();
         let free = if takes { self.account.free() } else { 0 };
@@ -115,7 +115,7 @@ impl Level {
     }
 }
 
-/// Where a slab begins in its level, in bytes.
+/// The start of a slab in its level, in bytes.
 pub(super) fn offset(slab: u32) -> u64 {
     u64::from(slab) * REGION_BYTES
 }

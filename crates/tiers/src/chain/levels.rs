@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that takes it,
+//! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that accepts it,
 //! and is found wherever it has moved since.
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
@@ -22,9 +22,10 @@ use super::{NAME, Piece, pieces};
 use crate::failure::{Activity, Cause, Disposition, TierFailure};
 use crate::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
 
-/// How often a read looks again because the slab has moved meanwhile. It has to move at each look for that.
+/// How often a read retries because the slab has moved in the meantime. To exhaust this, the slab has to move during
+/// each attempt.
 const LOOKS_MOST: u32 = 16;
-/// How long something waits for others that use the same slab, or change its place at this moment.
+/// How long to wait for others that use the same slab or are changing its place.
 const PAUSES_MOST: u32 = 200;
 /// How often a full chain is asked for a slab before it counts as full.
 const CLAIMS_MOST: u32 = 3;
@@ -36,13 +37,13 @@ pub(super) struct Levels {
     pub(super) all: Vec<Level>,
     pub(super) places: Places,
     slabs: u32,
-    /// The heat of each slab. Shared with relatives, as the words below.
+    /// The heat of each slab. Shared with relatives, as are the words below.
     heat: &'static [AtomicU32],
-    /// Slabs from here on were never placed.
+    /// Slabs from this number on were never placed.
     placed: &'static AtomicU64,
     /// Pages of traffic since the last epoch ended.
     pub(super) epoch_pages: &'static AtomicU64,
-    /// When slabs may move next, by the monotonic clock: only one process of a family moves them at a time.
+    /// When slabs may move next, by the monotonic clock: only one process of a family moves slabs at a time.
     pub(super) next_move_ns: &'static AtomicU64,
     /// Wakes the mover.
     pub(super) bell: Bell,
@@ -72,7 +73,7 @@ impl Levels {
         u64::from(self.slabs) * REGION_BYTES
     }
 
-    /// Slabs that are in use, on all levels.
+    /// The number of slabs in use, on all levels.
     pub(super) fn used(&self) -> u64 {
         self.all.iter().map(|level| u64::from(level.account.used())).sum()
     }
@@ -82,19 +83,19 @@ impl Levels {
         self.all.iter().any(|level| level.tier.leaving(0).is_some())
     }
 
-    /// Whether what is at this place is about to be lost there.
+    /// Whether the slab at this place is about to be lost there.
     pub(super) fn is_leaving(&self, place: &Place) -> bool {
         let start = level::offset(place.slab);
         self.all[place.level].tier.leaving(start).is_some_and(|leaving| leaving.offset < start + REGION_BYTES)
     }
 
-    /// Another level with room: a slower one, if there is one.
+    /// Another level with room: a slower one, if possible.
     pub(super) fn refuge(&self, from: usize) -> Option<usize> {
         let mut others = (from + 1..self.all.len()).chain((0..from).rev());
         others.find(|at| self.all[*at].account.free() > 0 && !self.all[*at].is_shunned())
     }
 
-    /// Slabs that may be somewhere.
+    /// The slabs that may have a place.
     pub(super) fn placed(&self) -> std::ops::Range<u32> {
         0..self.placed.load(Ordering::Relaxed) as u32
     }
@@ -103,12 +104,12 @@ impl Levels {
         &self.heat[slab as usize]
     }
 
-    /// What is lost was lost there.
+    /// The level that has lost bytes.
     pub(super) fn failed_last(&self) -> &Level {
         &self.all[self.failed.load(Ordering::Relaxed)]
     }
 
-    /// Bytes that this process has read and written.
+    /// The bytes that this process has read and written.
     pub(super) fn traffic_bytes(&self) -> u64 {
         self.all.iter().map(Level::traffic_bytes).sum()
     }
@@ -128,7 +129,7 @@ impl Levels {
         for _ in 0..LOOKS_MOST {
             let seen = self.places.see(piece.slab as usize);
             let Some(place) = Place::of(seen.place) else {
-                // Never written to, so it may read as anything.
+                // Nobody has written there, so it may read as anything.
                 buffer.bytes_mut().fill(0);
                 return Ok(());
             };
@@ -140,11 +141,11 @@ impl Levels {
         Err(busy(Activity::Read, piece.slab))
     }
 
-    /// As `Tier::read_other`, by the ways of the level where the slab is.
+    /// As `Tier::read_other`, by the ways of the level that has the slab.
     pub(super) fn read_other(&self, offset: u64, buffer: &mut FrameBuffer, way: u32) -> Result<bool, TierFailure> {
         let mut pieces = pieces(offset, buffer.len() as u64);
         let piece = pieces.next().filter(|piece| piece.bytes == buffer.len());
-        // What reaches over the end of a slab is no block of the pager's.
+        // A read that crosses the end of a slab is not a block of the pager's.
         let Some(Piece { slab, within, .. }) = piece else { return Ok(false) };
         for _ in 0..LOOKS_MOST {
             let seen = self.places.see(slab as usize);
@@ -157,7 +158,7 @@ impl Levels {
         Err(busy(Activity::Read, slab))
     }
 
-    /// As `Tier::blame`. Where the slab has moved since, nobody knows whose bytes were wrong.
+    /// As `Tier::blame`. If the slab has moved since, it is unknown whose bytes were wrong.
     pub(super) fn blame(&self, offset: u64, len: usize, way: u32) {
         let piece = pieces(offset, len as u64).next().filter(|piece| piece.bytes == len);
         let Some(Piece { slab, within, .. }) = piece else { return };
@@ -165,7 +166,7 @@ impl Levels {
         self.all[level].tier.blame(level::offset(there) + within, len, way);
     }
 
-    /// A read that can be believed has ended.
+    /// Accounts for a read that has ended and whose place was still valid.
     pub(super) fn note_read(
         &self,
         slab: u32,
@@ -203,7 +204,8 @@ impl Levels {
         }
     }
 
-    /// Where to write the slab to, which does not move until [`end_write`](Self::end_write). Places it if need be.
+    /// The place to write the slab to, which does not move until [`end_write`](Self::end_write). Places the slab if
+    /// necessary.
     fn begin_write(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
         if !self.places.count_in(slab as usize, Eighths::ALL) {
             return Err(busy(Activity::Write, slab));
@@ -223,7 +225,7 @@ impl Levels {
                 return Ok(Target { place, seen });
             }
             let Some(place) = self.claim(refusals) else {
-                // Threads that settle the same slab take a place each for a moment, and one of them keeps it.
+                // Threads that place the same slab each take room for a moment, and one of them keeps it.
                 if pauses == CLAIMS_MOST {
                     return Err(refusals.failure(slab));
                 }
@@ -248,7 +250,7 @@ impl Levels {
         }
     }
 
-    /// As [`begin_write`](Self::begin_write), for a queue: `None` where a level may refuse the slab still.
+    /// As [`begin_write`](Self::begin_write), for a queue: `None` if a level may still refuse the slab.
     pub(super) fn begin_plain_write(&self, slab: u32) -> Option<Target> {
         if !self.places.count_in(slab as usize, Eighths::ALL) {
             return None;
@@ -261,7 +263,7 @@ impl Levels {
         place.map(|place| Target { place, seen })
     }
 
-    /// A write has ended so. Returns how it looks to the caller.
+    /// Ends a write with this outcome. Returns the outcome for the caller.
     pub(super) fn end_write(
         &self,
         slab: u32,
@@ -280,14 +282,14 @@ impl Levels {
         outcome
     }
 
-    /// From now on, the slab does not leave its level without its bytes.
+    /// Records that something is stored: from now on, the slab does not leave its level without its bytes.
     fn note_stored(&self, slab: u32, Target { place, seen }: Target) -> Result<(), TierFailure> {
         for _ in 0..PAUSES_MOST {
             if place.is_stored {
                 return Ok(());
             }
             match self.places.change(slab as usize, seen, place.stored().number()) {
-                // Another thread has noted it: while this one is counted in, nothing else can have happened.
+                // Another thread has recorded it: nothing else can have happened while this one is counted in.
                 Ok(_) | Err(Refused::Changed(_)) => return Ok(()),
                 Err(Refused::Busy) => signals::sleep(PAUSE),
             }
@@ -295,7 +297,7 @@ impl Levels {
         Err(busy(Activity::Write, slab))
     }
 
-    /// A free slab on the fastest level that takes new ones. Those that have refused something a while ago come last.
+    /// A free slab on the fastest level that accepts new ones. Levels that have recently refused something come last.
     fn claim(&self, refusals: &Refusals) -> Option<Place> {
         [false, true].into_iter().find_map(|shunned| {
             let mut levels = self.all.iter().enumerate();
@@ -307,22 +309,22 @@ impl Levels {
         })
     }
 
-    /// A level has refused to store the first bytes of a slab: the slab leaves it. False: it has to stay, since
-    /// something of it is there, or since the level only asks to be asked again.
+    /// A level has refused to store the first bytes of a slab: takes the slab off the level. Returns false if it has to
+    /// stay, because some of it is stored there or because the level only asks for a retry.
     fn leave(&self, slab: u32, place: Place, failure: &TierFailure) -> bool {
         if !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
             return false;
         }
         for _ in 0..PAUSES_MOST {
-            // Somebody has taken it elsewhere, where this write follows, or has stored something here.
+            // Somebody has moved it elsewhere, where this write follows, or has stored something here.
             let now = self.places.see(slab as usize).place;
             if now != place.number() {
                 return now != place.stored().number();
             }
-            // Whoever writes there at this moment is refused, too, or stores something.
+            // A thread that writes there now is refused, too, or stores something.
             let leaves = self.places.begin_move(slab as usize).filter(|going| going.from() == place.number());
             if leaves.is_some_and(|going| going.commit(NOWHERE)) {
-                // What was not stored may have taken room all the same.
+                // A failed write may have taken room all the same.
                 let _ = self.all[place.level].take_back(place.slab);
                 return true;
             }
@@ -341,7 +343,7 @@ impl Levels {
             let place = self.forget(piece.slab)?;
             return place.map_or(Ok(()), |place| self.all[place.level].take_back(place.slab));
         }
-        // As a write: the slab must not move meanwhile.
+        // Counted as a write, because the slab must not move meanwhile.
         let Some(target) = self.begin_plain_write(piece.slab) else { return Ok(()) };
         let Place { level, slab, .. } = target.place;
         let done = self.all[level].tier.discard(level::offset(slab) + piece.within, piece.bytes as u64);
@@ -349,7 +351,7 @@ impl Levels {
         done
     }
 
-    /// The slab is nowhere from now on. Returns where it was.
+    /// Removes the slab's place. Returns the place that it had.
     fn forget(&self, slab: u32) -> Result<Option<Place>, TierFailure> {
         for _ in 0..PAUSES_MOST {
             let seen = self.places.see(slab as usize);
@@ -359,7 +361,7 @@ impl Levels {
                     self.heat(slab).store(0, Ordering::Relaxed);
                     return Ok(Some(place));
                 }
-                // It has moved at this moment.
+                // It has just moved.
                 Err(Refused::Changed(_)) => {}
                 Err(Refused::Busy) => signals::sleep(PAUSE),
             }
@@ -368,19 +370,19 @@ impl Levels {
     }
 }
 
-/// Where a write goes to.
+/// Where a write goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) place: Place,
     pub(super) seen: Seen,
 }
 
-/// Others use the slab, again and again: the caller may come again.
+/// Others keep using the slab: the caller may retry.
 fn busy(activity: Activity, slab: u32) -> TierFailure {
     TierFailure { tier: NAME, activity, offset: level::offset(slab), cause: Cause::Errno(libc::EAGAIN) }
 }
 
-/// The levels that have refused one write so far, and what the last of them said.
+/// The levels that have refused one write so far, and the last refusal.
 #[derive(Default)]
 struct Refusals {
     levels: u32,
@@ -397,7 +399,7 @@ impl Refusals {
         self.failure = Some(failure);
     }
 
-    /// There is no level left to ask.
+    /// The failure when there is no level left to ask.
     fn failure(&self, slab: u32) -> TierFailure {
         let cause = Cause::Errno(libc::ENOSPC);
         let full = TierFailure { tier: NAME, activity: Activity::Write, offset: level::offset(slab), cause };

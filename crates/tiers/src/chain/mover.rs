@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Moves slabs between the levels of a chain, beside the program: warm ones up, cold ones down.
+//! Moves slabs between the levels of a chain, in parallel with the program: warm slabs up, cold slabs down.
 //!
-//! What a level is about to lose (`Tier::leaving`) comes first. Which slabs move else, and how many,
-//! `core/src/tiering.rs` decides. A slab is copied while the program goes on reading it and writing to it
-//! (`places.rs`); one that is written meanwhile stays where it is. After each the mover rests as long as it has worked,
-//! so that demand finds its levels idle half of the time at least.
+//! Slabs that a level is about to lose (`Tier::leaving`) come first. `core/src/tiering.rs` decides which other slabs
+//! move, and how many. A slab is copied while the program continues to read and write it (`places.rs`); a slab that is
+//! written to during the copy stays where it is. After each move the mover rests as long as it has worked, so that
+//! demand finds its levels idle at least half of the time.
 //!
-//! Threads: one of the pager's, in each process of a family. One of them moves at a time.
+//! Threads: one of the pager's, in each process of a family. One process moves slabs at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,18 +25,18 @@ use super::place::Place;
 use crate::places;
 use crate::tier::{Mover, PAGE};
 
-/// How often the mover looks while there is traffic.
+/// How often the mover checks while there is traffic.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// One copy: what fits a processor's cache, and what a disk does in a millisecond.
+/// The size of one copy: what fits into a processor's cache, and what a disk transfers in a millisecond.
 pub(super) const COPY_PAGES: usize = 64;
-/// Two slabs that change places.
+/// Two slabs that exchange places.
 const MOVES_LEAST: usize = 2;
-/// Slabs that are saved from a level that loses them, before the mover looks at the rest of its work.
+/// How many slabs are saved from a level that loses them before the mover checks the rest of its work.
 const SAVED_AT_ONCE: usize = 64;
-/// Where nothing was worth moving, traffic of this part of an epoch comes before the next look at all slabs.
+/// If no slab was worth moving, the traffic before the next survey of all slabs, as a divisor of an epoch.
 const QUIET_PART: u64 = 32;
 
-/// Whether a slab is lost where it stays.
+/// Whether a slab is lost if it stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
     No,
@@ -48,13 +48,13 @@ pub(super) struct ChainMover {
     levels: Arc<Levels>,
     survey: Survey,
     credit: Credit,
-    /// Traffic of this process when the mover last looked.
+    /// This process's traffic at the mover's last check.
     seen_bytes: u64,
-    /// True: there was none since the look before.
+    /// True: there was no traffic between the last two checks.
     is_quiet: bool,
-    /// Pages of traffic before all slabs are looked at again.
+    /// Pages of traffic until the next survey of all slabs.
     wait_pages: u64,
-    /// What is copied passes through here.
+    /// The buffer for copies.
     pub(super) buffer: FrameBuffer,
 }
 
@@ -72,7 +72,7 @@ impl ChainMover {
         }
     }
 
-    /// Notes the traffic since the last time; ends the family's epoch when it was enough. Returns its pages.
+    /// Adds the traffic since the last call; ends the family's epoch if that was enough. Returns its pages.
     fn note_traffic(&mut self) -> u64 {
         let bytes = self.levels.traffic_bytes();
         let pages = (bytes - self.seen_bytes) / PAGE_BYTES;
@@ -92,13 +92,13 @@ impl ChainMover {
             let heat = self.levels.heat(slab);
             let half = heat.load(Ordering::Relaxed).div_ceil(2);
             if half > 0 {
-                // What is fetched at this moment counts. A slab that was given back meanwhile must not become hot.
+                // Fetches that happen now still count. A slab that was given back in the meantime must not become hot.
                 let _ = heat.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(half)));
             }
         }
     }
 
-    /// Whether it is this process's turn to move slabs. The others look again later.
+    /// Whether it is this process's turn to move slabs. The others check again later.
     fn has_turn(&self) -> bool {
         let (next, now) = (self.levels.next_move_ns, now_ns());
         let due = next.load(Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl ChainMover {
         now >= due && next.compare_exchange(due, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// What shall move now.
+    /// Decides what moves now.
     fn decide(&mut self) -> Vec<Move> {
         let levels = &self.levels;
         let rooms: Vec<Room> = levels.all.iter().map(level::Level::room).collect();
@@ -120,7 +120,7 @@ impl ChainMover {
         self.survey.decide(self.credit.moves()).to_vec()
     }
 
-    /// Moves what a level is about to lose to others, as long as they have room.
+    /// Moves slabs that a level is about to lose to others, as long as these have room.
     fn save(&mut self) {
         let levels = Arc::clone(&self.levels);
         if !levels.is_any_leaving() {
@@ -138,7 +138,7 @@ impl ChainMover {
         }
     }
 
-    /// Copies one slab, and makes the copy the slab. False: it stays where it is.
+    /// Copies one slab and makes the copy its place. Returns false if the slab stays where it is.
     pub(super) fn make(&mut self, planned: &Move, leaves: Leaves) -> bool {
         let Move { slab, from, to } = *planned;
         let levels = Arc::clone(&self.levels);
@@ -148,8 +148,8 @@ impl ChainMover {
         let Some(room) = levels.all[to].account.claim() else { return false };
         let target = Place { level: to, slab: room, is_stored: true };
         let moved = self.copy(slab, &going, source, target, leaves) && going.commit(target.number());
-        // The room of what lost, whichever it is. A level that cannot discard keeps the bytes, and nothing else is
-        // lost.
+        // The room that is not the slab's place afterwards is given back. If a level cannot discard, it keeps the
+        // bytes, which does no other harm.
         let lost = if moved { source } else { target };
         let _ = levels.all[lost.level].take_back(lost.slab);
         if moved {
@@ -158,8 +158,8 @@ impl ChainMover {
         moved
     }
 
-    /// The source is given up afterwards, with all copies that it has. So what is copied is verified; where it is wrong
-    /// whichever way it is read, the slab stays, for its reader to find and to mend.
+    /// The source is given up afterwards, with all its copies, so the bytes are verified. If they are wrong by every
+    /// way, the slab stays, for its reader to detect and mend.
     fn copy(&mut self, slab: u32, going: &places::Move, source: Place, target: Place, leaves: Leaves) -> bool {
         let levels = &self.levels;
         let from = &levels.all[source.level];
@@ -169,18 +169,18 @@ impl ChainMover {
             let note = &mut |at, len, way| mended.push((at, len, way));
             let mut read = from.tier.read_verified(offset, &mut self.buffer, note);
             if read.is_err() && leaves == Leaves::Yes {
-                // All of it is lost otherwise. A page that is wrong is found to be by its reader, there as here.
+                // Otherwise all of it is lost. The reader detects a wrong page there as it would here.
                 read = from.tier.read(offset, &mut self.buffer);
             }
             if read.is_err() {
-                // Whoever wants it finds out for itself. Until then, it is not the first to be moved again.
+                // Whoever reads the slab finds out for itself. Until then, the slab is not the first to be moved again.
                 levels.heat(slab).store(0, Ordering::Relaxed);
                 return false;
             }
             if !going.is_undisturbed() {
                 return false;
             }
-            // Not before: what somebody was writing was no damage.
+            // Not earlier: a page that somebody was writing was not damaged.
             mended.into_iter().for_each(|(at, len, way)| from.tier.blame(at, len, way));
             let written = levels.all[target.level].write(target.slab, within, &self.buffer);
             if let Err(failure) = written {

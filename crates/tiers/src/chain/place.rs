@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a place is in a chain: a level and a slab of it, as the number that the table of places keeps.
+//! A place in a chain: a level and a slab of it, as the number that the table of places keeps.
 //!
 //! | bits  | what                                                                        |
 //! |-------|-----------------------------------------------------------------------------|
@@ -13,7 +13,7 @@ const LEVEL: u64 = 7;
 const STORED: u64 = 1 << 3;
 const SLAB_SHIFT: u32 = 4;
 
-/// A slab that is nowhere.
+/// The slab has no place.
 pub(super) const NOWHERE: u64 = 0;
 
 /// A slab of a level.
@@ -26,7 +26,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// `None`: nowhere.
+    /// `None`: the slab has no place.
     pub(super) fn of(number: u64) -> Option<Place> {
         let level = (number & LEVEL).checked_sub(1)? as usize;
         Some(Place { level, slab: (number >> SLAB_SHIFT) as u32, is_stored: number & STORED != 0 })

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background's transfers to a chain: each level has its queue, and a request within one slab goes to its level's.
+//! The background workers' transfers to a chain: each level has its queue, and a request within one slab goes to the
+//! queue of the slab's level.
 //!
-//! What is out of the ordinary is done at once, one request at a time: the first write to a slab, which a level may
-//! refuse; what reaches over the end of a slab; and reads of a slab that has moved while they were on their way.
+//! Exceptional cases are carried out immediately, one request at a time: the first write to a slab, which a level may
+//! refuse; a request that crosses the end of a slab; and a read whose slab has moved while the read was in flight.
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
@@ -27,10 +28,10 @@ use crate::failure::{Activity, Cause, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 use crate::transfer::check_buffer;
 
-/// One wait in the kernel. Only bounds it.
+/// One wait in the kernel. Only a bound.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
-/// A request that a level's queue has.
+/// A request in a level's queue.
 struct Flight {
     operation: Operation,
     offset: u64,
@@ -44,15 +45,15 @@ pub(super) struct ChainQueue {
     levels: Arc<Levels>,
     queues: Vec<Box<dyn TierQueue>>,
     submitted: VecDeque<Request>,
-    /// By the tag that the level's queue knows.
+    /// By the tag that the level's queue sees.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
-    /// What the levels' queues have just handed out.
+    /// Completions that the levels' queues have just handed out.
     landed: Vec<Completion>,
     finished: Done,
-    /// Readable when any of the levels' queues has something; used where several have requests.
+    /// Readable when any of the levels' queues has a completion; used when several have requests.
     any: Watch,
-    /// What is in `any`, by level.
+    /// The descriptors in `any`, by level.
     awaited: [Cell<Option<i32>>; LEVELS_MOST],
 }
 
@@ -81,7 +82,7 @@ impl ChainQueue {
         self.flights.len() - self.free.len()
     }
 
-    /// Hands a request to its level, or does it.
+    /// Hands a request to its level, or carries it out.
     fn start(&mut self, request: Request) {
         let mut all = pieces(request.offset, request.buffer.len() as u64);
         let piece = all.next().filter(|piece| piece.bytes == request.buffer.len());
@@ -99,13 +100,13 @@ impl ChainQueue {
         let offset = level::offset(slab) + within;
         let back = self.queues[level].submit(Request { operation, offset, buffer, tag: index as u64 });
         if let Err(Request { buffer, .. }) = back {
-            // It is as deep as this one, so it has room.
+            // The level's queue is as deep as this one, so it has room.
             let outcome = Err(failure(operation, offset, libc::EAGAIN));
             self.land(Completion { tag: index as u64, buffer, outcome });
         }
     }
 
-    /// Where a slab is that is read.
+    /// The place of a slab that is read.
     fn look(&self, slab: u32) -> Option<Target> {
         let seen = self.levels.places.see(slab as usize);
         Place::of(seen.place).map(|place| Target { place, seen })
@@ -120,7 +121,7 @@ impl ChainQueue {
         self.finished.add(tag, buffer, outcome);
     }
 
-    /// A level has done what it could.
+    /// Handles a level's completion.
     fn land(&mut self, completion: Completion) {
         let Completion { tag, buffer, outcome } = completion;
         let flight = self.flights[tag as usize].take().expect("only what flies can land");
@@ -162,13 +163,13 @@ impl ChainQueue {
         self.reap(Wait::No);
     }
 
-    /// The descriptors of the levels that have requests, as one. `None`: one of them is done already.
+    /// One descriptor for those of the levels that have requests. `None`: one of them is ready already.
     fn any(&self) -> Option<i32> {
         for (level, queue) in self.queues.iter().enumerate() {
             let wanted = if queue.in_flight() > 0 { Some(queue.descriptor()?) } else { None };
             let awaited = self.awaited[level].replace(wanted);
             if awaited != wanted {
-                // Refused for what is closed by now, or is watched already: then nothing is to be done.
+                // Refused if the descriptor is closed by now or is watched already: then there is nothing to do.
                 let _ = awaited.map(|old| self.any.leave_out(old));
                 let _ = wanted.map(|new| self.any.add(new));
             }
@@ -198,7 +199,7 @@ impl TierQueue for ChainQueue {
                 }
             }
         }
-        // The slow ones first: memory copies in its kick, while a medium is at work.
+        // The slow levels first: memory copies during its kick, while a medium works.
         self.queues.iter_mut().rev().try_for_each(|queue| queue.kick())
     }
 
@@ -207,11 +208,11 @@ impl TierQueue for ChainQueue {
             return 0;
         }
         if wait == Wait::ForOne && self.finished.is_empty() && !self.submitted.is_empty() {
-            // A queue that does not start says so at the next kick of its worker.
+            // A queue that cannot start reports this at its worker's next kick.
             let _ = self.kick();
         }
         self.reap(Wait::No);
-        // Ends: each level's queue ends each of its requests.
+        // This ends because each level's queue ends each of its requests.
         while wait == Wait::ForOne && self.finished.is_empty() && self.flying() > 0 {
             self.wait();
         }
@@ -233,7 +234,7 @@ impl TierQueue for ChainQueue {
 
 impl Drop for ChainQueue {
     fn drop(&mut self) {
-        // Waits for what is in flight. Then these slabs may move again.
+        // Waits for the requests in flight. Afterwards these slabs may move again.
         self.queues.clear();
         let flights = self.flights.iter_mut().filter_map(Option::take);
         for flight in flights.filter(|flight| flight.operation == Operation::Write) {

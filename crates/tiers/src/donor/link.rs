@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! One connection to a donor. Its socket stays the same when it is connected anew, where that can be.
+//! One connection to a donor. Where possible, its socket stays the same when it reconnects.
 //!
-//! A thread of the pager's has a table of descriptors of its own (`sys/src/own_descriptors.rs`), so a socket that
-//! another thread opens later is not there. Hence sockets are made once; connect(2) with `AF_UNSPEC` takes a TCP
-//! connection off a socket, and the next connect(2) puts another one on: in every table.
+//! A thread of the pager has a descriptor table of its own (`sys/src/own_descriptors.rs`), so a socket that another
+//! thread opens later does not exist in it. Hence sockets are created once; connect(2) with `AF_UNSPEC` dissolves a TCP
+//! socket's connection, and the next connect(2) establishes another one: in every table.
 //!
-//! A socket within this machine is connected once only. So its connection is kept where a TCP connection would be given
-//! up: when an answer takes too long, it is passed over when it comes. Where it ends nevertheless, the thread that
-//! wants the link makes a socket under the same number, in its own table; another thread finds by the socket's cookie
-//! that its own is not the link's, and does the same.
+//! A socket within this machine can be connected only once. So its connection is kept where a TCP connection would be
+//! given up: if an answer takes too long, it is skipped when it arrives. If the connection ends nevertheless, the
+//! thread that wants the link creates a socket under the same number, in its own table; another thread detects by the
+//! socket's cookie that its own is not the link's, and does the same.
 //!
-//! Threads: one at a time has a link (`links.rs`), maybe in a signal handler. System calls go straight to the kernel
-//! (rustix); nothing is allocated and no signal sent (`MSG_NOSIGNAL`). Waits are cut into pieces, so that a signal
-//! which ends the program ends it soon; each has a deadline.
+//! Threads: one at a time has a link (`links.rs`), possibly in a signal handler. System calls go straight to the kernel
+//! (rustix); nothing is allocated and no signal sent (`MSG_NOSIGNAL`). Waits are cut into pieces, so that a signal that
+//! ends the program takes effect soon; each has a deadline.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,8 @@ use super::place::Place;
 use super::recalls::Recalls;
 use super::transport::Loss;
 
-/// Requests without an answer on one connection at most: fewer than a donor that stands still for a day is asked.
+/// The maximum number of requests without an answer on one connection: fewer than a donor that hangs for a day
+/// receives.
 const OWED_MOST: u64 = 1 << 20;
 /// The cookie of no socket.
 const NO_COOKIE: u64 = 0;
@@ -57,7 +58,7 @@ pub(crate) struct Link {
     recalls: Arc<Recalls>,
     is_connected: AtomicBool,
     is_local: bool,
-    /// Within this machine: which socket has the connection, or had the last one.
+    /// Within this machine: the cookie of the socket that has the connection, or had the last one.
     cookie: AtomicU64,
     /// The number of the next request.
     next: AtomicU64,
@@ -84,7 +85,8 @@ impl Link {
         })
     }
 
-    /// In a forked child: a socket of its own under the same number. False when the link cannot be used here.
+    /// Called in a forked child: creates a socket of its own under the same number. Returns false when the link cannot
+    /// be used in the child.
     pub(crate) fn renew(&self, place: &Place) -> Result<bool, raw::Errno> {
         let own = place.socket().map_err(|errno| raw::Errno(errno.raw_os_error()))?;
         self.is_connected.store(false, Ordering::Relaxed);
@@ -97,12 +99,12 @@ impl Link {
         self.socket.as_fd()
     }
 
-    /// Whether it looks as if there were a connection, for who has not taken the link.
+    /// Whether there seems to be a connection, for callers that have not taken the link.
     pub(crate) fn may_be_connected(&self) -> bool {
         self.is_connected.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a connection for another request. Asked while none is on its way.
+    /// Whether there is a connection for another request. Must be called while no request is in flight.
     pub(crate) fn is_connected(&self, place: &Place) -> bool {
         if self.channel.is_worn() {
             self.disconnect(place);
@@ -111,7 +113,7 @@ impl Link {
             && (!self.is_local || socket_cookie(&self.socket) == Ok(self.cookie.load(Ordering::Relaxed)))
     }
 
-    /// Connects and greets. Only where there is no connection.
+    /// Connects and greets. Only if there is no connection.
     pub(crate) fn connect(&self, place: &Place, who: BorrowerId, patience: &Patience) -> Result<Greeting, Miss> {
         let greeting = self.try_connect(place, who, patience).map_err(|miss| match self.channel.last_word() {
             Some(distrust) => Miss::Distrust(distrust),
@@ -129,7 +131,7 @@ impl Link {
             self.renew_local(place).map_err(|errno| Loss::Connection(errno.0))?;
         }
         let deadline = Deadline::after(patience.connect);
-        // A connection that is under way is gone on with by the next call.
+        // The next call continues a connection attempt that is in progress.
         while let Err(errno) = place.connect(self.socket()) {
             match errno {
                 Errno::ISCONN => break,
@@ -142,7 +144,7 @@ impl Link {
         let deadline = Deadline::after(patience.connect);
         let hello = Message::Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST, borrower: who };
         match self.send_frame(0, hello, &[], deadline) {
-            // Who is refused before the greeting finds the connection ended, and the reason before the end.
+            // A borrower that is refused before the greeting finds the connection ended, but can still read the reason.
             Ok(()) | Err(Loss::Connection(libc::EPIPE)) => {}
             Err(loss) => return Err(loss.into()),
         }
@@ -156,7 +158,7 @@ impl Link {
         }
     }
 
-    /// A socket that can be connected, and that the link knows.
+    /// Provides a socket that can be connected, and records its cookie.
     fn renew_local(&self, place: &Place) -> Result<(), raw::Errno> {
         let errno = |errno: Errno| raw::Errno(errno.raw_os_error());
         if self.cookie.load(Ordering::Relaxed) != NO_COOKIE {
@@ -166,7 +168,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes the connection off.
+    /// Ends the connection.
     pub(crate) fn disconnect(&self, place: &Place) {
         self.is_connected.store(false, Ordering::Relaxed);
         self.channel.close();
@@ -180,8 +182,8 @@ impl Link {
         number
     }
 
-    /// One request and its answer, whose body fills `into`. Whatever goes wrong ends the connection, other than a
-    /// refusal that leaves it good, and an answer that takes too long within this machine.
+    /// Sends one request and receives its answer, whose body fills `into`. Any failure ends the connection, except a
+    /// refusal that leaves the connection intact, and a late answer within this machine.
     pub(crate) fn exchange(
         &self,
         place: &Place,
@@ -195,8 +197,8 @@ impl Link {
         self.finish(place, request, into, deadline)
     }
 
-    /// Sends a request, whose number is returned. Its answer is waited for by [`finish`](Self::finish), or the
-    /// connection is ended.
+    /// Sends a request and returns its number. The caller must then wait for the answer with [`finish`](Self::finish),
+    /// or end the connection.
     pub(crate) fn begin(
         &self,
         place: &Place,
@@ -205,8 +207,8 @@ impl Link {
         deadline: Deadline,
     ) -> Result<u64, Loss> {
         let request = self.number();
-        // Where it does not go out, the connection ends also within this machine: its number has been used, and the
-        // donor waits for this request before any other.
+        // If the request cannot be sent, the connection ends within this machine, too: the request's number has been
+        // used, and the donor waits for this request before any other.
         self.send_frame(request, message, payload, deadline).map_err(|loss| {
             self.disconnect(place);
             match loss {
@@ -217,7 +219,7 @@ impl Link {
         Ok(request)
     }
 
-    /// Waits for the answer to a request, whose body fills `into`. Ends the connection as `exchange` does.
+    /// Waits for the answer to a request, whose body fills `into`. Ends the connection in the same cases as `exchange`.
     pub(crate) fn finish(
         &self,
         place: &Place,
@@ -263,7 +265,7 @@ impl Link {
         Ok(())
     }
 
-    /// The header of the answer to `request`.
+    /// Receives the header of the answer to `request`.
     fn receive_header(&self, request: u64, deadline: Deadline) -> Result<Header, Loss> {
         loop {
             let mut bytes = [0; HEADER_BYTES];
@@ -271,7 +273,7 @@ impl Link {
             let header = Header::decode(&bytes).map_err(|refusal| Loss::Connection(errno_of_damage(refusal)))?;
             match header.message {
                 message if self.heeds(message) => {}
-                // One that ends the connection may come before the donor knows a request's number.
+                // An error that ends the connection may arrive before the donor knows a request's number.
                 Message::Error { refusal } if refusal.ends_connection() => return Err(Loss::Refused(refusal)),
                 _ if header.request == request => return Ok(header),
                 // The answer to a request that was given up.
@@ -281,13 +283,13 @@ impl Link {
         }
     }
 
-    /// Whether this is no answer, but a word that the donor says unasked. It is heeded then.
+    /// Handles a message that the donor sends unasked. Returns false if `message` is not one.
     pub(crate) fn heeds(&self, message: Message) -> bool {
         self.recalls.heed(message)
     }
 
-    /// Fills `into`. What is there is taken, however late it is: who asks several donors looks at one after the other,
-    /// and may have waited for another one meanwhile.
+    /// Fills `into`. Takes bytes that have arrived even after the deadline: a caller that asks several donors checks
+    /// one after the other, and may have waited for another one in the meantime.
     fn receive(&self, into: &mut [u8], deadline: Deadline) -> Result<(), Loss> {
         let mut filled = 0;
         while filled < into.len() {
@@ -295,14 +297,14 @@ impl Link {
             match self.receive_some(&mut into[filled..], flags) {
                 Ok(0) => return Err(Loss::Connection(libc::ECONNRESET)),
                 Ok(bytes) => filled += bytes,
-                // Half of it is no answer that can be passed over later.
+                // An incomplete answer cannot be skipped later.
                 Err(errno) => deadline.judge(errno).map_err(|loss| if filled == 0 { loss } else { AMIDST })?,
             }
         }
         Ok(())
     }
 
-    /// Sends what is left of a frame, as much as goes. Returns how many bytes went.
+    /// Sends as much of the rest of a frame as possible. Returns the number of bytes sent.
     pub(crate) fn send_rest(
         &self,
         header: &[u8; HEADER_BYTES],

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A few links to a donor, which threads take by turns; and what all of them have in common.
+//! A few links to a donor, which threads take in turns, and the state that they share.
 //!
 //! The first free link is taken, so a program with one thread has one connection. A link is taken by a compare and
-//! exchange; who finds none waits on a futex for one, within a bound.
+//! exchange; a thread that finds none free waits on a futex for one, within a bound.
 //!
-//! A donor may have no room for another connection, or be out of reach of new ones. While one link is connected, all
-//! threads go on over that: a connection that could not be opened is no failure of the request, which waits for a link
-//! that is connected, and new connections are tried now and then. The background opens a connection only when demand
-//! has one, and gives it up when demand has none.
+//! A donor may have no room for another connection, or be unreachable for new ones. While one link is connected, all
+//! threads continue over it: if a connection cannot be opened, the request does not fail but waits for a connected
+//! link, and new connections are tried now and then. The background workers open a connection only when demand has one,
+//! and give it up when demand has none.
 //!
-//! After fork(2) the child gets sockets of its own under the same numbers before anything of the program runs: two
-//! processes on one stream would read each other's answers. A child that was made without us knowing is found out by a
-//! word that fork(2) clears, and refused.
+//! After fork(2) the child gets sockets of its own under the same numbers before the program's code runs in it: two
+//! processes on one stream would read each other's answers. A child that was created without our knowledge is detected
+//! by a word that fork(2) clears, and refused.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -35,12 +35,12 @@ use super::place::Place;
 use super::recalls::Recalls;
 use super::transport::Loss;
 
-/// Looks for a link that came free, before the kernel is asked to wait. Some microseconds, as long as a round trip.
+/// How often to check for a free link before waiting in the kernel. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
-/// For so long no further connection is tried after one could not be opened, while there is another one.
+/// How long no further connection is tried after one could not be opened, while another one exists.
 const CROWDED_PAUSE: Duration = Duration::from_millis(250);
-/// A program that begins asks a donor without room again after this.
+/// The pause after which a program that starts asks a donor without room again.
 const GREET_PAUSE: Duration = Duration::from_millis(100);
 
 const FREE: u32 = 0;
@@ -59,20 +59,20 @@ pub(crate) struct Links {
     recalls: Arc<Recalls>,
     patience: Patience,
     lines: Box<[Line]>,
-    /// Signalled when a link came free.
+    /// Signalled when a link becomes free.
     freed: EventCount,
-    /// One word, which relatives share, as they share the leases: which run of the donor these are of; 0 before the
-    /// first greeting.
+    /// One word that relatives share, as they share the leases: the run of the donor that the leases are from; 0 before
+    /// the first greeting.
     instance: SharedWords,
-    /// 1 in the process whose sockets these are.
+    /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
-    /// Until when no further connection is tried, if there is one.
+    /// Until when no further connection is tried, if one exists.
     crowded_until_ns: AtomicU64,
     /// Whether the donor had no room for the only connection that demand would have.
     is_starved: AtomicBool,
 }
 
-/// A link that is taken.
+/// A link that this thread has taken.
 struct Taken<'a> {
     links: &'a Links,
     line: &'a Line,
@@ -80,14 +80,15 @@ struct Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        // Release pairs with the exchange in `take`: the next one sees the link as this one leaves it.
+        // Release pairs with the Acquire of the exchange in `take`: the next thread sees the link as this one leaves
+        // it.
         self.line.taken.store(FREE, Ordering::Release);
         self.links.freed.signal();
     }
 }
 
-/// A request whose answer is on its way. Dropped before that has come, it ends the connection: the link's next request
-/// would meet the answer.
+/// A request whose answer is on its way. Dropping it before the answer has arrived ends the connection, because the
+/// link's next request would receive that answer.
 pub(crate) struct Begun<'a> {
     taken: Taken<'a>,
     request: u64,
@@ -96,7 +97,7 @@ pub(crate) struct Begun<'a> {
 }
 
 impl Begun<'_> {
-    /// Readable when the answer, or its beginning, is there.
+    /// Readable when the answer, or its beginning, has arrived.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.taken.line.link.socket()
     }
@@ -118,7 +119,7 @@ impl Drop for Begun<'_> {
 }
 
 impl Links {
-    /// Makes the sockets of `count` links. Nothing is connected.
+    /// Creates the sockets of `count` links. Connects nothing.
     pub(crate) fn new(
         count: usize,
         place: Place,
@@ -151,12 +152,12 @@ impl Links {
         })
     }
 
-    /// Connects the first link, to see what the donor says.
+    /// Connects the first link, to receive the donor's greeting.
     pub(crate) fn greet(&self) -> Result<Greeting, Miss> {
         let taken = self.take()?;
         let deadline = Deadline::after(self.patience.loss);
         loop {
-            // A program that begins waits longer than one that is amid its work.
+            // A program that starts waits longer than one that is running.
             match self.connect_within(&taken.line.link, &Patience::ALONE) {
                 Err(miss) if miss.may_pass() && deadline.check().is_ok() => signals::sleep(GREET_PAUSE),
                 greeted => return greeted,
@@ -164,7 +165,7 @@ impl Links {
         }
     }
 
-    /// Where the donor's word is heard that it wants memory back.
+    /// Where the donor's notices that it reclaims memory are noted.
     pub(crate) fn recalls(&self) -> &Arc<Recalls> {
         &self.recalls
     }
@@ -186,7 +187,7 @@ impl Links {
         let known = self.instance().compare_exchange(0, greeting.instance, Ordering::Relaxed, Ordering::Relaxed);
         match known {
             Err(known) if known != greeting.instance => {
-                // It was started anew, and has nothing of what its predecessor was given.
+                // The donor was restarted, and has nothing of what was stored in its previous run.
                 link.disconnect(&self.place);
                 Err(Loss::Connection(libc::ESTALE).into())
             }
@@ -194,7 +195,7 @@ impl Links {
         }
     }
 
-    /// By which address of this machine the donor is reached, where a link is connected.
+    /// The address of this machine from which the donor is reached, if a link is connected.
     pub(crate) fn local_ip(&self) -> Option<IpAddr> {
         let connected = self.lines.iter().find(|line| line.link.may_be_connected())?;
         let address = rustix::net::getsockname(connected.link.socket()).ok()?;
@@ -209,14 +210,14 @@ impl Links {
         self.own.word().load(Ordering::Relaxed) == 1
     }
 
-    /// The link of this CPU first: a donor on this machine has a thread for each, which the kernel wakes where it ran
-    /// last, and it need not ask another CPU for that.
+    /// The links, starting with the one of this CPU: a donor on this machine has a thread for each link, which the
+    /// kernel wakes where it ran last, so that no other CPU has to be woken.
     fn in_order(&self) -> impl Iterator<Item = &Line> {
         let (before, from) = self.lines.split_at(current_cpu() % self.lines.len());
         from.iter().chain(before)
     }
 
-    /// A link that is free now and connected.
+    /// Takes a link that is free and connected.
     fn take_connected(&self) -> Option<Taken<'_>> {
         let may_be_taken = |line: &&Line| {
             let take = || line.taken.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -226,22 +227,22 @@ impl Links {
         taken.line.link.is_connected(&self.place).then_some(taken)
     }
 
-    /// Whether it looks as if there were a connection for demand.
+    /// Whether there seems to be a connection for demand.
     fn any_connected(&self) -> bool {
         self.lines.iter().any(|line| line.link.may_be_connected())
     }
 
-    /// Whether threads go on over the connections that there are.
+    /// Whether threads have to use the existing connections.
     fn is_crowded(&self) -> bool {
         now_ns() < self.crowded_until_ns.load(Ordering::Relaxed) && self.any_connected()
     }
 
-    /// A connection could not be opened.
+    /// Records that a connection could not be opened.
     fn crowd(&self) {
         self.crowded_until_ns.store(now_ns() + CROWDED_PAUSE.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Whether the background is to give its connection up, so that threads that wait get one.
+    /// Whether the background workers have to give their connection up, so that waiting threads get one.
     pub(crate) fn is_starved(&self) -> bool {
         self.is_starved.load(Ordering::Relaxed)
     }
@@ -280,19 +281,19 @@ impl Links {
         }
     }
 
-    /// A link for a queue, not connected yet.
+    /// Creates a link for a queue, not connected yet.
     pub(crate) fn new_link(&self) -> Result<Link, Errno> {
         let link = Link::new(&self.place, self.security.channel(&self.own), &self.recalls, false);
         link.map_err(|errno| Errno(errno.raw_os_error()))
     }
 
-    /// One request and its answer, on the first link that is free.
+    /// Sends one request and receives its answer, on the first free link.
     pub(crate) fn ask(&self, message: Message, payload: &[u8], into: &mut [u8]) -> Result<Message, Loss> {
         let taken = self.take_open()?;
         taken.line.link.exchange(&self.place, message, payload, into, &self.patience)
     }
 
-    /// A link that is connected: by this, where it has to be.
+    /// Takes a link and connects it if necessary.
     fn take_open(&self) -> Result<Taken<'_>, Loss> {
         let deadline = Deadline::after(self.patience.turn());
         loop {
@@ -310,9 +311,10 @@ impl Links {
             };
             self.crowd();
             match Loss::from(miss) {
-                // Told from an answer that does not come: whoever does not even greet back is not asked for more.
+                // A different error from that of a late answer: a donor that does not even answer a greeting is not
+                // asked again.
                 Loss::Connection(libc::ETIMEDOUT) => return Err(Loss::Connection(libc::EHOSTDOWN)),
-                // Another link is connected: it is waited for, and has its turn now.
+                // Another link is connected: this thread waits for it to become free.
                 loss if loss.may_pass() && self.any_connected() => deadline.check()?,
                 loss => {
                     self.is_starved.store(miss.may_pass(), Ordering::Relaxed);
@@ -322,7 +324,7 @@ impl Links {
         }
     }
 
-    /// Sends a request, and does not wait for its answer: where there is a connection that can be asked at once.
+    /// Sends a request without waiting for its answer, if a connection can be used immediately.
     pub(crate) fn begin(&self, message: Message, payload: &[u8]) -> Option<Begun<'_>> {
         let taken = self.take_connected()?;
         let deadline = Deadline::after(self.patience.answer);
@@ -330,19 +332,20 @@ impl Links {
         Some(Begun { taken, request, deadline, is_finished: false })
     }
 
-    /// Nothing is known any more of a run of the donor: the next one that answers is taken.
+    /// Forgets the run of the donor: the next one that answers is accepted.
     pub(crate) fn start_over(&self) {
         self.instance().store(0, Ordering::Relaxed);
     }
 
-    /// In a forked child: sockets of its own in place of its parent's. Returns whether there was anything to do.
+    /// Called in a forked child: replaces the parent's sockets by new ones. Returns whether there was anything to do.
     pub(crate) fn renew(&self) -> Result<bool, Errno> {
         if self.is_own() {
             return Ok(false);
         }
         let mut usable = 0;
         for line in &self.lines {
-            // Whoever had it is a thread of the parent's. Where it was amid a session, nobody has it here.
+            // A thread of the parent had the link. If the link was in the middle of a session, it cannot be used in the
+            // child.
             let is_usable = line.link.renew(&self.place)?;
             line.taken.store(if is_usable { FREE } else { TAKEN }, Ordering::Relaxed);
             usable += usize::from(is_usable);

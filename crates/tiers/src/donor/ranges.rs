@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which lease each range of the tier has, and whether this process may write with it.
+//! The lease of each range of the tier, and whether this process may write with it.
 //!
-//! The leases are a word for each slab in memory that relatives share, as they share the tier's slabs: a slab that one
-//! of them has moved here, all can read. Tokens grow with every grant, so of two words the greater one is newer.
+//! The leases are one word for each slab, in memory that relatives share as they share the tier's slabs: when one of
+//! them moves a slab here, all can read it. Tokens grow with every grant, so the greater of two words is the newer one.
 //!
-//! Whether this process may write is another question: something that was sent with the same token may be on its way
-//! still, and come behind. The donor refuses it once it has granted a newer token, whoever asked for that. So a process
-//! writes with tokens alone that were granted to itself, and with which nothing of its own is in doubt: what a relative
-//! has sent to a slab that was its before, even one that was killed meanwhile, is out.
+//! Whether this process may write is a separate question: something that was sent with the same token may still be on
+//! its way, and arrive later. The donor refuses it once it has granted a newer token, whoever asked for that token. So
+//! a process writes only with tokens that were granted to itself, and with which none of its own requests is in doubt.
+//! This shuts out whatever a relative has sent to a slab that it held before, even a relative that was killed.
 //!
-//! Where relatives write to different parts of one slab (`array.rs`, with parity), they would take it from each other
-//! for ever. There a token is everybody's, and so is the doubt in it: all relatives know the newest token with which
-//! something may be on its way. What a relative that is killed has just sent is not known, and may arrive behind the
-//! write of another to the same place: the pager's guard sees that.
+//! If relatives write to different parts of one slab (`array.rs`, with parity), they would take the token from each
+//! other forever. There a token belongs to all of them, and so does the doubt in it: all relatives know the newest
+//! token with which a request may be on its way. What a killed relative has just sent is not known, and may arrive
+//! after another's write to the same place: the pager's guard detects this.
 //!
 //! Threads: any, also in a signal handler. Locks nothing.
 //!
@@ -38,18 +38,18 @@ const MAY_WRITE: u64 = 1;
 pub(crate) struct Lease(u64);
 
 impl Lease {
-    /// One that was granted. `None` when the donor's numbers are beyond those of a donor.
+    /// A lease that was granted. `None` if the numbers are out of range for a donor.
     pub(crate) fn granted(slab: u64, token: u64) -> Option<Lease> {
         let fits = slab < 1 << SLAB_BITS && token > 0 && token < 1 << (64 - TOKEN_SHIFT);
         fits.then_some(Lease(token << TOKEN_SHIFT | slab << 1 | MAY_WRITE))
     }
 
-    /// It in one word.
+    /// The lease as one word.
     pub(crate) fn word(self) -> u64 {
         self.0
     }
 
-    /// The lease that such a word is.
+    /// The lease of such a word.
     pub(crate) fn of_word(word: u64) -> Lease {
         Lease(word)
     }
@@ -72,16 +72,16 @@ impl Lease {
 pub(crate) struct Ranges {
     leases: SharedWords,
     right: Right,
-    /// Ranges that the donor wants back, as this process has heard. One that has no lease any more may have its bit
-    /// still.
+    /// Ranges that the donor reclaims, as far as this process was notified. A range that has no lease any more may
+    /// still have its bit set.
     leaving: Box<[AtomicU64]>,
-    /// True: there may be such.
+    /// True: there may be such ranges.
     any_leaving: AtomicBool,
-    /// When the first of them ends, by the monotonic clock.
+    /// When the first of their leases ends, by the monotonic clock.
     leave_by_ns: AtomicU64,
 }
 
-/// Who of a family writes to one slab.
+/// Which processes of a family write to one slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writers {
     /// One at a time.
@@ -90,12 +90,12 @@ pub(crate) enum Writers {
     Several,
 }
 
-/// Of each range, what says whether this process may write; see the module.
+/// For each range, what decides whether this process may write; see the module.
 #[derive(Debug)]
 enum Right {
-    /// The lease that was granted to this process, and with which nothing is in doubt; 0 where there is none.
+    /// The lease that was granted to this process and is not in doubt; 0 if there is none.
     Granted(Box<[AtomicU64]>),
-    /// The newest lease with which something of any relative's may be on its way; 0 where there is none.
+    /// The newest lease with which a relative's request may be on its way; 0 if there is none.
     Doubted(SharedWords),
 }
 
@@ -137,16 +137,16 @@ impl Ranges {
         (word != 0).then_some(Lease(word | if may_write { MAY_WRITE } else { 0 }))
     }
 
-    /// There is a new lease, granted to this process.
+    /// Records a new lease, granted to this process.
     pub(crate) fn learn(&self, range: u64, lease: Lease) {
         let word = lease.0 & !MAY_WRITE;
         if let Right::Granted(own) = &self.right {
             own[range as usize].store(word, Ordering::Release);
         }
-        // Of two grants at the same time, the greater one is what the donor goes by.
+        // Of two grants at the same time, the donor accepts the greater token.
         let before = Lease(self.known(range).fetch_max(word, Ordering::AcqRel));
         if let Right::Doubted(doubted) = &self.right {
-            // Tokens grow, so what is doubted was sent to another run of the donor, and does not arrive.
+            // Tokens grow, so a greater word in doubt was sent to another run of the donor, and does not arrive.
             let is_of_another = |doubted: u64| (doubted > before.0.max(word)).then_some(0);
             let doubted = &doubted.words()[range as usize];
             let _ = doubted.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_of_another);
@@ -156,8 +156,8 @@ impl Ranges {
         }
     }
 
-    /// The donor has refused `old` as stale, and then granted `new`. Where that is the smaller one, `old` is of another
-    /// run, and was learned late, behind [`forget_all`](Self::forget_all).
+    /// The donor has refused `old` as stale, and then granted `new`. If `new` is the smaller one, `old` is of another
+    /// run, and was learned after [`forget_all`](Self::forget_all).
     pub(crate) fn correct(&self, range: u64, old: Lease, new: Lease) {
         let (old, new) = (old.0 & !MAY_WRITE, new.0 & !MAY_WRITE);
         if self.known(range).compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -167,8 +167,8 @@ impl Ranges {
         }
     }
 
-    /// What was sent with this lease may arrive still: before this process writes again, it needs a new token, by which
-    /// the donor refuses the old one.
+    /// A request that was sent with this lease may still arrive. Before this process writes again, it needs a new
+    /// token, which makes the donor refuse the old one.
     pub(crate) fn doubt(&self, range: u64, lease: Lease) {
         let (word, range) = (lease.0 & !MAY_WRITE, range as usize);
         match &self.right {
@@ -177,7 +177,7 @@ impl Ranges {
         }
     }
 
-    /// The lease is over.
+    /// Records that the lease has ended.
     pub(crate) fn forget(&self, range: u64, lease: Lease) {
         self.doubt(range, lease);
         let word = lease.0 & !MAY_WRITE;
@@ -185,14 +185,14 @@ impl Ranges {
         self.stays(range);
     }
 
-    /// Whatever lease a range had is over.
+    /// Records that any lease of the range has ended.
     pub(crate) fn forget_range(&self, range: u64) {
         if let Some(lease) = self.lease(range) {
             self.forget(range, lease);
         }
     }
 
-    /// In a forked child: what its parent sends counts as on its way.
+    /// Called in a forked child: its parent's requests count as on their way.
     pub(crate) fn doubt_all(&self) {
         match &self.right {
             Right::Granted(own) => own.iter().for_each(|word| word.store(0, Ordering::Release)),
@@ -204,8 +204,8 @@ impl Ranges {
         }
     }
 
-    /// There are no leases any more, and what comes next is of another run of the donor, whose tokens begin anew.
-    /// Nothing that was sent before arrives there.
+    /// Forgets all leases: the next ones are of another run of the donor, whose tokens start again. Nothing that was
+    /// sent before arrives there.
     pub(crate) fn forget_all(&self) {
         let right = match &self.right {
             Right::Granted(own) => own,
@@ -215,20 +215,20 @@ impl Ranges {
         self.leases.words().iter().for_each(|word| word.store(0, Ordering::Release));
     }
 
-    /// The donor wants the slab of a range back, by then at the latest. What is no lease of ours any more is left
-    /// alone.
+    /// Records that the donor reclaims the slab of a range, by `leave_by_ns` at the latest. Ignores a slab that is not
+    /// leased to us any more.
     pub(crate) fn ask_back(&self, slab: u64, range: u64, now_ns: u64, leave_by_ns: u64) {
         let word = self.leases.words().get(range as usize).map_or(0, |word| word.load(Ordering::Acquire));
         if word != 0 && Lease(word).slab() == slab {
             self.leaving[(range / BITS) as usize].fetch_or(1 << (range % BITS), Ordering::AcqRel);
-            // What was asked back earlier, and is over, says nothing about this.
+            // The end of an earlier reclaim that is over does not apply to this one.
             let first = |before: u64| Some(if before < now_ns { leave_by_ns } else { before.min(leave_by_ns) });
             let _ = self.leave_by_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, first);
             self.any_leaving.store(true, Ordering::Release);
         }
     }
 
-    /// It wants all of them back.
+    /// Records that the donor reclaims all slabs.
     pub(crate) fn ask_back_every(&self, now_ns: u64, leave_by_ns: u64) {
         for (range, word) in self.leases.words().iter().enumerate() {
             let word = word.load(Ordering::Acquire);
@@ -244,7 +244,7 @@ impl Ranges {
         }
     }
 
-    /// The first range from `from` on that the donor wants back, and by when.
+    /// The first range at or after `from` that the donor reclaims, and by when.
     pub(crate) fn leaving(&self, from: u64) -> Option<(u64, u64)> {
         if !self.any_leaving.load(Ordering::Acquire) {
             return None;
@@ -265,7 +265,7 @@ impl Ranges {
         None
     }
 
-    /// Their time has come: what is still leased then, the donor can do without.
+    /// Called when their time is over: the donor manages without what is still leased then.
     pub(crate) fn none_leaves(&self) {
         self.any_leaving.store(false, Ordering::Release);
         self.leaving.iter().for_each(|bits| bits.store(0, Ordering::Release));
@@ -310,7 +310,7 @@ mod tests {
         }
     }
 
-    /// What a relative of this process does, in the words that both have.
+    /// Does in the shared words what a relative of this process does.
     fn a_relative_learns(ranges: &Ranges, lease: Lease) {
         ranges.leases.words()[0].store(lease.0 & !MAY_WRITE, Ordering::Relaxed);
     }
@@ -339,7 +339,7 @@ mod tests {
             let ranges = Ranges::new(1, writers).unwrap();
             ranges.forget_all();
             ranges.learn(0, old);
-            // It is used, and refused as stale.
+            // The lease is used, and refused as stale.
             ranges.doubt(0, old);
             ranges.learn(0, new);
             ranges.correct(0, old, new);

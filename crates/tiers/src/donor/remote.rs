@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads and writes of a tier whose slabs a donor lends: which lease, what to do when an answer does not come.
+//! Reads and writes of a tier whose slabs a donor lends: which lease to use, and what to do when no answer arrives.
 //!
 //! A slab is leased when its range is first written to, and given back when all of it is discarded. A read may be
-//! asked for again as often as one likes. A write may not: one that got no answer may land later, over what was written
-//! since. So it is fenced: this process gets a new token first, after which the donor refuses all that was sent with
-//! the old one. For the same reason a forked child gets a token of its own before it writes to a slab that it has from
-//! its parent.
+//! repeated any number of times. A write may not: a write without an answer may take effect later, over what was
+//! written since. So the write is fenced: this process first gets a new token, after which the donor refuses everything
+//! that was sent with the old one. For the same reason a forked child gets a token of its own before it writes to a
+//! slab that it has from its parent.
 //!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
@@ -31,41 +31,42 @@ use crate::keep_alive::KeepAlive;
 use crate::tier::{Leaving, TierQueue};
 use crate::transfer::{check_buffer, check_units};
 
-/// How often a request is repeated because a relative has changed the lease meanwhile, or this process found out only
-/// now that it has none.
+/// How often a request is repeated because a relative has changed the lease in the meantime, or because this process
+/// has only now found out that it has no lease.
 const LEASES_TRIED_MOST: u32 = 4;
-/// How often a grant is asked for while an access with the old token is under way, which takes a copy of 2 MiB at most.
+/// How often a grant is retried while an access with the old token is in progress, which copies at most 2 MiB.
 const BUSY_MOST: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Leases are renewed so many times before they would end.
+/// How many times leases are renewed before they would end.
 pub(crate) const RENEWALS: u32 = 3;
-/// And so often while the donor takes memory back: it says which only before answers, some at a time.
+/// The renewal interval while the donor reclaims memory: it sends its notices only before answers, a limited number at
+/// a time.
 const RENEWAL_WHILE_LEAVING: Duration = Duration::from_secs(1);
-/// When what was asked back is still there then, the donor does without it.
+/// If a revoked slab is still leased after this time, the donor manages without it.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Remote {
     transport: Box<dyn Transport>,
     ranges: Arc<Ranges>,
-    /// Whether what is asked is answered.
+    /// Whether the donor answers requests.
     contact: Contact,
-    /// Whether bytes come, where they go past the donor: it may be deaf, and its memory be there.
+    /// Whether transfers succeed, where they bypass the donor: its process may hang while its memory can be reached.
     past: Contact,
     grants: Turns,
     lease: Duration,
     patience: Patience,
     unlent: Unlent,
-    /// In the process that opened the tier, which gives everything back at the end.
+    /// True in the process that opened the tier, which gives everything back at the end.
     is_opener: AtomicBool,
 }
 
-/// What a read of a range finds that has no lease.
+/// What a read finds in a range that has no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unlent {
     /// Nobody has written there, so it may read as anything.
     Anything,
-    /// Somebody knows that it was written to, so its bytes are gone.
+    /// The caller knows that it was written to, so its bytes are gone.
     Gone,
 }
 
@@ -90,7 +91,7 @@ pub(crate) fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
 }
 
 impl Remote {
-    /// `slabs` of them, of which none is leased yet; leases last `lease` from each sign of life on.
+    /// A tier of `slabs` slabs, none of which is leased yet. Leases last `lease` from the last sign of life.
     pub(crate) fn new(
         transport: Box<dyn Transport>,
         slabs: usize,
@@ -123,7 +124,7 @@ impl Remote {
         self.ranges.count() as u64 * SLAB_BYTES
     }
 
-    /// Refuses what is no request to a donor. An array knows what is one to itself, and may ask for parts of pages.
+    /// Refuses an invalid request. An array checks its requests itself, and may ask for parts of pages.
     pub(crate) fn check(&self, activity: Activity, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         match self.unlent {
             Unlent::Anything => check_buffer(NAME, activity, offset, buffer, self.capacity_bytes()),
@@ -131,12 +132,12 @@ impl Remote {
         }
     }
 
-    /// Whether others have the bytes, too, or it is for an array to say that they are gone.
+    /// Whether this donor is a member of an array: others have the bytes, too, or the array reports that they are gone.
     pub(crate) fn is_member(&self) -> bool {
         self.unlent == Unlent::Gone
     }
 
-    /// Whether bytes are waited for.
+    /// Whether a transfer waits for a medium.
     pub(crate) fn waits(&self) -> bool {
         self.transport.waits()
     }
@@ -150,7 +151,7 @@ impl Remote {
         &self.contact
     }
 
-    /// Fills `into` from `offset` on.
+    /// Fills `into` from `offset`.
     pub(crate) fn read_bytes(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         let mut rest = into;
         for piece in pieces(offset, rest.len() as u64) {
@@ -180,15 +181,15 @@ impl Remote {
             refusal = match read {
                 Ok(()) => return Ok(()),
                 Err(Loss::Connection(errno)) => return Err(errno),
-                // Another thread has a newer token for it, or nobody has: then its bytes are gone.
+                // Either another thread has a newer token for it, or nobody has one and the bytes are gone.
                 Err(Loss::Refused(refusal)) if is_about_lease(refusal) => refusal,
                 Err(loss) => return Err(loss.errno()),
             };
             if self.ranges.lease(piece.range).map(|now| now.token()) != Some(lease.token()) {
                 continue;
             }
-            // A grant that got no answer has come to the donor late, or a relative's answer is on its way: the slab is
-            // still ours, by a token that nobody here knows.
+            // A grant without an answer has reached the donor late, or a relative's answer is on its way: the slab is
+            // still ours, under a token that nobody here knows.
             if refusal != Refusal::StaleToken || !self.ask_token(piece.range, lease)? {
                 break;
             }
@@ -196,7 +197,7 @@ impl Remote {
         Err(Loss::Refused(refusal).errno())
     }
 
-    /// Asks for a token in place of one that is old. False where the range has another slab now: then its bytes are
+    /// Asks for a token to replace an old one. Returns false if the range has another slab now: then its bytes are
     /// gone.
     fn ask_token(&self, range: u64, old: Lease) -> Result<bool, i32> {
         self.ranges.doubt(range, old);
@@ -205,21 +206,20 @@ impl Remote {
         Ok(lease.slab() == old.slab())
     }
 
-    /// Asks for bytes that lie in one slab, and does not wait for them. `None` where that cannot be done at once.
+    /// Asks for bytes in one slab without waiting for them. `None` if that cannot be done immediately.
     pub(crate) fn begin_read(&self, piece: Piece) -> Option<Begun<'_>> {
         let lease = self.ranges.lease(piece.range)?;
         self.transport.begin_read(piece, lease)
     }
 
-    /// Sends bytes that lie in one slab, and does not wait until they are stored. `None` where that cannot be done at
-    /// once.
+    /// Sends bytes in one slab without waiting until they are stored. `None` if that cannot be done immediately.
     pub(crate) fn begin_write(&self, piece: Piece, bytes: &[u8]) -> Option<(Begun<'_>, Lease)> {
         let lease = self.ranges.lease(piece.range).filter(|lease| lease.may_write())?;
         self.transport.begin_write(piece, lease, bytes).map(|begun| (begun, lease))
     }
 
-    /// The end of what [`begin_read`](Self::begin_read) or [`begin_write`](Self::begin_write) began. A failure is one
-    /// that `read_bytes` or `write_bytes` would look at more closely.
+    /// Ends what [`begin_read`](Self::begin_read) or [`begin_write`](Self::begin_write) began. After a failure, the
+    /// caller repeats the request with `read_bytes` or `write_bytes`, which handle failures in detail.
     pub(crate) fn finish(&self, begun: Begun<'_>, into: &mut [u8], expected: Message) -> Result<(), Loss> {
         let answer = begun.finish(into);
         if matches!(answer, Ok(_) | Err(Loss::Refused(_))) {
@@ -251,7 +251,7 @@ impl Remote {
             };
             match written {
                 Ok(()) => return Ok(()),
-                // What else was in the slab is gone, too: a new one would have these bytes only.
+                // The rest of the slab is gone, too: a new slab would have only these bytes.
                 Err(Loss::Refused(Refusal::NoLease | Refusal::NotYours)) if self.unlent == Unlent::Gone => {
                     self.ranges.forget_range(piece.range);
                     return Err(libc::ENODATA);
@@ -263,7 +263,7 @@ impl Remote {
         Err(Loss::Refused(refusal).errno())
     }
 
-    /// A write that the donor has no part in, but for the lease: each has its own end.
+    /// A write that bypasses the donor, except for the lease. Each attempt gets its lease separately.
     fn write_past(&self, piece: Piece, bytes: &[u8]) -> Result<(), Loss> {
         let mut tries = self.past.begin().map_err(Loss::Connection)?;
         loop {
@@ -291,7 +291,7 @@ impl Remote {
         written
     }
 
-    /// As [`writable`](Self::writable), and the donor is asked only where it must be, until it answers or counts as
+    /// As [`writable`](Self::writable), but asks the donor only if necessary, and then until it answers or counts as
     /// lost.
     fn lease_to_write(&self, range: u64) -> Result<Lease, Loss> {
         match self.ranges.lease(range) {
@@ -313,19 +313,19 @@ impl Remote {
         self.grant(range, true)
     }
 
-    /// A new lease for a range, or a new token for the one that it has. Room is set aside from then on.
+    /// Gets a new lease for a range, or a new token for the lease that it has. From then on, room is set aside.
     pub(crate) fn take(&self, range: u64) -> Result<(), i32> {
         self.persist(|| self.grant(range, false)).map(|_| ()).map_err(Loss::errno)
     }
 
-    /// Asks for a grant, unless one came while somebody else asked and that is good enough.
+    /// Asks for a grant, unless another thread got a sufficient one in the meantime.
     fn grant(&self, range: u64, any_will_do: bool) -> Result<Lease, Loss> {
-        // A grant ends what other threads have begun with the token before. So there is one at a time, and who waited
-        // looks again.
+        // A grant invalidates what other threads have begun with the previous token. So grants are made one at a time,
+        // and a thread that has waited checks again.
         let was_lost = self.contact.is_lost();
         let _turn = self.grants.take(self.patience.turn()).map_err(Loss::Connection)?;
         if !was_lost && self.contact.is_lost() {
-            // Whoever was before has waited long enough for all.
+            // The thread before this one has waited long enough for all.
             return Err(Loss::Connection(libc::EHOSTDOWN));
         }
         if let Some(lease) = self.ranges.lease(range)
@@ -367,7 +367,7 @@ impl Remote {
         self.end_with(piece.range, known, message)
     }
 
-    /// Gives a slab back, unless there is a newer token for its range than that of `known` by then.
+    /// Gives a slab back, unless its range has a newer token than that of `known` by then.
     pub(crate) fn give_back(&self, range: u64, known: Lease) -> Result<(), i32> {
         self.end_with(range, known, Message::Release { lease: known.slab(), token: known.token() })?;
         self.ranges.forget(range, known);
@@ -378,29 +378,29 @@ impl Remote {
         let done = self.persist(|| {
             let done = self.transport.ask(message);
             if done.is_err() {
-                // It may arrive still, and must not meet what is written next.
+                // The request may still arrive, and must not affect what is written next.
                 self.ranges.doubt(range, known);
             }
             done
         });
         match done {
             Ok(_) => Ok(()),
-            // It was done by the try before, or a relative has a newer lease for the same.
+            // The previous attempt has done it, or a relative has a newer lease for the same range.
             Err(Loss::Refused(refusal)) if is_about_lease(refusal) => Ok(()),
             Err(loss) => Err(loss.errno()),
         }
     }
 
-    /// Renews the leases. Returns after how long to come again.
+    /// Renews the leases. Returns the time until the next call.
     pub(crate) fn tend(&self) -> Duration {
         if self.ranges.any() {
-            // Whoever wants their bytes finds out for itself when that fails.
+            // Whoever needs the bytes finds out for itself if this fails.
             let _ = self.look();
         }
         self.renewal()
     }
 
-    /// Sends what renews the leases, if there are any, and does not wait for the answer.
+    /// Sends a renewal of the leases, if there are any, without waiting for the answer.
     pub(crate) fn begin_keep_alive(&self) -> Option<KeepAlive<'_>> {
         if !self.ranges.any() || self.contact.is_lost() {
             return None;
@@ -408,14 +408,14 @@ impl Remote {
         self.transport.begin_ask(Message::Renew).map(|begun| KeepAlive::new(self, begun))
     }
 
-    /// The answer to it is here. What is wrong with it, whoever tends finds out.
+    /// Takes the answer to a renewal, which has arrived. `tend` deals with failures.
     pub(crate) fn finish_keep_alive(&self, begun: Begun<'_>) {
         if begun.finish(&mut []).is_ok() {
             self.contact.answered();
         }
     }
 
-    /// After how long to renew the leases at the latest.
+    /// The longest time until the next renewal of the leases.
     pub(crate) fn renewal(&self) -> Duration {
         let pause = self.lease / RENEWALS;
         match self.ranges.leaving(0) {
@@ -428,18 +428,18 @@ impl Remote {
         }
     }
 
-    /// The first slab from `from` on that the donor wants back.
+    /// The first slab at or after `from` that the donor reclaims.
     pub(crate) fn leaving(&self, from: u64) -> Option<Leaving> {
         let (range, until_ns) = self.ranges.leaving(from.div_ceil(SLAB_BYTES))?;
         Some(Leaving { offset: range * SLAB_BYTES, len: SLAB_BYTES, until_ns })
     }
 
-    /// Whether the donor answers. Renews the leases.
+    /// Whether the donor answers. This also renews the leases.
     pub(crate) fn look(&self) -> Result<(), i32> {
         self.persist(|| self.transport.ask(Message::Renew)).map(|_| ()).map_err(Loss::errno)
     }
 
-    /// Whatever was lent is gone: the next run of the donor that answers begins anew.
+    /// Forgets everything that was lent: the next run of the donor that answers starts without leases.
     pub(crate) fn start_over(&self) {
         self.ranges.forget_all();
         self.transport.start_over();
@@ -447,7 +447,7 @@ impl Remote {
         self.past.forget();
     }
 
-    /// In a forked child.
+    /// Called in a forked child.
     pub(crate) fn renew(&self) -> Result<(), Errno> {
         if self.transport.renew()? {
             self.ranges.doubt_all();
@@ -464,8 +464,8 @@ impl Remote {
     }
 }
 
-/// Tries until there is an answer, or the donor counts as lost; where others may be asked, until it does not greet
-/// back.
+/// Tries until there is an answer, or the donor counts as lost. If others may be asked instead, stops as soon as the
+/// donor does not answer a greeting.
 fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Result<T, Loss>) -> Result<T, Loss> {
     let mut tries = contact.begin().map_err(Loss::Connection)?;
     loop {
@@ -487,14 +487,15 @@ fn persist<T>(contact: &Contact, unlent: Unlent, mut attempt: impl FnMut() -> Re
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Only a courtesy: what is not given back expires. Relatives may use it still, if there are any.
+        // Only a courtesy, because what is not given back expires. Does not run in a forked child. Relatives may still
+        // use the leases.
         if self.is_opener.load(Ordering::Relaxed) && self.ranges.any() {
             let _ = self.transport.ask(Message::Release { lease: EVERY_LEASE, token: 0 });
         }
     }
 }
 
-/// Whether the donor goes by another lease than this process.
+/// Whether the refusal means that this process's lease is not the one that the donor has.
 fn is_about_lease(refusal: Refusal) -> bool {
     matches!(refusal, Refusal::NoLease | Refusal::NotYours | Refusal::StaleToken)
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background's transfers to a tier whose contents are sealed: through a queue of that tier.
+//! The background workers' transfers to a tier whose contents are sealed, through a queue of that tier.
 //!
-//! A read is opened where it has arrived. A write is sealed into a frame of our own, which goes instead of the
-//! caller's; where all frames are under way, it waits for one.
+//! A read is opened in place when it has arrived. A write is sealed into a frame of this tier, which is written instead
+//! of the caller's; if all frames are in use, the write waits for one.
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
@@ -19,13 +19,13 @@ use crate::done::Done;
 use crate::failure::{Activity, TierFailure};
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 
-/// A request that the tier underneath carries out.
+/// A request that the tier underneath is carrying out.
 struct Flight {
     offset: u64,
     tag: u64,
     /// The caller's frame, while ours is written instead of it.
     plain: Option<FrameBuffer>,
-    /// The frame is the caller's, and its bytes go as they are.
+    /// True for a write, which is not opened when it completes.
     is_write: bool,
 }
 
@@ -34,12 +34,12 @@ pub(super) struct EncryptedQueue<S> {
     parts: Arc<Parts<S>>,
     inner: Box<dyn TierQueue>,
     submitted: VecDeque<Request>,
-    /// Something was to be started, and waits for a frame.
+    /// A request could not be started, and waits for a frame.
     is_held_up: bool,
-    /// By the tag that the queue underneath knows.
+    /// By the tag that the queue underneath sees.
     flights: Box<[Option<Flight>]>,
     free: Vec<usize>,
-    /// What has come back from there, to be looked at.
+    /// Completions from there that have not been processed.
     landed: Vec<Completion>,
     finished: Done,
     depth: usize,
@@ -63,7 +63,7 @@ impl<S: Sealing> EncryptedQueue<S> {
         })
     }
 
-    /// Puts what was submitted on its way, until one has to wait for a frame.
+    /// Starts submitted requests until one has to wait for a frame.
     fn start(&mut self) {
         self.is_held_up = false;
         while let Some(request) = self.submitted.pop_front() {
@@ -83,7 +83,7 @@ impl<S: Sealing> EncryptedQueue<S> {
         }
     }
 
-    /// Gives the request back where there is no frame for it.
+    /// Returns the request to the caller if there is no frame for it.
     fn start_write(&mut self, request: Request) -> Result<(), Request> {
         let Request { operation, offset, buffer, tag } = request;
         let mut outcome = self.parts.check_write(offset, &buffer);
@@ -126,7 +126,7 @@ impl<S: Sealing> EncryptedQueue<S> {
         }
         if self.is_held_up {
             self.start();
-            // Cannot fail for a transfer's sake: each one's outcome is its own.
+            // Cannot fail because of a transfer: each transfer has its own outcome.
             let _ = self.inner.kick();
         }
     }
@@ -157,12 +157,12 @@ impl<S: Sealing> EncryptedQueue<S> {
         self.depth - self.free.len()
     }
 
-    /// Waits until something has finished, while anything is under way.
+    /// Waits until something has finished, while any request is in progress.
     fn wait(&mut self) {
         let begun = now_ns();
         while self.finished.is_empty() && self.flying() + self.submitted.len() > 0 {
             if self.flying() > 0 {
-                // Ends: the queue underneath gives up what does not come.
+                // This ends because the queue underneath gives up requests that are not answered.
                 self.reap(Wait::ForOne);
                 continue;
             }
@@ -199,7 +199,7 @@ impl<S: Sealing> TierQueue for EncryptedQueue<S> {
         }
         self.reap(Wait::No);
         if wait == Wait::ForOne && self.finished.is_empty() {
-            // Cannot fail: each transfer's outcome is its own.
+            // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
             self.wait();
         }
@@ -220,8 +220,8 @@ impl<S: Sealing> TierQueue for EncryptedQueue<S> {
 
 impl<S> Drop for EncryptedQueue<S> {
     fn drop(&mut self) {
-        // What has not been started never will be; what is under way has frames of ours, until the queue underneath has
-        // waited for it.
+        // Requests that have not been started never will be. Requests in flight use our frames until the queue
+        // underneath has waited for them.
         self.submitted.clear();
         while self.inner.in_flight() > 0 {
             let frames = self.parts.room.get().map(|room| &room.frames);

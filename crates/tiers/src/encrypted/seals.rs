@@ -3,18 +3,18 @@
 
 //! Seals pages with AES-256-GCM, and keeps what is needed to open them: keys, nonces and tags stay in this machine.
 //!
-//! A nonce is a number that is drawn for one page of one write, and never again under its key: the number comes from a
-//! counter in memory that relatives share, and it says which key. The record of a page is the nonce and the tag of what
-//! was stored there last; it is in shared memory, too, so that a forked child opens what its parent has sealed. A page
-//! that was changed, or is an older one, does not fit its record.
+//! A nonce is a number that is drawn for one page of one write, and never again under its key. The number comes from a
+//! counter in memory that relatives share, and it determines the key. The record of a page is the nonce and the tag of
+//! what was stored there last; it is in shared memory, too, so that a forked child can open what its parent has sealed.
+//! A page that was changed, or that is an older version, does not match its record.
 //!
 //! | word of a record | what                                   |
 //! |------------------|----------------------------------------|
 //! | 0                | the nonce; 0: nothing is stored there  |
 //! | 1, 2             | the tag                                |
 //!
-//! Threads: any, also in a signal handler. Allocates when it is made, and never afterwards; locks nothing. Who writes
-//! to a page is alone with it, as above every tier (`tier.rs`).
+//! Threads: any, also in a signal handler. Allocates when it is made, and never afterwards; locks nothing. Nobody else
+//! uses a page while it is written, as above every tier (`tier.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,10 +30,10 @@ use crate::tier::{PAGE, Verified};
 /// Words of one record.
 const RECORD_WORDS: usize = 3;
 
-/// Pages that one key seals: 1 PiB. After 2^46 blocks of AES, what is sealed can be told from chance with an advantage
-/// of 2^-37 (the birthday bound, 2^92 / 2^129).
+/// Pages that one key seals: 1 PiB. After 2^46 blocks of AES, sealed bytes can be distinguished from random ones with
+/// an advantage of 2^-37 (the birthday bound, 2^92 / 2^129).
 const PAGES_OF_KEY_BITS: u32 = 38;
-/// Keys of one tier: for 256 PiB, which at 10 GB/s are 300 days. A choice; one takes less than a KiB.
+/// Keys of one tier: enough for 256 PiB, which at 10 GB/s are 300 days. A choice; one key takes less than a KiB.
 const KEYS: usize = 256;
 
 const PAGES_OF_SLAB: usize = SLAB_BYTES as usize / PAGE;
@@ -47,12 +47,12 @@ pub struct Seals {
     /// The last nonce that was drawn.
     drawn: &'static AtomicU64,
     records: &'static [AtomicU64],
-    /// For each slab: 1 where something was read by another way, so that the same bytes may be written once more.
+    /// For each slab: 1 if something was read by another way, so that the same bytes may be written again.
     mended: &'static [AtomicU64],
 }
 
 impl Seals {
-    /// With new keys, for a tier that can hold so much.
+    /// Seals with new keys, for a tier of this capacity.
     pub(super) fn new(capacity_bytes: u64) -> Result<Seals, Errno> {
         let pages = usize::try_from(capacity_bytes).map_err(|_| Errno(libc::EFBIG))?.div_ceil(PAGE);
         let random = SystemRandom::new();
@@ -73,16 +73,16 @@ impl Seals {
     fn seal_page(&self, nonce: u64, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         let key = self.key(nonce)?;
         sealed.copy_from_slice(plain);
-        // ring refuses only what is longer than AES-GCM's bound of 64 GiB.
+        // ring refuses only messages beyond AES-GCM's bound of 64 GiB.
         let tag = key.seal_in_place_separate_tag(number(nonce), Aad::empty(), sealed).ok()?;
         let (low, high) = tag.as_ref().split_at(8);
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight of sixteen"));
         Some([nonce, word(low), word(high)])
     }
 
-    /// The same bytes once more, over a copy that was damaged: sealed with the same nonce, that is the same message.
-    /// So a relative that reads there meanwhile finds what it knows of. `None` for other bytes; what was sealed of them
-    /// does not leave `sealed`, where it is overwritten.
+    /// Seals the same bytes again, over a copy that was damaged, with the same nonce, which gives the same message. So
+    /// a relative that is reading there finds bytes that match its record. `None` for other bytes; what was sealed of
+    /// them does not leave `sealed`, where it is overwritten.
     fn seal_again(&self, page: usize, plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
         if self.mended[page / PAGES_OF_SLAB].load(Ordering::Relaxed) == 0 {
             return None;
@@ -99,7 +99,7 @@ impl Seals {
         key.open_in_place_separate_tag(number(nonce), Aad::empty(), tag.into(), page, 0..).is_ok()
     }
 
-    /// The key that goes with a nonce; `None` behind the last one.
+    /// The key of a nonce; `None` after the last key.
     fn key(&self, nonce: u64) -> Option<&LessSafeKey> {
         self.keys.get(usize::try_from(nonce >> PAGES_OF_KEY_BITS).ok()?)
     }
@@ -114,7 +114,7 @@ impl Sealing for Seals {
 
     fn seal(&self, first: usize, plain: &[u8], sealed: &mut [u8], kept: &[AtomicU64]) -> Result<(), i32> {
         let pages = plain.len() / PAGE;
-        // Relaxed: that each number is drawn once is all that counts. It is drawn even if it is not used.
+        // Relaxed: all that counts is that each number is drawn only once. It is drawn even if it is not used.
         let nonce = self.drawn.fetch_add(pages as u64, Ordering::Relaxed) + 1;
         let parts = plain.chunks_exact(PAGE).zip(sealed.chunks_exact_mut(PAGE)).zip(kept.chunks_exact(RECORD_WORDS));
         for (index, ((plain, sealed), kept)) in parts.enumerate() {
@@ -133,9 +133,8 @@ impl Sealing for Seals {
         }
     }
 
-    /// Opens what was read of the page with this number and those behind it. What does not fit its record becomes
-    /// zeros, and so does a page where nothing is stored: no page of zeros is ever stored, so the pager's guards see
-    /// it.
+    /// Opens what was read of page `first` and the pages after it. A page that does not match its record becomes zeros,
+    /// and so does a page where nothing is stored: no page of zeros is ever stored, so the pager's guards detect it.
     fn open(&self, first: usize, bytes: &mut [u8]) {
         for (index, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
             if !self.open_page(get(self.record(first + index)), page) {
@@ -164,7 +163,7 @@ impl Sealing for Seals {
     fn forget(&self, first: usize, pages: usize) {
         for page in first..first + pages {
             let nonce = &self.record(page)[0];
-            // Without a store where nobody has touched the memory.
+            // Avoids a store to memory that nobody has touched.
             if nonce.load(Ordering::Relaxed) != 0 {
                 nonce.store(0, Ordering::Release);
             }
@@ -187,7 +186,7 @@ fn number(nonce: u64) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// The nonce last: Release, for who sees it with the Acquire below.
+/// Stores the nonce last, with Release, which pairs with the Acquire in `get`.
 fn put(words: &[AtomicU64], [nonce, low, high]: Record) {
     words[1].store(low, Ordering::Relaxed);
     words[2].store(high, Ordering::Relaxed);

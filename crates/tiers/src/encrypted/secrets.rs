@@ -3,20 +3,20 @@
 
 //! Seals what a process stores after a fork(2), so that no relative can read it, or change it without being noticed.
 //!
-//! A forked child has a copy of everything that its parent knew, and may give up its rights. So what either stores
+//! A forked child has a copy of everything that its parent knew, and may drop privileges. So what either of them stores
 //! afterwards, where the other can reach it, is sealed with AES-128-GCM under a key that did not exist at the fork.
 //! Each page of each write has a key of its own, drawn by getrandom(2), with which nothing else is ever sealed; so the
-//! nonce is always zero, and there is no generation, counter or seed that a fork could copy. Key and tag of what is
-//! stored are the page's record, in private memory: a child has a copy of the records of the moment of its
-//! fork, and so reads what it has inherited.
+//! nonce is always zero, and there is no generation, counter or seed that a fork could copy. Key and tag of a stored
+//! page are its record, in private memory: a child has a copy of the records at the moment of its fork, and so can read
+//! what it has inherited.
 //!
 //! | words of a record | what                                        |
 //! |-------------------|---------------------------------------------|
 //! | 0, 1              | the key; both 0: the page is stored as it is |
 //! | 2, 3              | the tag                                     |
 //!
-//! Threads: any, also in a signal handler. Allocates before a fork only; locks nothing. Who writes to a page is alone
-//! with it, as above every tier (`tier.rs`).
+//! Threads: any, also in a signal handler. Allocates before a fork only; locks nothing. Nobody else uses a page while
+//! it is written, as above every tier (`tier.rs`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,12 +37,12 @@ type Record = [u64; RECORD_WORDS];
 
 /// See the module.
 pub struct Secrets {
-    /// Whether what is written is sealed.
+    /// Whether pages that are written are sealed.
     is_on: AtomicBool,
     pages: usize,
-    /// From the first fork on.
+    /// Set from the first fork on.
     records: OnceLock<&'static [AtomicU64]>,
-    /// Not 0 in the process that the tier belongs to: a forked child has not seen to it that it does.
+    /// Not 0 in the process that the tier belongs to; 0 in a forked child that has not yet made the tier its own.
     is_own: OwnWord,
 }
 
@@ -68,7 +68,7 @@ impl Secrets {
 
 fn seal_page(key: &[u8], plain: &[u8], sealed: &mut [u8]) -> Option<Record> {
     sealed.copy_from_slice(plain);
-    // ring refuses only what is longer than AES-GCM's bound of 64 GiB.
+    // ring refuses only messages beyond AES-GCM's bound of 64 GiB.
     let tag = cipher(key).seal_in_place_separate_tag(nonce(), Aad::empty(), sealed).ok()?;
     let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("eight of sixteen"));
     let (key, tag) = (key.split_at(8), tag.as_ref().split_at(8));
@@ -87,7 +87,7 @@ fn cipher(key: &[u8]) -> LessSafeKey {
     LessSafeKey::new(UnboundKey::new(&AES_128_GCM, key).expect("the key is as long as it has to be"))
 }
 
-/// The same for all: each key seals one page, once.
+/// The same for all, because each key seals one page, once.
 fn nonce() -> Nonce {
     Nonce::assume_unique_for_key([0; NONCE_LEN])
 }
@@ -159,7 +159,7 @@ impl Sealing for Secrets {
     fn forget(&self, first: usize, pages: usize) {
         for page in first..first + pages {
             let Some(record) = self.record(page) else { return };
-            // Without a store where nobody has touched the memory.
+            // Avoids a store to memory that nobody has touched.
             if is_sealed(get(record)) {
                 put(record, [0; RECORD_WORDS]);
             }
@@ -170,7 +170,7 @@ impl Sealing for Secrets {
         let Some(record) = self.record(page).map(get).filter(|record| is_sealed(*record)) else { return Again::Plain };
         let mut key = [0; KEY_BYTES];
         key.chunks_exact_mut(8).zip(record).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_ne_bytes()));
-        // Other bytes under the same key would be readable by whoever has both.
+        // Other bytes under the same key would be readable by anybody who has both messages.
         if seal_page(&key, plain, sealed) == Some(record) { Again::Sealed } else { Again::Not }
     }
 

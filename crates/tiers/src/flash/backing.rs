@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the place where a flash tier keeps its bytes, and refuses to destroy what is not ours.
+//! Opens the place where a flash tier keeps its bytes, and refuses to destroy data that is not ours.
 //!
 //! | path is                  | what happens                                                        | left behind |
 //! |--------------------------|---------------------------------------------------------------------|-------------|
@@ -31,7 +31,7 @@ use crate::open_failure::OpenFailure;
 use crate::spec::FlashSpec;
 use crate::tier::PAGE;
 
-/// The extended attribute that says that a file holds nothing but our blocks.
+/// The extended attribute that marks a file as containing nothing but our blocks.
 const MARK: &std::ffi::CStr = c"user.aquifer.tier";
 /// How much of either end of a device must be zero. Partition tables, file systems, volume managers and
 /// RAID put their headers into the first or the last MiB.
@@ -48,7 +48,7 @@ pub(super) enum Kind {
     File,
 }
 
-/// An open place for blocks, locked for us, `capacity_bytes` long.
+/// An open place for blocks, locked for this process, `capacity_bytes` long.
 #[derive(Debug)]
 pub(super) struct Backing {
     pub(super) file: File,
@@ -106,7 +106,7 @@ fn capacity_bytes(spec: &FlashSpec, room: Room) -> Result<u64, OpenFailure> {
     Ok(bytes - bytes % PAGE as u64)
 }
 
-/// Opens what only we and root have, and nobody else can change.
+/// Opens a file to which only we and root have access, and which nobody else can change.
 fn open_own(path: &Path, flags: i32) -> Result<File, OpenFailure> {
     safe_open::open(path, Purpose::Memory, flags, 0o600).map_err(|failure| match failure {
         safe_open::OpenFailure::Io(source) => OpenFailure::Path { path: path.into(), source },
@@ -114,10 +114,11 @@ fn open_own(path: &Path, flags: i32) -> Result<File, OpenFailure> {
     })
 }
 
-/// A file in `directory` that never has a name, or loses it at once where the file system knows only names.
+/// A file in `directory` that never has a name, or loses it immediately if the file system does not support nameless
+/// files.
 fn nameless_file(directory: &Path) -> Result<File, OpenFailure> {
     let opened = open_own(directory, libc::O_RDONLY | libc::O_DIRECTORY)?;
-    // The one that was looked at, even if the name leads elsewhere by now.
+    // The directory that was checked, even if the name leads elsewhere by now.
     let itself = format!("/proc/self/fd/{}", opened.as_raw_fd());
     match open_own(Path::new(&itself), libc::O_RDWR | libc::O_TMPFILE) {
         Ok(file) => return Ok(file),
@@ -150,7 +151,7 @@ fn unlinked_file(path: &Path) -> Result<File, OpenFailure> {
     Ok(file)
 }
 
-/// A file that somebody made for us, or that a killed instance left.
+/// A file that somebody created for us, or that a killed instance left.
 fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
     let failure = |source| OpenFailure::Path { path: path.into(), source };
     let file = open_own(path, libc::O_RDWR)?;
@@ -162,14 +163,14 @@ fn kept_file(path: &Path, overwrite: bool) -> Result<File, OpenFailure> {
     if metadata.len() > 0 && !overwrite && !is_marked(&file) {
         return Err(OpenFailure::NotOurs { path: path.into() });
     }
-    // Without the mark, the next instance asks for `overwrite`: a nuisance, no harm.
+    // Without the mark, the next instance asks for `overwrite`: inconvenient, but harmless.
     let _ = rustix::fs::fsetxattr(&file, MARK, b"1", XattrFlags::empty());
     file.set_len(0).map_err(failure)?;
     Ok(file)
 }
 
-/// What a program that has ended left at `path`, with its length: a file that is marked as ours, or a device. `None`
-/// where that is something else, or anybody has it open.
+/// What a program that has ended left at `path`, with its length: a file that is marked as ours, or a device. `None` if
+/// it is something else, or if anybody has it open.
 pub(super) fn left(path: &Path) -> Option<(File, Kind, u64)> {
     let kind = path.metadata().ok()?.file_type();
     if kind.is_block_device() {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How large a flash tier gets when nobody said, and whether what was said can be had.
+//! The default capacity of a flash tier, and whether a requested capacity is available.
 //!
-//! Pure. The file is sparse, so a large capacity costs nothing until it is used; the bound is there so that
-//! the tier is full before the file system is, which others share.
+//! Pure. The file is sparse, so a large capacity costs nothing until it is used. The bound ensures that the tier is
+//! full before the file system, which others share.
 
-/// What the place of the tier has to offer, in bytes.
+/// What the tier's place offers, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     /// Size of the file system.
     pub(super) total_bytes: u64,
-    /// What this user may still write.
+    /// The bytes that this user may still write.
     pub(super) available_bytes: u64,
     /// The longest file allowed (`ulimit -f`); `u64::MAX` when there is no limit.
     pub(super) file_bytes_max: u64,
-    /// Memory of this machine.
+    /// The memory of this machine.
     pub(super) memory_bytes: u64,
 }
 
@@ -28,21 +28,21 @@ impl Room {
 
 /// Share of the file system that a default leaves to others. Picked by feel: what ext4 reserves for root.
 const RESERVE_DIVISOR: u64 = 20;
-/// Share of what is free that a default leaves to others at most: 5 % of a large disk may be more than is free on it,
-/// and half of that is still a tier.
+/// The share of the free space that a default leaves to others at most: 5 % of a large disk may be more than is free on
+/// it, and half of the free space is still a useful tier.
 const AVAILABLE_DIVISOR: u64 = 2;
-/// A default holds at most so many times the memory of the machine: beyond it, a program would do little
-/// but wait for fetches. A user who wants more says so with `size=`.
+/// A default holds at most this many times the machine's memory: beyond that, a program would do little but wait for
+/// fetches. A user who wants more sets `size=`.
 const MEMORY_FACTOR: u64 = 4;
 
-/// The capacity without `size=`: all there is but a reserve, at most four times the memory.
+/// The capacity without `size=`: all the available space except a reserve, at most four times the memory.
 pub(super) fn default_bytes(room: Room) -> u64 {
     let reserve_bytes = (room.total_bytes / RESERVE_DIVISOR).min(room.available_bytes / AVAILABLE_DIVISOR);
     let unreserved_bytes = room.available_bytes.saturating_sub(reserve_bytes);
     unreserved_bytes.min(room.memory_bytes.saturating_mul(MEMORY_FACTOR)).min(room.file_bytes_max)
 }
 
-/// The most that `size=` may ask for.
+/// The most that `size=` may request.
 pub(super) fn usable_bytes(room: Room) -> u64 {
     room.available_bytes.min(room.file_bytes_max)
 }

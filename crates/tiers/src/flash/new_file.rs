@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where a file may be made for a path that is not there.
+//! Where a file may be created for a path that does not exist.
 //!
-//! A name that is not there is a new file for those who meant one, and a slip for those who meant a directory or a
-//! device. In `/` it is most likely the mount point of a disk that is not mounted, and in `/dev` a device that is
-//! called otherwise: a file there would be on the wrong disk, or in memory, and nobody would see it.
+//! A name that does not exist means a new file, or it is a mistake for a directory or a device. In `/` it is most
+//! likely the mount point of a disk that is not mounted, and in `/dev` a device with another name: a file there would
+//! be on the wrong disk, or in memory, and nobody would notice.
 
 use std::path::{Path, PathBuf};
 
 use crate::open_failure::OpenFailure;
 
-/// Where names stand for disks.
+/// Directories whose names stand for disks.
 const FOR_DISKS: [&str; 2] = ["/", "/dev"];
 
-/// The directory in which the file at `path`, which is not there, may be made.
+/// The directory in which the file at `path`, which does not exist, may be created.
 pub(super) fn directory_for(path: &Path) -> Result<PathBuf, OpenFailure> {
     if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
         return Err(OpenFailure::MissingDirectory { path: path.components().collect() });

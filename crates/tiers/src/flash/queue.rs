@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background's transfers to flash, overlapped on one io_uring per queue.
+//! The background workers' transfers to flash, overlapped on one io_uring for each queue.
 //!
-//! Threads: the worker that owns the queue. Allocates when it is opened, and never afterwards. Ownership of
-//! buffers in flight is the ring's: `sys/src/uring.rs`.
+//! Threads: the worker that owns the queue. Allocates when it is opened, and never afterwards. The ring owns the
+//! buffers in flight: `sys/src/uring.rs`.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::transfer::check_buffer;
 /// Overlapped transfers to one file.
 pub(super) struct RingQueue {
     ring: Ring,
-    /// Requests that no ring should see: unaligned, or outside the tier.
+    /// Requests that are not passed to the ring: unaligned, or outside the tier.
     refused: VecDeque<Completion>,
     depth: usize,
     capacity_bytes: u64,
