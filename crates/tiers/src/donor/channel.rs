@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How the bytes of a link become those of its socket: as they are (`plain.rs`), or sealed (`tls.rs`).
+//! How a link's bytes are carried on its socket: unprotected (`plain.rs`), or sealed (`tls.rs`).
 //!
-//! A channel belongs to one link and, like it, to one thread at a time, maybe in a signal handler. What it does between
-//! `open` and `close` allocates nothing, and waits only where the socket does.
+//! A channel belongs to one link and, like it, to one thread at a time, possibly in a signal handler. Between `open`
+//! and `close` it allocates nothing, and waits only where the socket does.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -26,16 +26,17 @@ use super::transport::Loss;
 pub(crate) enum Miss {
     /// The two ends do not trust each other.
     Distrust(Distrust),
-    /// The connection has failed, with this error.
+    /// The connection has failed, with this errno.
     Failed(i32),
-    /// The donor does not take this connection. Said over the protection that was agreed on, if there is any.
+    /// The donor refuses this connection. Received over the agreed protection, if there is any.
     Refused(Refusal),
-    /// Said in plain text where TLS was expected: by the donor, or by somebody on the path. For people's eyes alone.
+    /// Received in plain text where TLS was expected, from the donor or from somebody on the path. Only for messages to
+    /// people.
     Unproven(Refusal),
 }
 
 impl Miss {
-    /// Whether another try may succeed, unchanged.
+    /// Whether another attempt may succeed, unchanged.
     pub(crate) fn may_pass(self) -> bool {
         match self {
             Miss::Refused(refusal) | Miss::Unproven(refusal) => refusal.kind() == RefusalKind::MayPass,
@@ -54,8 +55,8 @@ impl From<Loss> for Miss {
 }
 
 impl From<Miss> for Loss {
-    /// For those who want an answer and not the reason. Whatever was said before there was a connection is about that
-    /// connection, and never about a lease: it cannot be talked to the donor at this moment.
+    /// For callers that need the outcome and not the reason. Anything said before there was a connection is about that
+    /// connection and never about a lease, so it only means that the donor cannot be reached now.
     fn from(miss: Miss) -> Loss {
         match miss {
             Miss::Distrust(distrust) => Loss::Connection(distrust.errno()),
@@ -70,11 +71,12 @@ impl From<Miss> for Loss {
 
 /// See the module.
 pub(crate) trait Channel: Debug + Send + Sync {
-    /// On a socket that has just been connected, before anything else goes over it. Runs `patience` at most.
+    /// Opens the channel on a socket that has just been connected, before anything else is sent over it. Takes at most
+    /// `patience`.
     fn open(&self, socket: BorrowedFd<'_>, patience: Duration) -> Result<(), Miss>;
 
-    /// Sends what is left of a frame of which `sent` bytes have gone, as much as goes. Returns how many bytes more
-    /// have. Who is told `AGAIN` or `INTR` comes again with the same, or ends the connection.
+    /// Sends as much as possible of a frame of which `sent` bytes have gone. Returns how many more bytes have gone. A
+    /// caller that gets `AGAIN` or `INTR` repeats the call with the same frame, or ends the connection.
     fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -84,7 +86,7 @@ pub(crate) trait Channel: Debug + Send + Sync {
         flags: SendFlags,
     ) -> Result<usize, Errno>;
 
-    /// What is there, at most all of `into`; 0 when the connection has ended.
+    /// Receives the bytes that have arrived, at most all of `into`; 0 when the connection has ended.
     fn receive(&self, socket: BorrowedFd<'_>, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno>;
 
     /// Why the donor has ended the connection, if it has said so.
@@ -92,15 +94,15 @@ pub(crate) trait Channel: Debug + Send + Sync {
         None
     }
 
-    /// Whether the connection should be made anew before the next request.
+    /// Whether to reconnect before the next request.
     fn is_worn(&self) -> bool {
         false
     }
 
-    /// The connection is over.
+    /// The connection has ended.
     fn close(&self) {}
 
-    /// In a forked child, which has no connection. False when it cannot be used here any more.
+    /// Called in a forked child, which has no connection. Returns false when the channel cannot be used in the child.
     fn renew(&self) -> bool {
         true
     }
@@ -114,7 +116,7 @@ pub(crate) enum Security {
 }
 
 impl Security {
-    /// A channel for the process where `own` is 1.
+    /// A channel for the process in which `own` is 1.
     pub(crate) fn channel(&self, own: &Arc<OwnWord>) -> Box<dyn Channel> {
         match self {
             Security::Plain => Box::new(PlainChannel),

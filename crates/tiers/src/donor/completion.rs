@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Waits for the completion of an RDMA work: looks for it first, and then lets the kernel wake the thread.
+//! Waits for the completion of an RDMA work request: polls first, and then lets the kernel wake the thread.
 //!
-//! A device tells of every work that it was given, when it has given it up at the latest. One that has hung does not,
-//! and so each wait has an end of its own.
+//! A device reports every work request that it was given, at the latest when it gives the request up. A device that
+//! hangs does not, so each wait has a bound of its own.
 //!
 //! Threads: any, also in a signal handler.
 
@@ -14,11 +14,11 @@ use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 use aquifer_sys::verbs::{Completion, QueuePair};
 
-/// How long a completion is looked for before the kernel is asked to wake us: as long as a wake-up costs, so that at
-/// most twice the best is spent.
+/// How long to poll before asking the kernel to wake the thread: as long as a wake-up costs, so that the time spent is
+/// at most twice the best possible.
 const POLLED_NS: u64 = 50_000;
 
-/// Where completions are found.
+/// A source of completions.
 pub(crate) trait Completions {
     /// See [`QueuePair::poll`].
     fn poll(&self) -> Result<Option<Completion>, Errno>;
@@ -42,7 +42,7 @@ impl Completions for QueuePair {
     }
 }
 
-/// The completion of the one work under way; `None` when it does not come within `patience`.
+/// The completion of the only work request in flight; `None` when it does not arrive within `patience`.
 pub(crate) fn completion(from: &impl Completions, patience: Duration) -> Result<Option<Completion>, Errno> {
     let begun = now_ns();
     loop {
@@ -55,7 +55,7 @@ pub(crate) fn completion(from: &impl Completions, patience: Duration) -> Result<
             continue;
         }
         from.arm()?;
-        // It may have come before that.
+        // It may have arrived before the queue was armed.
         if let Some(completion) = from.poll()? {
             return Ok(Some(completion));
         }

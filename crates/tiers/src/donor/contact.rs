@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long a donor that does not answer is waited for, and how often it is asked meanwhile. One for all threads.
+//! How long a donor that does not answer is waited for, and how often it is asked during that time. Shared by all
+//! threads.
 //!
 //! ```text
 //!             a connection fails                `patience` later
@@ -19,37 +20,37 @@ use std::time::Duration;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals;
 
-/// The pause before the second try; each one after is twice as long.
+/// The pause before the second attempt; each later pause is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(1);
-/// The longest pause between two tries.
+/// The longest pause between two attempts.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Contact {
     patience: Duration,
-    /// When the first failure was since the last answer, in nanoseconds; 0 while in touch.
+    /// When the first failure since the last answer happened, in nanoseconds; 0 while in touch.
     lost_since_ns: AtomicU64,
-    /// Once lost: when somebody may ask again.
+    /// Once lost: when a thread may ask again.
     ask_again_ns: AtomicU64,
-    /// What the last failure was.
+    /// The errno of the last failure.
     errno: AtomicI32,
 }
 
-/// One operation's tries.
+/// The attempts of one operation.
 pub(crate) struct Tries<'a> {
     contact: &'a Contact,
     pause: Duration,
 }
 
 impl Contact {
-    /// In touch. A donor counts as lost when it has not answered for `patience`.
+    /// A donor in touch. It counts as lost when it has not answered for `patience`.
     pub(crate) const fn new(patience: Duration) -> Contact {
         let (lost_since_ns, ask_again_ns) = (AtomicU64::new(0), AtomicU64::new(0));
         Contact { patience, lost_since_ns, ask_again_ns, errno: AtomicI32::new(0) }
     }
 
-    /// The tries of one operation; the errno of the last failure when there is not even one.
+    /// Begins the attempts of one operation; returns the errno of the last failure when no attempt is allowed.
     pub(crate) fn begin(&self) -> Result<Tries<'_>, i32> {
         if self.is_lost() {
             let (now, again) = (now_ns(), self.ask_again_ns.load(Ordering::Relaxed));
@@ -63,27 +64,27 @@ impl Contact {
         Ok(Tries { contact: self, pause: PAUSE_FIRST })
     }
 
-    /// There was an answer.
+    /// Records an answer.
     pub(crate) fn answered(&self) {
         if self.lost_since_ns.load(Ordering::Relaxed) != 0 {
             self.lost_since_ns.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Whether it has not answered for so long that nobody waits for it any more.
+    /// Whether the donor has not answered for so long that nobody waits for it any more.
     pub(crate) fn is_lost(&self) -> bool {
         let since = self.lost_since_ns.load(Ordering::Relaxed);
         since != 0 && now_ns().saturating_sub(since) >= self.patience.as_nanos() as u64
     }
 
-    /// In a forked child: nothing is known of connections that it has not made.
+    /// In a forked child: nothing is known of connections that the child has not made.
     pub(crate) fn forget(&self) {
         self.lost_since_ns.store(0, Ordering::Relaxed);
     }
 }
 
 impl Tries<'_> {
-    /// A connection failed. Returns when to try again; false when it is time to give up.
+    /// A connection failed. Pauses and returns true for another attempt; returns false when it is time to give up.
     pub(crate) fn again(&mut self, errno: i32) -> bool {
         let contact = self.contact;
         contact.errno.store(errno, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A time limit for what is done with a socket, whose calls each end soon.
+//! A time limit for socket operations, each of whose system calls ends soon.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Deadline {
         Self(now_ns() + patience.as_nanos() as u64)
     }
 
-    /// What to do when a call of the kernel's has failed: nothing, so that it is repeated, or give up.
+    /// Judges a failed system call: returns `Ok` if it has to be repeated, and an error if it is time to give up.
     pub(crate) fn judge(self, errno: Errno) -> Result<(), Loss> {
         match errno {
             Errno::INTR | Errno::AGAIN if now_ns() < self.0 => {

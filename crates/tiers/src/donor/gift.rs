@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of a connection within this machine, and the descriptors that the donor gives with its greeting.
+//! The channel of a connection within this machine, and the descriptors that the donor passes with its greeting.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -16,18 +16,19 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 use super::channel::{Channel, Miss};
 use super::plain::PlainChannel;
 
-/// What came with a greeting.
+/// The descriptors that arrived with a greeting.
 #[derive(Debug, Default)]
 pub(crate) struct Gift(Mutex<Vec<OwnedFd>>);
 
 impl Gift {
-    /// The two descriptors, if there were two.
+    /// The two descriptors, if exactly two arrived.
     pub(crate) fn take(&self) -> Option<[OwnedFd; 2]> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).try_into().ok()
     }
 }
 
-/// The channel of the connection on which a tier is opened. Not for one on which faults are resolved: it allocates.
+/// The channel of the connection on which a tier is opened. Not for connections on which faults are resolved, because
+/// it allocates.
 #[derive(Debug)]
 pub(crate) struct GiftChannel(pub(crate) Arc<Gift>);
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor as a member of an array (`array.rs`), which knows where slabs are and keeps several of them where it can.
+//! A donor as a member of an array (`array.rs`). The array knows where slabs are, and keeps several copies where it
+//! can.
 //!
-//! Threads: any, also in a signal handler, but for opening.
+//! Threads: any, also in a signal handler, except for opening.
 
 use std::net::ToSocketAddrs;
 use std::os::fd::BorrowedFd;
@@ -29,10 +30,10 @@ use crate::open_failure::OpenFailure;
 use crate::spec::DonorSpec;
 use crate::tier::TierQueue;
 
-/// How long leases last of a donor that has not said so: what donors have by default.
+/// The lease time assumed for a donor that has not stated one: the default of donors.
 const LEASE_UNKNOWN: Duration = Duration::from_secs(60);
 
-/// A donor that has been asked what it lends.
+/// A donor that has been asked how much it lends.
 pub(crate) struct Offer {
     links: Links,
     greeting: Result<Greeting, OpenFailure>,
@@ -41,7 +42,8 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Asks. A donor that does not answer is taken where others have its bytes, too: it may come back.
+    /// Asks the donor. A donor that does not answer is accepted if others have its bytes, too, because it may come
+    /// back.
     pub(crate) fn ask(spec: &DonorSpec, is_redundant: bool) -> Result<Offer, OpenFailure> {
         let patience = if is_redundant { Patience::AMONG_OTHERS } else { Patience::ALONE };
         match greet(spec, patience) {
@@ -60,12 +62,12 @@ impl Offer {
         }
     }
 
-    /// Slabs that it lends; `None` where it has not answered.
+    /// The number of slabs that it lends; `None` if it has not answered.
     pub(crate) fn slabs(&self) -> Option<u64> {
         self.greeting.as_ref().ok().map(|greeting| greeting.lendable_bytes / SLAB_BYTES)
     }
 
-    /// Why it has not.
+    /// Why it has not answered.
     pub(crate) fn why_absent(self) -> Option<OpenFailure> {
         self.greeting.err()
     }
@@ -79,10 +81,10 @@ impl Offer {
     }
 }
 
-/// See the module. And the donor's address, as it was written.
+/// See the module. Also has the donor's address as the user wrote it.
 pub(crate) struct Share(Arc<Remote>, String);
 
-/// Bytes that a donor has been asked for, or was sent. Dropped before it has answered, it costs the donor's link its
+/// Bytes that a donor was asked for, or was sent. Dropping this before the donor has answered costs the link its
 /// connection.
 pub(crate) struct Asked<'a> {
     remote: &'a Remote,
@@ -90,7 +92,7 @@ pub(crate) struct Asked<'a> {
     sent: Option<Sent<'a>>,
 }
 
-/// A write on its way. Unless it is known how it ended, it may arrive still.
+/// A write in flight. Unless its outcome is known, it may still arrive.
 struct Sent<'a> {
     ranges: &'a Ranges,
     range: u64,
@@ -103,19 +105,19 @@ impl Drop for Sent<'_> {
     }
 }
 
-/// Why an answer is none that was hoped for. `read` and `write` look at it more closely, if it is so still.
+/// Why a request did not succeed. If the reason persists, `read` and `write` report it in detail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// The donor is there, and has not done it.
+    /// The donor is present, and has refused the request.
     Refused,
-    /// It has not answered, for as long as it may take.
+    /// It has not answered within the time that it has.
     Silent,
     /// The connection has ended.
     Broken,
 }
 
 impl Asked<'_> {
-    /// Readable when the answer comes.
+    /// Readable when the answer arrives.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.begun.socket()
     }
@@ -125,7 +127,7 @@ impl Asked<'_> {
         let expected = if self.sent.is_some() { Message::Written } else { Message::Found };
         let outcome = self.remote.finish(self.begun, into, expected);
         if outcome.is_ok() {
-            // It has arrived.
+            // The write has arrived.
             std::mem::forget(self.sent);
         }
         outcome.map_err(|loss| match loss {

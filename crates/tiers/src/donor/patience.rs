@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How long a donor is waited for: long where it alone has the bytes, briefly where another one has them, too.
+//! How long to wait for a donor: long if it alone has the bytes, briefly if another donor has them, too.
 
 use std::time::Duration;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// How long a socket may take to be connected, and how long a donor to greet back.
+    /// How long a socket may take to connect, and a donor to answer a greeting.
     pub(crate) connect: Duration,
-    /// How long a handshake may take. It is two round trips and some milliseconds of computing at each end; a donor
-    /// that many processes come to at once does one after the other.
+    /// How long a handshake may take. It is two round trips and some milliseconds of computing at each end; a donor to
+    /// which many processes connect at the same time handles one after the other.
     pub(crate) handshake: Duration,
-    /// How long a donor has for one answer. It has it within a millisecond, or something is wrong with it or the way
-    /// there.
+    /// How long a donor has for one answer. A healthy donor answers within a millisecond over a healthy path.
     pub(crate) answer: Duration,
-    /// How long a fault waits for a donor that is gone, before its bytes are given up.
+    /// How long a fault waits for a donor that does not answer before its bytes are given up.
     pub(crate) loss: Duration,
 }
 
 impl Patience {
-    /// Where nobody else has the bytes. To give up after five seconds is a choice: longer than a switch takes to find
-    /// another way, much shorter than the pager's own patience (120 s) and the least that people wait for.
+    /// If nobody else has the bytes. To give up after five seconds is a choice: longer than a switch takes to find
+    /// another path, much shorter than the pager's own patience (120 s) and the least that people wait for.
     pub(crate) const ALONE: Patience = Patience {
         connect: Duration::from_secs(1),
         handshake: Duration::from_secs(2),
@@ -30,11 +29,11 @@ impl Patience {
         loss: Duration::from_secs(5),
     };
 
-    /// Where others have the bytes, too. What several donors are asked at once, they have the same 0.4 seconds for. Who
-    /// has not answered gets a second chance, which is a new connection, of 0.25 seconds without TLS, one donor after
-    /// the other. Waits are cut into pieces (`place.rs`), with which those are 0.6 and 0.4 at the most. Reads ask
-    /// those first who did not stand still lately (`array/shards/gather.rs`). Writes that are stored often enough go on
-    /// without the others after 0.7 seconds (`array/shards.rs`).
+    /// If others have the bytes, too. Several donors that are asked at the same time share the same 0.4 seconds. A
+    /// donor that has not answered gets a second chance: a new connection, with 0.25 seconds without TLS, one donor
+    /// after the other. Waits are cut into pieces (`place.rs`), so these limits become at most 0.6 and 0.4 seconds.
+    /// Reads first ask donors that did not hang recently (`array/shards/gather.rs`). Writes that enough donors have
+    /// stored continue without the others after 0.7 seconds (`array/shards.rs`).
     pub(crate) const AMONG_OTHERS: Patience = Patience {
         connect: Duration::from_millis(250),
         handshake: Duration::from_millis(400),
@@ -42,13 +41,13 @@ impl Patience {
         loss: Duration::from_millis(150),
     };
 
-    /// How long a connection may take to come about.
+    /// How long it may take to establish a connection.
     pub(crate) const fn open(&self) -> Duration {
         Duration::from_millis(2 * self.connect.as_millis() as u64 + self.handshake.as_millis() as u64)
     }
 
-    /// How long somebody waits who waits for another's request: until that one has come to the end of a connection and
-    /// an answer, and once more.
+    /// How long a thread waits for another thread's request: until that one has finished a connection and an answer,
+    /// and as long again.
     pub(crate) const fn turn(&self) -> Duration {
         Duration::from_millis(2 * (self.open().as_millis() as u64 + self.answer.as_millis() as u64))
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where a donor listens, and the sockets that lead there.
+//! The address at which a donor listens, and the sockets that lead there.
 
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,9 +18,9 @@ const WAIT_ONCE: Duration = HEEDED_WITHIN;
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// At a socket of this machine.
+    /// A Unix socket of this machine.
     Local(SocketAddrUnix),
-    /// At a port.
+    /// An address and port.
     Tcp(SocketAddr),
 }
 
@@ -54,7 +54,7 @@ impl Place {
 
     /// Ends the connection of a socket.
     pub(crate) fn disconnect(&self, socket: BorrowedFd<'_>) {
-        // Either fails where there is none, which is as good.
+        // Each call fails if there is no connection, which is just as good.
         let _ = match self {
             Place::Local(_) => rustix::net::shutdown(socket, Shutdown::Both),
             Place::Tcp(_) => rustix::net::connect_unspec(socket),

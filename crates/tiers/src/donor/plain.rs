@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of a link as they are.
+//! The bytes of a link, unprotected.
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The background's transfers to a donor over TCP: many requests on the way at once, on a connection of their own.
+//! The background workers' transfers to a donor over TCP: many requests in flight, on a connection of their own.
 //!
-//! The donor answers in the order of the requests, so the one that waits longest is the one that is answered. Bytes go
-//! from and to frames as the socket takes and has them; nobody waits but in `complete`. What is out of the ordinary is
-//! done in the ordinary way, one request at a time on a demand link (`remote.rs`): the first write to a slab, a lease
-//! that has changed, and everything that was on the way when the connection failed.
+//! The donor answers in the order of the requests, so each answer belongs to the oldest one. Bytes go from and to
+//! frames as the socket accepts and delivers them; only `complete` waits. Exceptional cases take the ordinary path, one
+//! request at a time on a demand link (`remote.rs`): the first write to a slab, a lease that has changed, and
+//! everything that was in flight when the connection failed.
 //!
 //! Threads: the worker that owns it. Allocates when it is opened, and never afterwards.
 
@@ -37,7 +37,7 @@ use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wa
 /// One wait in the kernel.
 const WAIT_ONCE: Duration = Duration::from_millis(100);
 
-/// A request on its way.
+/// A request in flight.
 struct Flight {
     operation: Operation,
     offset: u64,
@@ -48,11 +48,11 @@ struct Flight {
     header: [u8; HEADER_BYTES],
 }
 
-/// What has arrived of the next answer.
+/// The part of the next answer that has arrived.
 struct Arriving {
     bytes: [u8; HEADER_BYTES],
     filled: usize,
-    /// Once the header is whole.
+    /// Set once the header is complete.
     header: Option<Header>,
     body_filled: usize,
 }
@@ -64,11 +64,11 @@ pub(crate) struct TcpQueue {
     links: Arc<Links>,
     remote: Arc<Remote>,
     link: Link,
-    /// Readable when the socket has something for us, or takes what waits to go out.
+    /// Readable when the socket has something for us, or accepts bytes that wait to be sent.
     poll: OwnedFd,
     waits_to_send: bool,
     submitted: VecDeque<Request>,
-    /// Not sent, or the first one in part.
+    /// Not sent, or only the first one in part.
     outgoing: VecDeque<Flight>,
     sent: usize,
     /// Sent, in the order of their answers.
@@ -76,7 +76,7 @@ pub(crate) struct TcpQueue {
     arriving: Arriving,
     finished: Done,
     depth: usize,
-    /// When a byte last went either way.
+    /// When a byte last went in either direction.
     moved_ns: u64,
 }
 
@@ -104,7 +104,7 @@ impl TcpQueue {
         })
     }
 
-    /// Puts a request on its way, or does it.
+    /// Starts a request, or carries it out.
     fn start(&mut self, request: Request) {
         let Request { operation, offset, buffer, tag } = request;
         let Some(piece) = self.only_piece(offset, buffer.len()) else {
@@ -128,28 +128,28 @@ impl TcpQueue {
         self.outgoing.push_back(Flight { operation, offset, buffer, tag, lease, number, header: header.encode() });
     }
 
-    /// The one slab that a request lies in.
+    /// The only slab that a request touches, if it is only one.
     fn only_piece(&self, offset: u64, len: usize) -> Option<Piece> {
         let mut pieces = pieces(offset, len as u64);
         pieces.next().filter(|_| pieces.next().is_none())
     }
 
-    /// Whether there is a connection, after having tried for one where there is none.
+    /// Whether there is a connection; tries to connect if there is none.
     fn is_connected(&mut self) -> bool {
         if self.links.is_starved() {
-            // Threads that wait come first: what is on the way ends, and then the connection is theirs.
+            // Waiting threads come first: the requests in flight end, and then the connection is theirs.
             self.make_way();
             return false;
         }
-        // What is on the way goes on, on a connection that has grown old, too.
+        // Requests in flight continue, even on a connection that has to be replaced.
         if self.on_the_way() > 0 || self.link.is_connected(self.links.place()) {
             return true;
         }
-        // How long to look for a donor is for the demand links to decide.
+        // The demand links decide how long to look for a donor.
         self.remote.contact().begin().is_ok() && self.links.is_own() && self.links.connect_beside(&self.link)
     }
 
-    /// Gives the connection up, when nothing is on the way.
+    /// Gives the connection up when no request is in flight.
     fn make_way(&mut self) {
         if self.on_the_way() == 0 && self.link.may_be_connected() {
             self.link.disconnect(self.links.place());
@@ -177,7 +177,7 @@ impl TcpQueue {
         self.finished.add(tag, buffer, outcome);
     }
 
-    /// Moves what can be moved without waiting.
+    /// Makes all progress that is possible without waiting.
     fn pump(&mut self) {
         if let Err(_lost) = self.pump_out().and_then(|()| self.pump_in()) {
             self.fall_back();
@@ -244,7 +244,7 @@ impl TcpQueue {
         Ok(())
     }
 
-    /// True when the header of the next answer is whole, and is an answer to what has flown longest.
+    /// Returns true when the header of the next answer is complete and answers the oldest request.
     fn receive_header(&mut self) -> Result<bool, Loss> {
         let header = loop {
             while self.arriving.filled < HEADER_BYTES {
@@ -259,7 +259,7 @@ impl TcpQueue {
             if !self.link.heeds(header.message) {
                 break header;
             }
-            // What follows may have come already, and the socket has nothing more then.
+            // The following bytes may have arrived already; then the socket has nothing more.
             self.arriving = NOTHING;
         };
         let flight = self.flying.front().expect("the caller looked");
@@ -271,7 +271,7 @@ impl TcpQueue {
         Ok(true)
     }
 
-    /// An answer is whole.
+    /// Handles a complete answer.
     fn land(&mut self, flight: Flight, header: Header) -> Result<(), Loss> {
         let Flight { operation, offset, buffer, tag, lease, .. } = flight;
         let good = match (operation, header.message) {
@@ -295,21 +295,22 @@ impl TcpQueue {
         }
     }
 
-    /// The connection has failed: what was on its way is done the ordinary way, and what may arrive late is fenced off.
+    /// The connection has failed: carries out the requests in flight on the ordinary path, and fences off what may
+    /// arrive late.
     fn fall_back(&mut self) {
         self.disconnect();
         let mut gone = None;
         while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
             let Flight { operation, offset, mut buffer, tag, .. } = flight;
-            // What one has found out is enough for all.
+            // What the first request finds out is enough for all.
             let outcome = gone.map_or_else(|| self.carry_out(operation, offset, &mut buffer), Err);
             gone = gone.or(outcome.err().filter(|errno| *errno == libc::EHOSTDOWN));
             self.finish(operation, offset, buffer, tag, outcome);
         }
     }
 
-    /// The donor is silent, and is a member of an array, which asks it once more at the same time as the others: queues
-    /// would do so one after the other.
+    /// The donor is silent and is a member of an array. The array asks it again at the same time as the others, whereas
+    /// queues would do so one after the other.
     fn give_up(&mut self) {
         self.disconnect();
         while let Some(flight) = self.flying.pop_front().or_else(|| self.outgoing.pop_front()) {
@@ -318,7 +319,7 @@ impl TcpQueue {
         }
     }
 
-    /// What is on its way may arrive late: it is fenced off.
+    /// Requests in flight may arrive late, so they are fenced off.
     fn disconnect(&mut self) {
         self.link.disconnect(self.links.place());
         self.arriving = NOTHING;
@@ -371,10 +372,10 @@ impl TierQueue for TcpQueue {
         }
         if wait == Wait::ForOne && self.finished.is_empty() {
             if !self.submitted.is_empty() {
-                // Cannot fail: each transfer's outcome is its own.
+                // Cannot fail: each transfer has its own outcome.
                 let _ = self.kick();
             }
-            // Ends: `pump` gives up a connection on which nothing moves.
+            // This ends because `pump` gives up a connection on which nothing moves.
             while self.finished.is_empty() && self.on_the_way() > 0 {
                 readable(self.poll.as_raw_fd(), WAIT_ONCE);
                 self.pump();
@@ -394,7 +395,8 @@ impl TierQueue for TcpQueue {
 
 impl Drop for TcpQueue {
     fn drop(&mut self) {
-        // What was sent has landed, or is fenced off, before anybody writes to the same place by another way.
+        // Requests that were sent have completed or are fenced off before anybody writes to the same place by another
+        // way.
         while self.on_the_way() > 0 {
             readable(self.poll.as_raw_fd(), WAIT_ONCE);
             self.pump();
@@ -402,7 +404,7 @@ impl Drop for TcpQueue {
     }
 }
 
-/// What is there now, at most all of `into`; 0 when nothing is.
+/// Receives the bytes that have arrived, at most all of `into`; 0 if there are none.
 fn receive(link: &Link, into: &mut [u8]) -> Result<usize, Loss> {
     loop {
         return match link.receive_some(&mut *into, RecvFlags::DONTWAIT) {

@@ -41,25 +41,25 @@ use crate::plain_queue::PlainQueue;
 use crate::spec::RdmaSpec;
 use crate::tier::TierQueue;
 
-/// Connections: what so many threads read and write at the same time. A choice, as for TCP; a worker has one of them
+/// Queue pairs: this many threads can read and write at the same time. A choice, as for TCP; a worker uses one of them
 /// while it moves blocks.
 const LANES: usize = 4;
-/// Bytes of a lane's dock: a block of 1 MiB goes at once. All docks together stay below what a user may lock by default
-/// (8 MiB, `ulimit -l`).
+/// Bytes of a lane's dock: a block of 1 MiB is one transfer. All docks together stay below what a user may lock by
+/// default (8 MiB, `ulimit -l`).
 const DOCK_BYTES: usize = 1 << 20;
 /// How often a donor that has just greeted is asked for the first connection.
 const CHECKS_MOST: u32 = 3;
-/// Looks for a lane that came free, before the kernel is asked to wait.
+/// How often to check for a free lane before waiting in the kernel.
 const SPINS: u32 = 200;
 
 /// Why there is no RDMA to a donor.
 #[derive(Debug)]
 pub(crate) enum RdmaFailure {
-    /// On this machine.
+    /// This machine has none.
     Verbs(VerbsFailure),
-    /// The donor does not, or not now.
+    /// The donor has none, or cannot connect now.
     Loss(Loss),
-    /// The two are connected, and no packet gets through.
+    /// The two are connected, but no packet gets through.
     Path(String),
 }
 
@@ -71,7 +71,7 @@ impl From<VerbsFailure> for RdmaFailure {
 
 /// A queue pair and its dock.
 struct Lane {
-    /// Which of this borrower's connections it is, for the donor.
+    /// The number of this connection among the borrower's, for the donor.
     number: u32,
     is_connected: bool,
     pair: QueuePair,
@@ -80,7 +80,7 @@ struct Lane {
 
 /// A lane that is taken.
 struct Taken<'a> {
-    /// Always there until it is dropped.
+    /// Always present until it is dropped.
     lane: Option<MutexGuard<'a, Lane>>,
     freed: &'a EventCount,
 }
@@ -94,24 +94,24 @@ impl Drop for Taken<'_> {
 
 /// See the module.
 pub(crate) struct Rdma {
-    /// What is asked; and all of it in a forked child.
+    /// For requests; in a forked child for everything.
     tcp: Tcp,
     device: Arc<Device>,
     lanes: Box<[Mutex<Lane>]>,
     freed: EventCount,
-    /// For each range the lower half of the token that it is for, and the key. From when it is known how many there
-    /// are.
+    /// For each range, the lower half of the token that the key is for, and the key. Set when the number of ranges is
+    /// known.
     keys: OnceLock<Box<[AtomicU64]>>,
 }
 
-/// What is to be done with which bytes.
+/// The direction of a transfer, and its bytes.
 enum Bytes<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),
 }
 
 impl Rdma {
-    /// Opens the device, and makes lanes that are not connected yet.
+    /// Opens the device, and creates lanes that are not connected yet.
     pub(crate) fn open(spec: &RdmaSpec, links: Arc<Links>) -> Result<Rdma, VerbsFailure> {
         let port = choose(spec.device.as_deref(), links.local_ip())?;
         let device = Arc::new(Device::open(&port)?);
@@ -137,7 +137,7 @@ impl Rdma {
                 Err(Loss::Connection(libc::EHOSTUNREACH)) => {
                     return Err(RdmaFailure::Path(self.device.port().device.clone()));
                 }
-                // The link may have been left idle for too long while the device was opened.
+                // The link may have been idle for too long while the device was opened.
                 Err(Loss::Connection(_)) if tries < CHECKS_MOST => tries += 1,
                 Err(loss) => return Err(RdmaFailure::Loss(loss)),
             }
@@ -155,7 +155,7 @@ impl Rdma {
             for lane in &self.lanes {
                 let lane = match lane.try_lock() {
                     Ok(lane) => lane,
-                    // Connected or not, it says so itself.
+                    // A lane knows whether it is connected.
                     Err(TryLockError::Poisoned(left)) => left.into_inner(),
                     Err(TryLockError::WouldBlock) => continue,
                 };
@@ -169,7 +169,7 @@ impl Rdma {
         }
     }
 
-    /// Connects a lane anew, and sends a packet each way. EHOSTUNREACH: it does not come back.
+    /// Reconnects a lane, and sends a packet each way. EHOSTUNREACH: the packet is not answered.
     fn connect(&self, lane: &mut Lane) -> Result<(), Loss> {
         lane.is_connected = false;
         let errno = |errno: Errno| Loss::Connection(errno.0);
@@ -183,7 +183,7 @@ impl Rdma {
         let PairEnd { pair, psn: first, lid, mtu, gid } = end;
         lane.pair.connect(psn, &End { pair, psn: first, lid, mtu, gid }, false).map_err(errno)?;
         lane.is_connected = true;
-        // A write of no bytes needs no key, and is answered as any.
+        // A write of no bytes needs no key, and is answered like any other.
         match self.carry_out(lane, Work::Write, 0, 0, 0) {
             Ok(Completion::Done) => Ok(()),
             Ok(_) | Err(Loss::Connection(libc::ETIMEDOUT)) => {
@@ -194,7 +194,7 @@ impl Rdma {
         }
     }
 
-    /// One work on a connected lane, to its end. Whatever goes wrong ends the connection.
+    /// Carries out one work request on a connected lane. Any failure ends the connection.
     fn carry_out(&self, lane: &mut Lane, work: Work, bytes: usize, remote: u64, key: u32) -> Result<Completion, Loss> {
         let posted = lane.pair.post(work, &mut lane.dock, 0, bytes, remote, key);
         let completed = posted.and_then(|()| completion(&lane.pair, self.links().patience().answer));
@@ -204,7 +204,7 @@ impl Rdma {
         match completed {
             Ok(Some(completion)) => Ok(completion),
             Ok(None) => {
-                // The dock is the device's until then.
+                // The dock belongs to the device until the connection has ended.
                 lane.pair.reset().map_err(|errno| Loss::Connection(errno.0))?;
                 Err(Loss::Connection(libc::ETIMEDOUT))
             }
@@ -212,7 +212,7 @@ impl Rdma {
         }
     }
 
-    /// What opens the slab of a lease.
+    /// The key to the slab of a lease.
     fn key(&self, range: u64, lease: Lease) -> Result<u32, Loss> {
         let word = self.key_word(range)?;
         let known = word.load(Ordering::Acquire);
@@ -265,11 +265,11 @@ impl Rdma {
         Ok(())
     }
 
-    /// What the donor says of a lease that its device has refused.
+    /// Asks the donor about a lease that its device has refused.
     fn why_refused(&self, range: u64, lease: Lease) -> Loss {
         let forgotten = self.key_word(range).map(|word| word.store(0, Ordering::Release));
         match forgotten.and_then(|()| self.key(range, lease)) {
-            // It is good, and has another key now.
+            // The lease is valid, and has another key now.
             Ok(_) => Loss::Connection(libc::ECONNRESET),
             Err(loss) => loss,
         }

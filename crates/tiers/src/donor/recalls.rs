@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What the donor says unasked, on whatever connection: that it wants memory back.
+//! The donor's unrequested notices, on any connection, that it reclaims memory.
 //!
-//! It says so before an answer, so it is heard by whoever waits for that, maybe in a signal handler. It is only noted
-//! here (`ranges.rs`); whoever can move the bytes asks for it (`Tier::leaving`).
+//! The donor sends them before an answer, so whoever waits for that answer receives them, possibly in a signal handler.
+//! They are only noted here (`ranges.rs`); the code that can move the bytes queries them (`Tier::leaving`).
 //!
 //! Threads: any. Locks nothing and allocates nothing.
 
@@ -15,17 +15,17 @@ use aquifer_wire::{EVERY_LEASE, Message};
 
 use super::ranges::Ranges;
 
-/// See the module. Before the first greeting nothing is leased, and nobody knows how many ranges there will be.
+/// See the module. Empty before the first greeting: nothing is leased then, and the number of ranges is unknown.
 #[derive(Debug, Default)]
 pub(crate) struct Recalls(OnceLock<Arc<Ranges>>);
 
 impl Recalls {
-    /// Where it is noted from now on.
+    /// Sets where notices are noted from now on.
     pub(crate) fn note_in(&self, ranges: Arc<Ranges>) {
         let _ = self.0.set(ranges);
     }
 
-    /// Whether this is a word of that kind, which is heeded then.
+    /// Handles a notice. Returns false if `message` is not one.
     pub(crate) fn heed(&self, message: Message) -> bool {
         let Message::Revoke { lease, range, within_ms } = message else { return false };
         if let Some(ranges) = self.0.get() {

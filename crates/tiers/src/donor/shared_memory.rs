@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor on this machine, whose memory is shared: bytes are read and written without it, in a file in memory that no
-//! other borrower has. Grants and all else are asked for at its socket.
+//! A donor on this machine, whose memory is shared: bytes are read and written without the donor, in a memory file that
+//! no other borrower has. Grants and all other requests go through its socket.
 //!
-//! Which slabs of the file are ours is on the *board*, words that the donor alone writes to: a slab's token while it is
-//! leased. It is looked at before and after each access. When a lease ends, the donor first takes the token off the
-//! board and then gives the memory away; so what was read while the token stood there, before and after, is what was
-//! stored. What is written late lands in a file of our own, where it hurts nobody else, and is not taken for stored.
-//! What both are: `crates/donor/src/lent_file.rs`.
+//! The *board* says which slabs of the file are ours. It consists of words that only the donor writes: a slab's token
+//! while the slab is leased. The board is read before and after each access. When a lease ends, the donor first removes
+//! the token from the board and then gives the memory away; so bytes that were read while the token was present, before
+//! and after, are what was stored. A late write goes to a file of our own, where it harms nobody else, and does not
+//! count as stored. Both are described in `crates/donor/src/lent_file.rs`.
 //!
-//! pread(2) and pwrite(2), not a mapping: where the file has been cut off they come back short, and no signal is raised
-//! in a thread that is resolving a fault. They cost half a microsecond more than a copy.
+//! pread(2) and pwrite(2) are used instead of a mapping: where the file was truncated they return a short count, and no
+//! signal is raised in a thread that is resolving a fault. They cost half a microsecond more than a copy.
 //!
-//! The connection on which the tier was opened, the *anchor*, stays for as long as the process and all that are forked
-//! from it live: they have its socket, too. When it ends, the donor knows that all of them are gone.
+//! The connection on which the tier was opened, the *anchor*, lasts as long as the process and all its forked children
+//! live, because they have its socket, too. When it ends, the donor knows that all of them are gone.
 //!
 //! Threads: any, also in a signal handler. Locks nothing, allocates nothing.
 
@@ -49,9 +49,9 @@ use crate::spec::DonorSpec;
 use crate::tier::TierQueue;
 use crate::transfer::{read_fully, write_fully};
 
-/// Links for what is asked. One thread at a time asks for a grant, and another renews leases.
+/// Links for requests. One thread at a time asks for a grant, and another renews leases.
 const LINKS: usize = 2;
-/// Whose pages are at least so large has huge ones.
+/// A file whose blocks are at least this large uses huge pages.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// See the module.
@@ -63,7 +63,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Greets the donor, and takes what it shares. Also returns what is to be known about that.
+    /// Greets the donor, and takes the descriptors that it shares. Also returns notices about them.
     pub(crate) fn open(
         spec: &DonorSpec,
         path: &str,
@@ -94,7 +94,7 @@ impl SharedMemory {
         if about.len() < board.len() as u64 * SLAB_BYTES {
             return Err(OpenFailure::Donor { address: address(), source: std::io::ErrorKind::InvalidData.into() });
         }
-        // A write beyond the limit would be SIGXFSZ, which ends the program without a word.
+        // A write beyond the limit would raise SIGXFSZ, which ends the program without a message.
         if file_bytes_max() < about.len() {
             let (wanted_bytes, limit_bytes) = (Some(about.len()), file_bytes_max());
             return Err(OpenFailure::FileLimit { tier: NAME, wanted_bytes, limit_bytes });
@@ -111,7 +111,7 @@ impl SharedMemory {
         Ok((SharedMemory { links, _anchor: anchor, data: keep_file(data), board }, greeting, notices))
     }
 
-    /// Whether the slab of a lease is ours at this moment.
+    /// Whether the slab of a lease is ours now.
     fn check(&self, lease: Lease) -> Result<(), Loss> {
         let slab = lease.slab() as usize;
         if slab >= self.board.len() {
@@ -124,19 +124,19 @@ impl SharedMemory {
         }
     }
 
-    /// Does something with the bytes of a slab, which is ours before and afterwards.
+    /// Accesses the bytes of a slab, which must be ours before and afterwards.
     fn access(&self, lease: Lease, act: impl FnOnce() -> Result<(), Cause>) -> Result<(), Loss> {
         if !self.links.is_own() {
             return Err(Loss::Connection(libc::EOWNERDEAD));
         }
         self.check(lease)?;
         let acted = act();
-        // Pairs with the donor's order: what `act` saw of a hole, it saw after the token had gone.
+        // Pairs with the donor's order: if `act` saw a hole, the token had gone before.
         fence(Ordering::SeqCst);
         self.check(lease)?;
         acted.map_err(|cause| match cause {
             Cause::Errno(errno) => Loss::Connection(errno),
-            // The file has been cut off, which no donor of ours does.
+            // The file was truncated, which no donor of ours does.
             _ => Loss::Connection(libc::EIO),
         })
     }
@@ -168,7 +168,7 @@ impl Transport for SharedMemory {
     }
 
     fn start_over(&self) {
-        // The file and the board are those of one run of the donor.
+        // The file and the board belong to one run of the donor.
     }
 
     fn waits(&self) -> bool {
@@ -176,12 +176,12 @@ impl Transport for SharedMemory {
     }
 
     fn renew(&self) -> Result<bool, Errno> {
-        // The anchor, the file and the board are what the parent's are.
+        // The anchor, the file and the board are the same as the parent's.
         self.links.renew()
     }
 }
 
-/// Memory is for the eyes of the same user and of root.
+/// Shared memory is only for the same user and root.
 fn check_user(spec: &DonorSpec, anchor: &Link) -> Result<(), OpenFailure> {
     let own = rustix::process::geteuid();
     let user = rustix::net::sockopt::socket_peercred(anchor.socket()).map(|peer| peer.uid);

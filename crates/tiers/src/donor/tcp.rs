@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor over TCP: each read and write is a request, whose bytes go straight from and to the frame. Links for demand,
-//! and one more for each queue.
+//! A donor over TCP: each read and write is a request, whose bytes go straight from and to the frame. Demand has a few
+//! links, and each queue has one more.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use super::remote::{Piece, Remote};
 use super::transport::{Loss, Transport};
 use crate::tier::TierQueue;
 
-/// Links for demand. A choice: threads that wait for one at the same time share the way to one donor anyway.
+/// Links for demand. A choice: threads that wait for one at the same time share the path to the donor anyway.
 pub(crate) const LINKS: usize = 8;
 
-/// See the module. Its queues have the links, too.
+/// See the module. Its queues share the links' state.
 pub(crate) struct Tcp(pub(crate) Arc<Links>);
 
 impl Transport for Tcp {

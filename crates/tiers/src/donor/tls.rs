@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of a link sealed: TLS 1.3, of which `aquifer_tls` does the sealing.
+//! A link's bytes sealed with TLS 1.3, which `aquifer_tls` implements.
 //!
-//! A handshake allocates, as much as it needs and no more, and gives it back; it runs on a deep stack, since the thread
-//! may be one in a signal handler. Afterwards there are two boxes of a fixed size, made with the link: one for records
-//! that wait to go out, one for what has come in.
+//! A handshake allocates as much as it needs, and frees it; it runs on a deep stack, because the thread may be in a
+//! signal handler. Afterwards there are two buffers of a fixed size, made with the link: the outbox for records that
+//! wait to be sent, and the inbox for what has arrived.
 //!
-//! A forked child has the parent's keys and numbers, and whatever it sealed with them would open up what the parent
-//! seals: two texts under one nonce. So nothing is sealed, and nothing that was sealed is sent, but in the process
-//! whose sockets these are, however a child was made.
+//! A forked child has the parent's keys and sequence numbers, and whatever it sealed with them would expose what the
+//! parent seals: two texts under one nonce. So only the process that owns these sockets seals, or sends sealed bytes,
+//! however a child was created.
 //!
-//! Threads: the one that has the link. The lock is never waited for: who finds it taken is in a forked child, where a
-//! thread of the parent's had it.
+//! Threads: the one that has the link. The lock is never waited for: a thread that finds it taken is in a forked child,
+//! and a thread of the parent had the lock.
 
 use std::fmt;
 use std::ops::Range;
@@ -35,7 +35,7 @@ use super::channel::{Channel, Miss};
 use super::deadline::Deadline;
 use super::transport::Loss;
 
-/// Records that go out, or come in, by one call of the kernel's. A choice: 64 KiB is what sockets take at a time.
+/// How many records are sent or received by one system call. A choice: 64 KiB is what sockets accept at a time.
 const RECORDS_AT_ONCE: usize = 4;
 
 /// See the module.
@@ -52,24 +52,25 @@ impl fmt::Debug for TlsChannel {
 }
 
 struct Session {
-    /// 1 in the process whose sockets these are.
+    /// 1 in the process that owns these sockets.
     own: Arc<OwnWord>,
-    /// While there is a connection.
+    /// Set while there is a connection.
     protection: Option<Protection>,
     outbox: Box<[u8]>,
-    /// What of the outbox has not gone, and how many bytes of the frame it is.
+    /// The unsent part of the outbox, and how many bytes of the frame it contains.
     waiting: Range<usize>,
     waiting_bytes: usize,
     inbox: Box<[u8]>,
-    /// What of the inbox has been opened and not been taken.
+    /// The part of the inbox that was opened and not yet taken.
     text: Range<usize>,
-    /// What of it is still sealed.
+    /// The part of it that is still sealed.
     sealed: Range<usize>,
     last_word: Option<Distrust>,
 }
 
 impl TlsChannel {
-    /// `own` is 1 in the process whose sockets these are, and 0 in every child of it until that has sockets of its own.
+    /// `own` is 1 in the process that owns these sockets, and 0 in every child of it until the child has sockets of its
+    /// own.
     pub(crate) fn new(borrower: Arc<Borrower>, own: Arc<OwnWord>) -> TlsChannel {
         TlsChannel { borrower, session: Mutex::new(Session::new(own)) }
     }
@@ -121,7 +122,7 @@ impl Channel for TlsChannel {
                 continue;
             }
             let room = session.room();
-            // Not until all of it is full: a record may be all that comes.
+            // Do not wait until all of it is full: one record may be all that arrives.
             match rustix::net::recv(socket, &mut session.inbox[room], flags - RecvFlags::WAITALL)? {
                 (_, 0) => return Ok(0),
                 (_, bytes) => session.sealed.end += bytes,
@@ -145,7 +146,7 @@ impl Channel for TlsChannel {
     }
 
     fn renew(&self) -> bool {
-        // What is under this lock is whole where it can be had.
+        // If the lock can be taken, what it protects is consistent.
         self.session().map(|mut session| session.forget()).is_ok()
     }
 }
@@ -182,7 +183,7 @@ impl Session {
             self.seal(header, payload, sent)?;
         }
         while !self.waiting.is_empty() {
-            // Once more: a handler of the program's may have forked while this thread sealed.
+            // Checked again: a handler of the program's may have forked while this thread sealed.
             self.check_owner()?;
             let rest = &self.outbox[self.waiting.clone()];
             self.waiting.start += rustix::net::send(socket, rest, flags | SendFlags::NOSIGNAL)?;
@@ -197,7 +198,7 @@ impl Session {
         self.last_word = None;
     }
 
-    /// Fills the outbox with records of a frame, from `sent` on.
+    /// Fills the outbox with records of a frame, starting at `sent`.
     fn seal(&mut self, header: &[u8; HEADER_BYTES], payload: &[u8], sent: usize) -> Result<(), Errno> {
         let protection = self.protection.as_mut().ok_or(Errno::NOTCONN)?;
         let (mut filled, mut at, whole) = (0, sent, HEADER_BYTES + payload.len());
@@ -222,7 +223,7 @@ impl Session {
         bytes
     }
 
-    /// Opens the next record, if it is whole.
+    /// Opens the next record, if it is complete.
     fn open(&mut self) -> Result<bool, Errno> {
         let sealed = &mut self.inbox[self.sealed.clone()];
         let Some(whole) = Opening::length(sealed).map_err(errno_of)?.filter(|whole| *whole <= sealed.len()) else {
@@ -244,7 +245,7 @@ impl Session {
         }
     }
 
-    /// Where in the inbox more can come to. Nothing has been opened and not been taken.
+    /// The part of the inbox that can receive more. Everything that was opened must have been taken.
     fn room(&mut self) -> Range<usize> {
         if self.inbox.len() - self.sealed.start < RECORD_BYTES_MOST || self.sealed.is_empty() {
             self.inbox.copy_within(self.sealed.clone(), 0);
@@ -254,7 +255,7 @@ impl Session {
     }
 }
 
-/// The socket while hands are shaken.
+/// The socket during a handshake.
 struct Handshake<'a> {
     socket: BorrowedFd<'a>,
     deadline: Deadline,
@@ -290,8 +291,8 @@ impl Pipe for Handshake<'_> {
 }
 
 impl Handshake<'_> {
-    /// What is said by one who does not speak TLS: perhaps a donor that lends in plain text, perhaps somebody on the
-    /// path. It is good for a message, and nothing else follows from it.
+    /// The refusal of a peer that does not speak TLS: perhaps a donor that lends in plain text, perhaps somebody on the
+    /// path. It is used in a message, and for nothing else.
     fn refusal(&mut self, begun: [u8; RECORD_HEAD_BYTES]) -> Miss {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..RECORD_HEAD_BYTES].copy_from_slice(&begun);
@@ -314,7 +315,7 @@ fn errno_of(broken: Broken) -> Errno {
         Broken::Damaged => Errno::BADMSG,
         Broken::Ended(distrust) => Errno::from_raw_os_error(distrust.errno()),
         Broken::Foreign => Errno::PROTO,
-        // The connection is made anew, with new keys.
+        // The link reconnects, with new keys.
         Broken::Spent => Errno::CONNRESET,
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What one thread of a process does at a time, and others wait for: to ask for a grant.
+//! A task that one thread of a process does at a time while others wait: asking for a grant.
 //!
-//! Not a mutex: it can be taken back in a forked child, whose other threads are gone, and a wait for it has a bound.
-//! Threads: any, also in a signal handler; a thread inside the pager is not interrupted by code that comes here.
+//! Not a mutex: it can be reset in a forked child, whose other threads are gone, and a wait for it has a bound.
+//! Threads: any, also in a signal handler; a thread inside the pager is not interrupted by code that uses this.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use aquifer_sys::futex::EventCount;
 use aquifer_sys::raw::now_ns;
 use aquifer_sys::signals::{self, HEEDED_WITHIN};
 
-/// Looks before the kernel is asked to wait. Some microseconds, as long as a round trip.
+/// How often to check before waiting in the kernel. Some microseconds, as long as a round trip.
 const SPINS: u32 = 200;
 
 /// See the module.
@@ -28,7 +28,7 @@ pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // Release pairs with the exchange in `take`: the next one sees what this one has done.
+        // Release pairs with the Acquire of the exchange in `take`: the next thread sees what this one has done.
         self.0.taken.store(false, Ordering::Release);
         self.0.freed.signal();
     }
@@ -51,7 +51,7 @@ impl Turns {
         }
     }
 
-    /// In a forked child: whoever had it is a thread of the parent's.
+    /// In a forked child: the thread that had the turn is one of the parent's.
     pub(crate) fn forget(&self) {
         self.taken.store(false, Ordering::Relaxed);
     }
