@@ -4,8 +4,8 @@
 //! Bounds the memory of all buffers for requests' bodies: the donor's, and each tenant's part of it.
 //!
 //! A connection reserves what its next body takes before it reads or answers it, and keeps the reservation with its
-//! buffer. While less than half is in use, buffers stay with their connections until these are idle; beyond, they go
-//! back after each answer, so that the other half goes round among the requests under way.
+//! buffer. While less than half is in use, buffers stay with their connections until these are idle; beyond that, they
+//! are freed after each answer, so that the requests in progress share the other half.
 //!
 //! Threads: any connection's. A wait has a bound.
 
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 use crate::tenants::Tenant;
 
-/// All buffers together. A choice: 128 of the largest bodies at the same time.
+/// The bound for all buffers together. A choice: 128 of the largest bodies at the same time.
 pub const BODIES_BYTES_MAX: u64 = 256 << 20;
-/// How long a request waits for room. A borrower gives an answer three seconds.
+/// How long a request waits for room. A borrower waits three seconds for an answer.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     used: Mutex<u64>,
-    /// The same, for a look without the lock.
+    /// The same, to be read without the lock.
     in_use: AtomicU64,
     freed: Condvar,
     bytes_max: u64,
@@ -46,12 +46,12 @@ impl BodyBudget {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves `bytes` more, and waits for them, within a bound. Returns whether they could be had.
+    /// Reserves `bytes` more, and waits for them, within a bound. Returns whether they were available.
     pub(crate) fn reserve(&self, tenant: &Tenant, bytes: u64) -> bool {
         let deadline = Instant::now() + WAIT_MAX;
         let mut used = self.used();
         loop {
-            // Under the lock, as all changes of it are.
+            // Under the lock, as are all its changes.
             let of_tenant = tenant.bodies.load(Ordering::Relaxed);
             if *used + bytes <= self.bytes_max && of_tenant + bytes <= self.tenant_bytes_max {
                 *used += bytes;
@@ -79,7 +79,7 @@ impl BodyBudget {
         }
     }
 
-    /// Whether a buffer should not be kept from one request to the next.
+    /// Whether a buffer should be freed between requests.
     pub(crate) fn is_scarce(&self, tenant: &Tenant) -> bool {
         self.in_use.load(Ordering::Relaxed) > self.bytes_max / 2
             || tenant.bodies.load(Ordering::Relaxed) > self.tenant_bytes_max / 2

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The buffer of a connection's bodies, which holds a borrower's bytes on their way: it leaves none behind.
+//! The buffer of a connection's bodies, which holds a borrower's bytes in transit: it leaves none of them behind.
 //!
-//! Its memory goes back to the allocator only when it has been wiped, also where it grows.
+//! Its memory goes back to the allocator only after it has been wiped, also when it grows.
 
-/// Empties the buffer, with room for `bytes`. Memory comes when the room is used: a peer that only announces bytes gets
-/// none for them.
+/// Empties the buffer, with room for `bytes`. Memory is used only when the room is: a peer that only announces bytes
+/// gets none for them.
 pub(crate) fn make_room(body: &mut Vec<u8>, bytes: usize) {
     if body.capacity() < bytes {
         put_away(body);
@@ -15,13 +15,13 @@ pub(crate) fn make_room(body: &mut Vec<u8>, bytes: usize) {
     body.clear();
 }
 
-/// Wipes the buffer and gives its memory back.
+/// Wipes the buffer and frees its memory.
 pub(crate) fn put_away(body: &mut Vec<u8>) {
     let mut old = std::mem::take(body);
-    // All of it, also what longer bodies before have left behind the end of this one.
+    // The whole buffer, including what longer bodies have left after the end of this one.
     old.clear();
     old.resize(old.capacity(), 0);
-    // Or the compiler, which sees that nobody reads it again, leaves the line above out.
+    // Otherwise the compiler, which sees that nobody reads the buffer again, omits the line above.
     std::hint::black_box(&old);
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How the bytes of a connection become those of its socket: as they are (`plain.rs`, and on this machine `local.rs`),
-//! or sealed (`tls.rs`).
+//! How a connection's bytes are carried on its socket: unprotected (`plain.rs`, and on this machine `local.rs`), or
+//! sealed (`tls.rs`).
 //!
-//! Threads: the connection's own reads; any writes, one at a time (`connection.rs`, `Outlet`).
+//! Threads: the connection's own reads; any thread writes, one at a time (`connection.rs`, `Outlet`).
 
 mod local;
 mod plain;
@@ -22,37 +22,37 @@ use rustls::pki_types::CertificateDer;
 
 use crate::settings::{Patience, Protection};
 
-/// See the module. What waits gives up after `Patience::frame`, by the socket's own time limits.
+/// See the module. Calls that wait give up after `Patience::frame`, by the socket's own time limits.
 pub(crate) trait Channel: Debug + Send + Sync {
-    /// Before anything is read. Until then, what is written goes out as it is: a refusal at most.
+    /// Opens the channel before anything is read. Until then, bytes are written unprotected: at most a refusal.
     fn open(&self, patience: Patience) -> Result<(), Refusal>;
 
-    /// What is there, at most all of `into`; 0 when the connection has ended. `Interrupted` when something has come of
-    /// which nothing can be read yet; `InvalidData` when it is nothing that can be opened.
+    /// Reads the bytes that have arrived, at most all of `into`; 0 when the connection has ended. `Interrupted` when
+    /// something has arrived of which nothing can be read yet; `InvalidData` when it cannot be decrypted.
     fn read(&self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes all of both, or as much as goes. Returns how much.
+    /// Writes as much of both as possible. Returns the number of bytes.
     fn write(&self, header: &[u8], body: &[u8]) -> io::Result<usize>;
 
-    /// Writes all of a header, and gives the peer these descriptors with it. Where the peer is on this machine.
+    /// Writes all of a header, and passes these descriptors to the peer with it. Only for a peer on this machine.
     fn give(&self, _header: &[u8], _descriptors: [BorrowedFd<'_>; 2]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// What the peer has shown in its handshake, its own certificate first; `None` where there is no TLS.
+    /// The certificates that the peer has shown in its handshake, its own first; `None` where there is no TLS.
     fn certificates(&self) -> Option<Vec<CertificateDer<'static>>> {
         None
     }
 
-    /// Whether the peer is on this machine, where the kernel says when it is gone.
+    /// Whether the peer is on this machine, where the kernel reports its end.
     fn is_local(&self) -> bool {
         false
     }
 
-    /// Its socket, to wait for.
+    /// Its socket, to wait on.
     fn socket(&self) -> RawFd;
 
-    /// Ends the connection. Waits for nothing.
+    /// Ends the connection. Does not wait.
     fn shut(&self);
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn local(stream: UnixStream) -> Arc<dyn Channel> {
     Arc::new(local::LocalChannel(stream))
 }
 
-/// The channel of a connection that was taken in.
+/// The channel of a connection that was accepted.
 pub(crate) fn channel(stream: TcpStream, protection: &Protection, patience: Patience) -> Arc<dyn Channel> {
     match protection {
         Protection::Plain => Arc::new(plain::PlainChannel(stream)),

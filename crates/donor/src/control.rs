@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The control socket: an administrator of this machine orders memory back, or asks how the donor stands.
+//! The control socket: an administrator of this machine reclaims memory, or asks for the donor's figures.
 //!
-//! It is a socket in the file system that its owner and root can reach: its mode says so before it has a name, and who
-//! is at the other end is looked at besides. Nobody on the network can. A connection carries one request, a frame of
+//! It is a Unix socket that its owner and root can reach: it has the right mode before it has a name, and the peer's
+//! identity is checked in addition. Nobody on the network can reach it. A connection carries one request, a frame of
 //! `aquifer_wire` without a greeting, and its answer.
 //!
-//! Threads: one of its own for all of it; it serves one connection at a time, each within a bounded time.
+//! Threads: one thread for everything here; it serves one connection at a time, each within a bounded time.
 
 use std::fmt;
 use std::fs;
@@ -32,14 +32,14 @@ use crate::settings::StartFailure;
 
 /// How long the donor waits for a request: both ends are on one machine.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long an answer is waited for: what is taken back is wiped before, and somebody else's request may be first. Half
-/// a TiB in huge pages.
+/// How long to wait for an answer: reclaimed memory is wiped first, and somebody else's request may be served before.
+/// Enough for half a TiB in huge pages.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
 /// Nothing happens when this ends; it only bounds the wait for a connection.
 const SLEEP: Duration = Duration::from_secs(3600);
-/// After a connection could not be taken in, for want of descriptors say.
+/// The pause after a connection could not be accepted, for instance because there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Connections that wait for their turn.
+/// The maximum number of connections that wait to be served.
 const WAITING_MOST: i32 = 16;
 
 /// See the module.
@@ -51,7 +51,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Makes the socket, also in place of one that a donor has left which did not come to its end.
+    /// Creates the socket, also in place of one that a donor has left that did not end properly.
     pub(crate) fn listen(path: &Path) -> Result<Control, StartFailure> {
         let failure = |error: io::Error| StartFailure::Control(path.into(), error);
         remove_what_is_left(path).map_err(failure)?;
@@ -61,11 +61,11 @@ impl Control {
         Ok(Control { path: path.into(), listener, bell })
     }
 
-    /// The thread's life.
+    /// The thread's loop.
     pub(crate) fn run(&self, shared: &Shared) {
         while !shared.is_over.load(Ordering::Acquire) {
             match self.listener.accept() {
-                // A failure is that of one connection; its peer sees it end.
+                // A failure concerns one connection only; its peer sees it end.
                 Ok((stream, _)) => drop(serve(shared, stream)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.bell.sleep(Some(self.listener.as_raw_fd()), SLEEP);
@@ -82,7 +82,7 @@ impl Drop for Control {
     }
 }
 
-/// A socket that nobody listens at is removed; anything else is left alone.
+/// Removes a socket at which nobody listens; leaves anything else alone.
 fn remove_what_is_left(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -95,7 +95,7 @@ fn remove_what_is_left(path: &Path) -> io::Result<()> {
 
 fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // The name gets the mode that the socket has before it, so there is no moment with another one. See unix(7).
+    // The name gets the mode that the socket has before it, so there is never a moment with another mode. See unix(7).
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, WAITING_MOST)?;
@@ -132,13 +132,13 @@ fn serve(shared: &Shared, mut stream: UnixStream) -> io::Result<()> {
     stream.write_all(&body)
 }
 
-/// Why a donor of this machine cannot be told or asked.
+/// Why a request to a donor of this machine failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ControlFailure {
     /// There is no control socket, nobody listens, or it belongs to somebody else.
     Io(io::Error),
-    /// The donor says no, or it is none.
+    /// The donor refuses, or it is not a donor.
     Refused(Refusal),
 }
 
@@ -159,7 +159,7 @@ impl From<io::Error> for ControlFailure {
     }
 }
 
-/// Orders memory back from the donor whose control socket this is. Returns how much borrowers have still to give back.
+/// Reclaims memory from the donor with this control socket. Returns the bytes that borrowers still have to give back.
 pub fn reclaim(control: &Path, bytes: u64, within: Duration) -> Result<u64, ControlFailure> {
     let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
     match ask(control, Message::Reclaim { bytes, within_ms }, &mut [])? {
@@ -168,7 +168,7 @@ pub fn reclaim(control: &Path, bytes: u64, within: Duration) -> Result<u64, Cont
     }
 }
 
-/// How the donor stands whose control socket this is.
+/// The figures of the donor with this control socket.
 pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
     let mut body = [0; STANDING_BYTES];
     match ask(control, Message::Status, &mut body)? {
@@ -177,7 +177,7 @@ pub fn standing(control: &Path) -> Result<Standing, ControlFailure> {
     }
 }
 
-/// One request; `into` is as long as the body of its answer.
+/// Sends one request; `into` is as long as the body of its answer.
 fn ask(control: &Path, message: Message, into: &mut [u8]) -> Result<Message, ControlFailure> {
     let mut stream = knock::connect(control, ANSWER_PATIENCE)?;
     stream.write_all(&Header::new(0, message, &[]).encode())?;

@@ -20,10 +20,10 @@ use crate::reload;
 use crate::service::Service;
 use crate::settings::{Address, Settings, StartFailure};
 
-/// One look whether everything was given back.
+/// The interval between checks whether everything was given back.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A running donor. Dropped without [`Donor::stop`], it goes on until the process ends.
+/// A running donor. If it is dropped without [`Donor::stop`], it runs until the process ends.
 pub struct Donor {
     shared: Arc<Shared>,
     address: Address,
@@ -31,12 +31,12 @@ pub struct Donor {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Sees how a donor stands, for as long as one likes.
+/// Reports a donor's figures, even after its end.
 #[derive(Clone)]
 pub struct Observer(Arc<Shared>);
 
 impl Observer {
-    /// How it stands, or stood at its end.
+    /// The donor's figures now, or at its end.
     pub fn standing(&self) -> Standing {
         self.0.service.standing(self.0.count())
     }
@@ -68,15 +68,15 @@ impl Donor {
         Ok(Donor { shared, address, control, threads })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn place(&self) -> &Address {
         &self.address
     }
 
-    /// At which port.
+    /// The address and port at which it listens.
     ///
     /// # Panics
-    /// Where it listens at none, but at a socket of this machine.
+    /// If it listens at a socket of this machine instead of a port.
     pub fn address(&self) -> SocketAddr {
         match self.address {
             Address::Local(_) => panic!("this donor listens at a socket of this machine"),
@@ -84,45 +84,45 @@ impl Donor {
         }
     }
 
-    /// Which port of which RDMA device borrowers reach, if they do.
+    /// The port and RDMA device that borrowers reach, if they use RDMA.
     pub fn rdma_port(&self) -> Option<&Port> {
         self.shared.service.rdma_port()
     }
 
-    /// What it lends, in bytes.
+    /// How many bytes it lends.
     pub fn capacity_bytes(&self) -> u64 {
         self.shared.service.capacity_bytes()
     }
 
-    /// How it stands.
+    /// Its figures.
     pub fn standing(&self) -> Standing {
         self.shared.service.standing(self.shared.count())
     }
 
-    /// Somebody who sees that, on any thread.
+    /// An observer of these figures, for use on any thread.
     pub fn observer(&self) -> Observer {
         Observer(Arc::clone(&self.shared))
     }
 
-    /// Reads certificates, revocation lists and tenants' limits again, soon; and goes on in a new file of audit lines.
-    /// It does so by itself when one of the files changes.
+    /// Soon reloads certificates, revocation lists and tenants' limits, and continues in a new file of audit lines. The
+    /// donor does so by itself when one of the files changes.
     pub fn reload(&self) {
         self.shared.watch.ask();
     }
 
-    /// What borrowers have.
+    /// The bytes that borrowers have.
     pub fn lent_bytes(&self) -> u64 {
         self.shared.service.lent_bytes()
     }
 
-    /// Takes memory back and does not lend it again, in whole slabs: what nobody has at once, the rest from borrowers,
-    /// which are told, and lose what they have not given back `within` this time. Returns how much they have still to
-    /// give back. [`EVERY_BYTE`] is all.
+    /// Reclaims memory, in whole slabs, and does not lend it again. Free slabs are reclaimed immediately, the rest from
+    /// borrowers, which are notified and lose what they have not given back `within` this time. Returns the bytes that
+    /// they still have to give back. [`EVERY_BYTE`] reclaims all.
     pub fn reclaim(&self, bytes: u64, within: Duration) -> u64 {
         self.shared.service.reclaim(bytes, within)
     }
 
-    /// Takes all memory back, and waits until it has it, at most `within`, or until it `is_enough`.
+    /// Reclaims all memory, and waits until this is done, at most `within`, or until it `is_enough`.
     pub fn drain(&self, within: Duration, mut is_enough: impl FnMut() -> bool) {
         let deadline = Instant::now() + within;
         self.shared.service.order_back(EVERY_BYTE, within);
@@ -133,7 +133,7 @@ impl Donor {
         }
     }
 
-    /// Takes all memory back, waits at most `within` for borrowers to give it back, and ends every connection.
+    /// Reclaims all memory, waits at most `within` for borrowers to give it back, and ends every connection.
     pub fn stop(self, within: Duration) {
         self.drain(within, || false);
         let service = &self.shared.service;
@@ -147,7 +147,7 @@ impl Donor {
         }
         self.shared.end_connections();
         for thread in self.threads {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = thread.join();
         }
         service.wipe_all();

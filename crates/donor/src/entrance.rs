@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where connections come in: a port, or a socket of this machine.
+//! Where connections arrive: a port, or a socket of this machine.
 //!
-//! Who comes to a socket of this machine is told by the kernel: the user as which the peer's process ran when it
-//! connected, see unix(7) on SO_PEERCRED. Memory is shared with programs of the donor's own user and of root, who could
-//! look into its memory by other ways as well. The socket's file is for them alone, too, and goes with the donor; one
-//! that a donor has left that was killed is replaced.
+//! The kernel identifies the peer at a socket of this machine: it reports the user as which the peer's process ran when
+//! it connected, see unix(7) on SO_PEERCRED. Memory is shared with programs of the donor's own user and of root, who
+//! could read its memory by other ways as well. Only they can use the socket's file, too, and it is removed with the
+//! donor; a file that a killed donor has left is replaced.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -30,10 +30,10 @@ pub(crate) enum Entrance {
     Tcp(TcpListener),
 }
 
-/// A socket's file, until it is dropped.
+/// A socket's file, removed when this is dropped.
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Which file it is, so that a successor's is left alone.
+    /// The identity of the file, so that a successor's file is left alone.
     inode: u64,
 }
 
@@ -45,7 +45,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Somebody who has come in.
+/// A connection that has arrived.
 pub(crate) enum Visitor {
     Local(UnixStream, u32),
     Tcp(TcpStream, Peer),
@@ -69,7 +69,7 @@ impl Entrance {
         }
     }
 
-    /// Where it is: with the port, where any was asked for.
+    /// Its address: with the actual port, if any port was requested.
     pub(crate) fn address(&self) -> io::Result<Address> {
         Ok(match self {
             Entrance::Local(_, file) => Address::Local(file.path.clone()),
@@ -77,7 +77,7 @@ impl Entrance {
         })
     }
 
-    /// Somebody who waits; `WouldBlock` when nobody does.
+    /// Accepts a waiting connection; `WouldBlock` when there is none.
     pub(crate) fn accept(&self) -> io::Result<Visitor> {
         match self {
             Entrance::Local(listener, _) => {
@@ -92,7 +92,7 @@ impl Entrance {
         }
     }
 
-    /// To wait for somebody.
+    /// The descriptor on which to wait for connections.
     pub(crate) fn descriptor(&self) -> RawFd {
         match self {
             Entrance::Local(listener, _) => listener.as_raw_fd(),
@@ -109,7 +109,7 @@ impl Visitor {
         }
     }
 
-    /// Whether the kernel says that this is somebody who may borrow.
+    /// Whether the kernel identifies the peer as somebody who may borrow.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let own = rustix::process::geteuid().as_raw();
         match self {
@@ -118,7 +118,7 @@ impl Visitor {
         }
     }
 
-    /// The connection.
+    /// The connection's channel.
     pub(crate) fn channel(self, protection: &Protection, patience: Patience) -> io::Result<Arc<dyn Channel>> {
         let limit = Some(patience.frame);
         match self {
@@ -139,7 +139,7 @@ impl Visitor {
     }
 }
 
-/// Listens at `path`, in place of a donor that was killed.
+/// Listens at `path`, replacing the socket of a donor that was killed.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse && is_left(path) => {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Keeps the books on who reaches what by RDMA: each borrower's domain and queue pairs, and the window on each slab.
-//! Pure: `one_sided.rs` makes and closes what is kept here, in part without the lock around it.
+//! Keeps the accounts of who reaches what by RDMA: each borrower's domain and queue pairs, and the window on each slab.
+//! Pure: `one_sided.rs` creates and closes what is recorded here, in part without the lock around it.
 //!
-//! Invariants: a queue pair that is kept is of its borrower's domain of now, and so is each open window. A borrower
-//! whose window could not be closed gets another domain, so that nobody is left who could use that window.
-//! A window's key is none of those that the borrower's last windows had.
+//! Invariants: a recorded queue pair belongs to its borrower's current domain, and so does each open window. A borrower
+//! whose window could not be closed gets another domain, so that nobody can use that window any more. A window's key is
+//! none of the keys of the borrower's last closed windows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use aquifer_wire::BorrowerId;
 
-/// Queue pairs of one borrower at most: those of sixteen processes.
+/// The maximum number of queue pairs of one borrower: those of sixteen processes.
 pub(crate) const PAIRS_MOST: usize = 128;
-/// So many keys of windows that are closed are given to no other one of the same borrower. What is late by a closed key
-/// is late by a time limit of the device's at most, so the last few would do; some drivers give out again the key that
-/// was given back last.
+/// How many keys of a borrower's closed windows are not used again for it. An access by a closed key is late by at most
+/// a time limit of the device, so the last few would suffice; some drivers hand out first the key that was given back
+/// last.
 const KEYS_KEPT: usize = 16;
 
 /// See the module. `D` is a protection domain, `P` a queue pair, `W` a window.
@@ -26,14 +26,14 @@ pub(crate) struct Guests<D, P, W> {
     windows: BTreeMap<u32, Opened<W>>,
 }
 
-/// A borrower, from its first connection on until the last one has ended and no window of its is open.
+/// A borrower, from its first connection until the last one has ended and no window of the borrower is open.
 pub(crate) struct Guest<D, P> {
     connections: usize,
     windows: usize,
-    // Before the domain, of which they are.
+    // Before the domain, to which they belong.
     pairs: BTreeMap<u32, P>,
     domain: Option<Arc<D>>,
-    /// Of windows that were closed, the last one last.
+    /// The keys of closed windows, the last one last.
     keys: VecDeque<u32>,
 }
 
@@ -43,7 +43,7 @@ impl<D, P> Default for Guest<D, P> {
     }
 }
 
-/// An open window, and for whom and which token it is.
+/// An open window, and the borrower and token that it is for.
 pub(crate) struct Opened<W> {
     pub(crate) who: BorrowerId,
     token: u64,
@@ -51,18 +51,18 @@ pub(crate) struct Opened<W> {
     pub(crate) window: W,
 }
 
-/// What is of a slab that somebody asks the key of.
+/// What is recorded for a slab whose key somebody asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// A window for this token, with this key.
     Key(u32),
-    /// None.
+    /// No window.
     Nothing,
     /// A window for another token.
     Other,
 }
 
-/// As many queue pairs as one borrower may have.
+/// The borrower has its maximum of queue pairs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TooMany;
 
@@ -73,13 +73,14 @@ impl<D, P, W> Default for Guests<D, P, W> {
 }
 
 impl<D, P, W> Guests<D, P, W> {
-    /// One more connection of a borrower.
+    /// Counts one more connection of a borrower.
     pub(crate) fn enter(&mut self, who: BorrowerId) {
         self.guests.entry(who).or_default().connections += 1;
     }
 
-    /// A connection has ended. Returns what ends with it: with the last one the queue pairs do, so that nobody reaches
-    /// in past a donor that does not know it any more. Windows stay for one who comes back, while their leases last.
+    /// A connection has ended. Returns what ends with it. With the last connection the queue pairs end, so that nobody
+    /// bypasses a donor that does not know the borrower any more. Windows stay for a borrower that comes back, while
+    /// their leases last.
     pub(crate) fn leave(&mut self, who: BorrowerId) -> (Vec<P>, Option<Guest<D, P>>) {
         let Some(guest) = self.guests.get_mut(&who) else { return (Vec::new(), None) };
         guest.connections -= 1;
@@ -104,7 +105,7 @@ impl<D, P, W> Guests<D, P, W> {
         Ok(domain)
     }
 
-    /// Room for a queue pair with this number: where there is one, it is returned, and no longer kept.
+    /// Makes room for a queue pair with this number: if one exists, it is returned and no longer recorded.
     pub(crate) fn make_room(&mut self, who: BorrowerId, lane: u32) -> Result<Option<P>, TooMany> {
         let guest = self.guests.entry(who).or_default();
         match guest.pairs.remove(&lane) {
@@ -113,8 +114,8 @@ impl<D, P, W> Guests<D, P, W> {
         }
     }
 
-    /// Keeps a queue pair, and returns the one that was kept meanwhile. It comes back itself where its borrower has
-    /// gone, has as many as it may by now, or has another domain.
+    /// Records a queue pair, and returns the one that was recorded in the meantime. Fails and returns `pair` if its
+    /// borrower is gone, has its maximum of pairs by now, or has another domain.
     pub(crate) fn keep(&mut self, who: BorrowerId, lane: u32, domain: &Arc<D>, pair: P) -> Result<Option<P>, P> {
         let Some(guest) = self.guests.get_mut(&who).filter(|guest| guest.connections > 0) else { return Err(pair) };
         let is_its_domain = guest.domain.as_ref().is_some_and(|own| Arc::ptr_eq(own, domain));
@@ -124,7 +125,7 @@ impl<D, P, W> Guests<D, P, W> {
         Ok(guest.pairs.insert(lane, pair))
     }
 
-    /// What there is of a slab, for the holder of this token.
+    /// What is recorded for a slab, for the holder of this token.
     pub(crate) fn known(&self, slab: u32, token: u64) -> Known {
         match self.windows.get(&slab) {
             Some(opened) if opened.token == token => Known::Key(opened.key),
@@ -133,20 +134,20 @@ impl<D, P, W> Guests<D, P, W> {
         }
     }
 
-    /// Whether a window of a borrower's may have this key.
+    /// Whether a window of a borrower may have this key.
     pub(crate) fn is_new(&self, who: BorrowerId, key: u32) -> bool {
         self.guests.get(&who).is_none_or(|guest| !guest.keys.contains(&key))
     }
 
-    /// Keeps the window on a slab that had none.
+    /// Records the window on a slab that had none.
     pub(crate) fn open(&mut self, who: BorrowerId, slab: u32, token: u64, key: u32, window: W) {
         let before = self.windows.insert(slab, Opened { who, token, key, window });
         assert!(before.is_none(), "a slab has one window");
         self.guests.entry(who).or_default().windows += 1;
     }
 
-    /// The window on a slab, to be closed, if it is for an older token than this one. [`closed`](Self::closed) or
-    /// [`cast_out`](Self::cast_out) comes next.
+    /// Takes the window on a slab, to be closed, if it is for an older token than this one. The caller calls
+    /// [`closed`](Self::closed) or [`cast_out`](Self::cast_out) next.
     pub(crate) fn take_before(&mut self, slab: u32, token: u64) -> Option<Opened<W>> {
         if self.windows.get(&slab)?.token >= token {
             return None;
@@ -161,13 +162,13 @@ impl<D, P, W> Guests<D, P, W> {
         Some(opened)
     }
 
-    /// A window of a borrower's has been closed. Returns what nobody needs any more.
+    /// A borrower's window has been closed. Returns what nobody needs any more.
     pub(crate) fn closed(&mut self, who: BorrowerId) -> Option<Guest<D, P>> {
         self.take_idle(who)
     }
 
-    /// A window of a borrower's cannot be closed. Returns what it has, so that nobody is left who could look in: queue
-    /// pairs and windows to be dropped, in this order. What it asks for next is of another domain.
+    /// A borrower's window cannot be closed. Returns what the borrower has, so that nobody keeps access: queue pairs
+    /// and windows to be dropped, in this order. What the borrower asks for next belongs to another domain.
     pub(crate) fn cast_out(&mut self, who: BorrowerId) -> (Vec<P>, Vec<W>) {
         let guest = self.guests.entry(who).or_default();
         let pairs = std::mem::take(&mut guest.pairs).into_values().collect();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Connects to a socket of this machine, within a bounded time: connect(2) waits for as long as the queue of whoever
-//! listens is full, and a donor that is stopped takes nobody in. See unix(7), socket(7) on SO_SNDTIMEO.
+//! Connects to a socket of this machine, within a bounded time: connect(2) waits while the listener's queue is full,
+//! and a stopped donor accepts nobody. See unix(7), socket(7) on SO_SNDTIMEO.
 //!
 //! Threads: any.
 
@@ -15,7 +15,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// A connection to whoever listens at `path`. Neither that nor any step on it takes longer than `patience`.
+/// Connects to the listener at `path`. Neither the connection attempt nor any later operation takes longer than
+/// `patience`.
 pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let stream = knock(path, SocketFlags::CLOEXEC, Some(patience)).map_err(|errno| match errno {
         Errno::AGAIN => ErrorKind::TimedOut.into(),
@@ -26,14 +27,14 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream>
     Ok(stream)
 }
 
-/// Whether nobody listens at a socket: whoever made it has left it. Nobody is waited for.
+/// Whether nobody listens at a socket because its owner has left it. Does not wait.
 pub(crate) fn is_left(path: &Path) -> bool {
     knock(path, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None).err() == Some(Errno::CONNREFUSED)
 }
 
 fn knock(path: &Path, flags: SocketFlags, patience: Option<Duration>) -> Result<UnixStream, Errno> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // It bounds connect(2), too.
+    // This bounds connect(2), too.
     set_socket_timeout(&socket, Timeout::Send, patience)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What one borrower on this machine shares with the donor: a file in memory, which has a place for each slab of the
-//! donor's, and a *board*, which says which of them are this borrower's now.
+//! What one borrower on this machine shares with the donor: a memory file, which has a place for each slab of the
+//! donor, and a *board*, which says which of the slabs are this borrower's now.
 //!
 //! ```text
 //!            slab 0     1     2     3     4                 written by
@@ -12,14 +12,14 @@
 //!   board      0    17     0    23     0    tokens          the donor alone: the file is sealed so
 //! ```
 //!
-//! No other borrower ever has this file, so what is in it is nobody else's. A slab is provided by allocating its place,
-//! so that the memory is accounted to the donor, and its token is put on the board; when its lease ends, first the
-//! token goes, and then the memory (a hole is punched). A borrower looks at the board before and after each access:
-//! what it read while the token stood there was its own.
+//! No other borrower ever has this file, so its contents are nobody else's. To provide a slab, the donor allocates its
+//! place, so that the memory is accounted to the donor, and puts its token on the board. When the lease ends, the donor
+//! first removes the token, and then the memory (it punches a hole). A borrower reads the board before and after each
+//! access: what it read while the token was present was its own.
 //!
-//! The donor never maps or reads the data: nothing that a borrower does to it, cutting it off included, is more than a
-//! file that is shorter. A borrower that writes where it has no slab gets memory there, as it could by malloc(3); what
-//! the donor finds of it is taken back ([`LentFile::take_back`]).
+//! The donor never maps or reads the data, so nothing that a borrower does to the file, including truncating it, has
+//! any effect but a shorter file. A borrower that writes where it has no slab gets memory there, as it could by
+//! malloc(3); the donor takes back what it finds of that ([`LentFile::take_back`]).
 //!
 //! See fallocate(2), memfd_create(2), tmpfs(5). Threads: any.
 
@@ -50,9 +50,9 @@ pub(crate) struct LentFile {
     data: File,
     board: SharedSegment,
     slabs: u32,
-    /// What is given back to the kernel at once: a huge page, which would have to be split otherwise, or a piece.
+    /// How much is given back to the kernel at a time: a huge page, which would have to be split otherwise, or a piece.
     piece_bytes: u64,
-    /// Those that have been provided and not taken away.
+    /// Slabs that were provided and not taken away.
     held: Mutex<BTreeSet<u32>>,
 }
 
@@ -60,7 +60,7 @@ impl LentFile {
     pub(crate) fn new(files: &FileSystem, slabs: u32, node: Option<u32>) -> io::Result<LentFile> {
         let bytes = u64::from(slabs) * SLAB_BYTES;
         if bytes > rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX) {
-            // The kernel would send SIGXFSZ, which ends the process without a word.
+            // The kernel would send SIGXFSZ, which ends the process without a message.
             return Err(Errno::FBIG.into());
         }
         let data = files.create()?;
@@ -86,14 +86,14 @@ impl LentFile {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A slab is this borrower's, with this token. Fails where there is no memory for it.
+    /// Makes a slab this borrower's, with this token. Fails if there is no memory for it.
     pub(crate) fn provide(&self, slab: u32, token: u64) -> io::Result<()> {
         let is_new = self.held().insert(slab);
         let at = u64::from(slab) * SLAB_BYTES;
         match self.allocate(at, SLAB_BYTES) {
             Ok(()) => {
                 // Of two grants for the same slab, the later one has the greater token. Release pairs with the
-                // borrower's look at the board.
+                // borrower's read of the board.
                 self.board.words()[slab as usize].fetch_max(token, Ordering::Release);
                 Ok(())
             }
@@ -116,16 +116,17 @@ impl LentFile {
         }
     }
 
-    /// Part of a slab reads as zeros. Its memory stays: what the borrower stores there next is on the donor's account.
+    /// Makes a part of a slab read as zeros. Its memory stays allocated: what the borrower stores there next is on the
+    /// donor's account.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) {
-        // Only a file system that is none in memory refuses. Where there is no memory, the borrower allocates it.
+        // Only a file system that is not in memory refuses this. If there is no memory, the borrower allocates it.
         let _ = punch_hole(&self.data, offset, bytes);
         let _ = self.allocate(offset, bytes);
     }
 
-    /// A slab is this borrower's no more. `between` is called after each piece of it that was wiped.
+    /// Takes a slab from this borrower. Calls `between` after each wiped piece of it.
     pub(crate) fn wipe(&self, slab: u32, between: &mut dyn FnMut()) {
-        // First the token, then the memory: whoever finds the token behind a read has read no hole.
+        // First the token, then the memory: a reader that finds the token after its read has not read a hole.
         self.board.words()[slab as usize].store(0, Ordering::SeqCst);
         for at in (0..SLAB_BYTES).step_by(self.piece_bytes as usize) {
             let _ = punch_hole(&self.data, u64::from(slab) * SLAB_BYTES + at, self.piece_bytes);
@@ -134,7 +135,7 @@ impl LentFile {
         self.held().remove(&slab);
     }
 
-    /// Takes away what the borrower has stored where it has no slab. Returns whether there was anything.
+    /// Takes back the memory of whatever the borrower has stored where it has no slab. Returns whether there was any.
     pub(crate) fn take_back(&self) -> bool {
         // Nothing is provided meanwhile.
         let held = self.held();
@@ -153,10 +154,10 @@ impl LentFile {
     }
 }
 
-/// What files in memory are made in.
+/// Where memory files are created.
 #[derive(Debug)]
 pub(crate) enum FileSystem {
-    /// A tmpfs of the donor's own, mounted nowhere, whose pages are huge: a slab is one. Needs CAP_SYS_ADMIN.
+    /// A tmpfs of the donor's own, mounted nowhere, with huge pages, one for each slab. Needs CAP_SYS_ADMIN.
     Own {
         mount: OwnedFd,
         /// Its pages never go to swap.
@@ -167,7 +168,7 @@ pub(crate) enum FileSystem {
 }
 
 impl FileSystem {
-    /// One that holds `bytes` bytes at most, where that can be said.
+    /// A file system that holds at most `bytes` bytes, where such a limit is possible.
     pub(crate) fn new(bytes: u64) -> FileSystem {
         own_tmpfs(bytes).unwrap_or(FileSystem::Kernels)
     }
@@ -188,7 +189,7 @@ impl FileSystem {
         })
     }
 
-    /// Fixes the length, where that can be.
+    /// Fixes the length, where possible.
     fn seal(&self, data: &File) -> io::Result<()> {
         match self {
             FileSystem::Own { .. } => Ok(()),
@@ -203,7 +204,7 @@ fn own_tmpfs(bytes: u64) -> Result<FileSystem, Errno> {
     let context = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, c"huge", c"always")?;
     rustix::mount::fsconfig_set_string(&context, c"size", bytes.to_string())?;
-    // Memory that is swapped out at a donor is slower than the borrower's own swap. Linux 6.4 and later know the
+    // Memory that is swapped out at a donor is slower than the borrower's own swap. Linux 6.4 and later support the
     // option.
     let is_locked = rustix::mount::fsconfig_set_flag(&context, c"noswap").is_ok();
     rustix::mount::fsconfig_create(&context)?;

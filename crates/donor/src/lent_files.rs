@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The files of all borrowers on this machine: who has which, and in whose file each slab is.
+//! The files of all borrowers on this machine: which borrower has which file, and in which file each slab is.
 //!
-//! A borrower has its file from its first connection on until its last one has ended. The kernel says so when that is:
-//! when every process that has a descriptor of it is gone. So a borrower is known to be gone at once, and its leases
-//! end then.
+//! A borrower has its file from its first connection until its last one has ended. The kernel reports that when every
+//! process that has a descriptor of the connection is gone. So the end of a borrower is known immediately, and its
+//! leases end then.
 //!
 //! Threads: any.
 
@@ -32,7 +32,7 @@ pub(crate) struct LentFiles {
 #[derive(Debug, Default)]
 struct Books {
     guests: BTreeMap<BorrowerId, Guest>,
-    /// In whose file a slab is, from its grant until it is wiped.
+    /// The borrower in whose file a slab is, from its grant until it is wiped.
     homes: BTreeMap<u32, Arc<LentFile>>,
 }
 
@@ -45,7 +45,7 @@ struct Guest {
 impl LentFiles {
     pub(crate) fn new(slabs: u32, node: Option<u32>) -> Result<LentFiles, StartFailure> {
         let files = FileSystem::new(u64::from(slabs) * SLAB_BYTES);
-        // So that what cannot be is said before anybody comes.
+        // So that an impossible setup is reported before any borrower connects.
         LentFile::new(&files, slabs, None).map_err(|error| StartFailure::Memory(Source::Memfd, error))?;
         if let Some(node) = node {
             LentFile::new(&files, slabs, Some(node)).map_err(|error| StartFailure::Node(node, error))?;
@@ -61,12 +61,12 @@ impl LentFiles {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether none of it goes to swap.
+    /// Whether all of it stays out of swap.
     pub(crate) fn is_locked(&self) -> bool {
         self.files.is_locked()
     }
 
-    /// One more connection of a borrower. Returns its file.
+    /// Counts one more connection of a borrower. Returns the borrower's file.
     pub(crate) fn enter(&self, who: BorrowerId) -> io::Result<Arc<LentFile>> {
         let mut books = self.books();
         if let Some(guest) = books.guests.get_mut(&who) {
@@ -78,7 +78,7 @@ impl LentFiles {
         Ok(file)
     }
 
-    /// A connection has ended. True when it was the borrower's last one.
+    /// A connection has ended. Returns true when it was the borrower's last one.
     pub(crate) fn leave(&self, who: BorrowerId) -> bool {
         let mut books = self.books();
         let guest = books.guests.get_mut(&who).expect("who leaves has entered");
@@ -90,7 +90,7 @@ impl LentFiles {
         is_last
     }
 
-    /// A slab has been granted. Returns whether the borrower had it before, with the error where it cannot have it.
+    /// Provides a granted slab. On failure, returns the error and whether the borrower had the slab before.
     pub(crate) fn provide(&self, who: BorrowerId, slab: u32, token: u64) -> Result<(), (bool, io::Error)> {
         let mut books = self.books();
         let had_it = books.homes.contains_key(&slab);
@@ -120,7 +120,7 @@ impl LentFiles {
         }
     }
 
-    /// Takes away what a borrower has stored where it has no slab. Returns whether there was anything.
+    /// Takes back the memory of whatever a borrower has stored where it has no slab. Returns whether there was any.
     pub(crate) fn take_back(&self, who: BorrowerId) -> bool {
         let file = self.books().guests.get(&who).map(|guest| Arc::clone(&guest.file));
         file.is_some_and(|file| file.take_back())

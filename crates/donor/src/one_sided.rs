@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What borrowers reach without the donor: a window of the device's on each slab that they have, and the queue pairs
-//! through which they look in.
+//! What borrowers reach without the donor: a memory window of the RDMA device on each slab that they have, and the
+//! queue pairs through which they access it.
 //!
-//! The lease table decides, as it does for requests; this carries it out at the device:
+//! The lease table decides, as it does for requests; this module carries the decision out at the device:
 //!
-//! - A window is opened when a borrower asks for its key, under a lease that is good, and is on that one slab.
-//! - It is closed when the lease gets another token, before the borrower is told of that; and when the lease has ended,
-//!   before the slab is wiped. From then on the device refuses what is late, and tells the borrower so.
-//! - Each borrower has a protection domain of its own, so the key of another one's window opens nothing.
+//! - A window covers one slab. It is opened when a borrower asks for the slab's key under a valid lease.
+//! - It is closed when the lease gets another token, before the borrower learns the new token; and when the lease has
+//!   ended, before the slab is wiped. From then on the device refuses late accesses, and reports this to the borrower.
+//! - Each borrower has a protection domain of its own, so the key of another borrower's window opens nothing.
 //!
-//! While a window is open the kernel has the slab's pages pinned. So a part of a slab that is discarded is overwritten,
-//! and not given back to the machine (`service.rs`).
+//! While a window is open the kernel has the slab's pages pinned. So a discarded part of a slab is overwritten, and not
+//! given back to the machine (`service.rs`).
 //!
 //! Threads: any connection's, and the keeper.
 
@@ -27,7 +27,7 @@ use aquifer_wire::{BorrowerId, PairEnd, Refusal, SLAB_BYTES};
 use crate::guests::{Guests, Known, TooMany};
 use crate::settings::DeviceChoice;
 
-/// Windows that are opened for one key, each while those before it are open, until its key is a new one.
+/// How many windows are opened to get a new key, each while the previous ones stay open.
 const OPENED_MOST: usize = 20;
 
 /// See the module.
@@ -40,7 +40,7 @@ pub(crate) struct OneSided {
 type Books = Guests<Domain, QueuePair, Window>;
 
 impl OneSided {
-    /// Opens the device, and tries whether memory can be registered.
+    /// Opens the device, and tests whether memory can be registered.
     pub(crate) fn new(
         choice: &DeviceChoice,
         local: Option<IpAddr>,
@@ -56,7 +56,7 @@ impl OneSided {
         Ok(OneSided { device, memory: Arc::clone(memory), books: Mutex::default() })
     }
 
-    /// Which port borrowers reach.
+    /// The port that borrowers reach.
     pub(crate) fn port(&self) -> &Port {
         self.device.port()
     }
@@ -65,50 +65,51 @@ impl OneSided {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more connection of a borrower.
+    /// Counts one more connection of a borrower.
     pub(crate) fn enter(&self, who: BorrowerId) {
         self.books().enter(who);
     }
 
-    /// A connection has ended.
+    /// A connection of a borrower has ended.
     pub(crate) fn leave(&self, who: BorrowerId) {
         let (pairs, gone) = self.books().leave(who);
-        // Queue pairs before the domain of which they are, and both without the lock.
+        // Queue pairs are dropped before the domain to which they belong, and both without the lock.
         drop(pairs);
         drop(gone);
     }
 
-    /// Makes the other end of a borrower's queue pair, in place of the one with the same number.
+    /// Creates the other end of a borrower's queue pair, replacing the one with the same number.
     ///
-    /// Connected without the lock: over Ethernet the kernel asks the network who has the address that the borrower has
-    /// given, and waits a second for the answer (`ib_resolve_eth_dmac`). Nobody else is to wait for that.
+    /// It is connected without the lock: over Ethernet the kernel asks the network who has the address that the
+    /// borrower has given, and waits a second for the answer (`ib_resolve_eth_dmac`). Nobody else should wait for that.
     pub(crate) fn pair(&self, who: BorrowerId, lane: u32, end: PairEnd) -> Result<PairEnd, Failure> {
         let psn = random().map_err(|errno| VerbsFailure::Call { what: "getrandom", errno: errno.0 })? as u32;
         let mut books = self.books();
         let before = books.make_room(who, lane)?;
         let domain = books.domain(who, || Domain::new(&self.device))?;
         drop(books);
-        // Before the new one: a device may have few.
+        // Before the new one is created, because a device may have few.
         drop(before);
         let pair = QueuePair::new(&domain)?;
         let own = pair.end(psn);
         let PairEnd { pair: number, psn: first, lid, mtu, gid } = end;
         let peer = End { pair: number, psn: first, lid, mtu, gid };
-        // What is wrong with it is something that the peer has said.
+        // An error here is in something that the peer has sent.
         pair.connect(own.psn, &peer, true).map_err(|_| Failure::Refused(Refusal::BadField))?;
         let kept = self.books().keep(who, lane, &domain, pair);
-        // What is not kept is destroyed here, without the lock.
+        // A pair that is not kept is destroyed here, without the lock.
         drop(kept.map_err(|_| TooMany)?);
         let End { pair, psn, lid, mtu, gid } = own;
         Ok(PairEnd { pair, psn, lid, mtu, gid })
     }
 
-    /// The key of a slab for its holder. While nobody else can get another token for it, nor wipe it.
+    /// The key of a slab for its holder. The caller ensures that nobody can get another token for it or wipe it
+    /// meanwhile.
     pub(crate) fn key(&self, who: BorrowerId, slab: u32, token: u64) -> Result<u32, VerbsFailure> {
         let mut books = self.books();
         match books.known(slab, token) {
             Known::Key(key) => Ok(key),
-            // What was before is closed when the token is given, and when the slab is wiped.
+            // Earlier windows are closed when the token is given, and when the slab is wiped.
             Known::Other => Err(VerbsFailure::Call { what: "a window that was left open", errno: libc::EBUSY }),
             Known::Nothing => {
                 let domain = books.domain(who, || Domain::new(&self.device))?;
@@ -122,11 +123,11 @@ impl OneSided {
         }
     }
 
-    /// Nobody reaches the slab any more by a token older than this one.
+    /// Ends access to the slab by tokens older than this one.
     pub(crate) fn close_before(&self, slab: u32, token: u64) -> Result<(), VerbsFailure> {
         let mut books = self.books();
         let Some(opened) = books.take_before(slab, token) else { return Ok(()) };
-        // Under the lock: who finds the slab without a window finds it closed.
+        // Under the lock: whoever finds the slab without a window finds it closed.
         let closed = opened.window.close();
         if closed.is_err() {
             drop(books.cast_out(opened.who));
@@ -136,12 +137,12 @@ impl OneSided {
         closed
     }
 
-    /// Nobody reaches the slab any more.
+    /// Ends all access to the slab.
     pub(crate) fn close(&self, slab: u32) -> Result<(), VerbsFailure> {
         self.close_before(slab, u64::MAX)
     }
 
-    /// The donor ends.
+    /// Called when the donor ends.
     pub(crate) fn end(&self) {
         *self.books() = Books::default();
     }
@@ -149,9 +150,9 @@ impl OneSided {
 
 /// Why there is no pair.
 pub(crate) enum Failure {
-    /// The borrower's doing.
+    /// Caused by the borrower.
     Refused(Refusal),
-    /// The device's.
+    /// Caused by the device.
     Verbs(VerbsFailure),
 }
 
@@ -167,7 +168,8 @@ impl From<TooMany> for Failure {
     }
 }
 
-/// A window that `is_new`. Those whose keys are not stay open until it is found, so that theirs do not come again.
+/// Opens a window whose key `is_new`. Windows with other keys stay open until one is found, so that their keys do not
+/// recur.
 fn open_unlike<W>(open: impl Fn() -> Result<W, VerbsFailure>, is_new: impl Fn(&W) -> bool) -> Result<W, VerbsFailure> {
     let mut set_aside = Vec::new();
     for _ in 0..OPENED_MOST {

@@ -3,18 +3,19 @@
 
 //! Keeps a tenant to its rates: how long each request has to wait. Pure: time is an argument.
 //!
-//! Two buckets, one for bytes and one for requests, each with room for a burst of [`BURST_MS`]. A request takes from
-//! both at once, also what is not there yet, and waits until it is. No request waits longer than [`WAIT_MS_MAX`]: its
-//! borrower would take the donor for lost. A tenant with that many requests under way is slower in its next ones.
+//! There are two buckets, one for bytes and one for requests, each with room for a burst of [`BURST_MS`]. A request
+//! takes from both at the same time, even more than they contain, and waits until they are replenished. No request
+//! waits longer than [`WAIT_MS_MAX`], because its borrower would consider the donor lost. A tenant with that many
+//! requests in progress is slowed down in its next ones.
 
 use crate::tenants::Limits;
 
-/// What may come at once.
+/// The length of a burst.
 const BURST_MS: u64 = 100;
-/// The longest wait. A borrower gives an answer three seconds.
+/// The longest wait. A borrower waits three seconds for an answer.
 const WAIT_MS_MAX: u64 = 1000;
 
-/// See the module. Each is when its bucket is full again, in microseconds.
+/// See the module. Each field is the time when its bucket is full again, in microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     bytes_full_us: u64,
@@ -22,7 +23,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// A request of so many bytes comes. Returns how long it has to wait, in milliseconds.
+    /// Charges a request of `bytes` bytes. Returns how long it has to wait, in milliseconds.
     pub(crate) fn charge(&mut self, now_ms: u64, bytes: u64, limits: Limits) -> u64 {
         let bytes_ms = charge(&mut self.bytes_full_us, now_ms, bytes, limits.rate_bytes);
         bytes_ms.max(charge(&mut self.requests_full_us, now_ms, 1, limits.requests))
@@ -33,7 +34,7 @@ fn charge(full_us: &mut u64, now_ms: u64, amount: u64, rate: Option<u64>) -> u64
     let Some(rate) = rate.filter(|rate| *rate > 0) else { return 0 };
     let now_us = now_ms.saturating_mul(1000);
     let cost_us = amount.saturating_mul(1_000_000) / rate;
-    // No debt beyond the longest wait: it would be waited for by those that come later.
+    // No debt beyond the longest wait, because later requests would have to wait for it.
     let debt_us_max = (BURST_MS + WAIT_MS_MAX) * 1000;
     *full_us = (*full_us).max(now_us).saturating_add(cost_us).min(now_us.saturating_add(debt_us_max));
     (full_us.saturating_sub(now_us) / 1000).saturating_sub(BURST_MS)

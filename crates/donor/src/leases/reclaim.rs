@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! How a donor gets memory back: which leases are asked back, and which of these are revoked when their time has come.
+//! How a donor reclaims memory: which leases are called back, and which of these are revoked when their time is over.
 //!
-//! What nobody has goes first, then what comes back by itself, and only then is anybody asked: whoever has most, so
-//! that all keep as much as can be. A lease that is asked back stays as it is until its time has come, also for writes
-//! and new tokens; then it is revoked, unless enough has come back meanwhile.
+//! Free slabs go first, then slabs that come back by themselves, and only then are borrowers asked: those that have
+//! most, so that all keep as much as possible. A lease that is called back stays valid until its time is over, also for
+//! writes and new tokens; then it is revoked, unless enough has come back in the meantime.
 //!
 //! Pure, as `leases.rs` is.
 
@@ -13,20 +13,20 @@ use aquifer_wire::BorrowerId;
 
 use super::{Borrower, LeaseTable, State};
 
-/// A lease that is asked back.
+/// A lease that is called back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leaving {
-    /// Of the borrower's tier.
+    /// The range of the borrower's tier.
     pub range: u64,
-    /// Which lease.
+    /// The lease's slab.
     pub slab: u32,
-    /// It ends then.
+    /// When it ends.
     pub ends_by_ms: u64,
 }
 
 impl LeaseTable {
-    /// The donor wants so many more slabs back, from borrowers within `within_ms`, and lends nothing new until it has
-    /// them. Returns those that it has back at once.
+    /// Reclaims `slabs` more slabs, from borrowers within `within_ms`, and lends nothing new until they are reclaimed.
+    /// Returns the slabs that are reclaimed immediately.
     pub fn reclaim(&mut self, now_ms: u64, slabs: u32, within_ms: u64) -> Vec<u32> {
         self.expire(now_ms);
         self.wanted = self.wanted.saturating_add(slabs).min(self.slabs() - self.reclaimed);
@@ -39,7 +39,7 @@ impl LeaseTable {
         }
         let ends_by_ms = now_ms.saturating_add(within_ms);
         if self.wanted + self.reclaimed == self.slabs() {
-            // All there is: whoever was given longer before is not any more.
+            // All slabs are wanted: borrowers that were given longer before no longer are.
             let asked = self.borrowers.values_mut().flat_map(|borrower| borrower.leaving.values_mut());
             asked.for_each(|end| *end = ends_by_ms.min(*end));
         }
@@ -69,8 +69,8 @@ impl LeaseTable {
         }
     }
 
-    /// Revokes what was asked back and has not come, as much as is still wanted. The rest stays: its holder has had the
-    /// trouble for nothing.
+    /// Revokes leases that were called back and have not been given back, as many as are still wanted. The rest stays:
+    /// its holder has had the trouble for nothing.
     pub(super) fn revoke_due(&mut self, now_ms: u64) {
         let of_one = |(who, borrower): (&BorrowerId, &Borrower)| -> Vec<(BorrowerId, u64)> {
             let due = borrower.leaving.iter().filter(|(_, end)| **end <= now_ms);
@@ -87,7 +87,7 @@ impl LeaseTable {
         }
     }
 
-    /// Which leases of a borrower are asked back, from a range on.
+    /// The leases of a borrower that are called back, from a range on.
     pub fn leaving(&self, who: BorrowerId, from: u64) -> impl Iterator<Item = Leaving> {
         let borrower = self.borrowers.get(&who);
         borrower.into_iter().flat_map(move |Borrower { ranges, leaving, .. }| {
@@ -99,14 +99,14 @@ impl LeaseTable {
         })
     }
 
-    /// When all leases of a borrower end, if each is asked back and all by the same time.
+    /// When all leases of a borrower end, if each is called back and all by the same time.
     pub fn leaves_whole(&self, who: BorrowerId) -> Option<u64> {
         let Borrower { ranges, leaving, .. } = self.borrowers.get(&who)?;
         let end = *leaving.values().next()?;
         (ranges.len() == leaving.len() && leaving.values().all(|other| *other == end)).then_some(end)
     }
 
-    /// How many leases are asked back.
+    /// How many leases are called back.
     pub fn asked(&self) -> u32 {
         self.borrowers.values().map(|borrower| borrower.leaving.len() as u32).sum()
     }
@@ -116,7 +116,7 @@ impl LeaseTable {
         self.wanted
     }
 
-    /// How many it has taken back.
+    /// How many slabs it has reclaimed.
     pub fn reclaimed(&self) -> u32 {
         self.reclaimed
     }
@@ -126,12 +126,12 @@ impl LeaseTable {
     }
 }
 
-/// How many slabs a borrower has that it is not asked for.
+/// How many slabs a borrower has that are not called back.
 fn stock(borrower: &Borrower) -> u32 {
     (borrower.ranges.len() - borrower.leaving.len()) as u32
 }
 
-/// Down to which level all stocks have to be taken so that `count` come together, and how many of those above it keep
+/// The level to which all stocks have to be reduced to get `count` slabs, and how many of the borrowers above it keep
 /// one more.
 fn level(stocks: &[u32], count: u32) -> (u32, u64) {
     let above = |level: u32| stocks.iter().map(|stock| u64::from(stock.saturating_sub(level))).sum::<u64>();
