@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What every tier must do, as one suite for the tests of every tier. It panics with a story when one does not.
+//! What every tier must do, as one suite for the tests of every tier. It panics with an explanation when a tier does
+//! not.
 //!
-//! A tier's test file calls [`check`] with a way to open a fresh tier, and [`model::replay`] with random
-//! steps. Not for programs. Offsets used are below [`CAPACITY_BYTES_MIN`].
+//! A tier's test file calls [`check`] with a function that opens a fresh tier, and [`model::replay`] with random steps.
+//! Not for programs. Offsets used are below [`CAPACITY_BYTES_MIN`].
 
 mod background;
 mod failures;
@@ -19,7 +20,7 @@ use crate::tier::Tier;
 /// Least capacity of a tier under test.
 pub const CAPACITY_BYTES_MIN: u64 = 8 << 20;
 
-/// Opens a fresh tier, again and again.
+/// Opens a fresh tier each time.
 pub type Open<'a> = dyn Fn() -> Box<dyn Tier> + 'a;
 
 /// One thing that every tier must do.

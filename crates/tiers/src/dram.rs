@@ -3,8 +3,8 @@
 
 //! Local memory as a tier: for measuring the software alone, and underneath the emulated tier.
 //!
-//! The bytes live in a file in memory that nobody maps, reached by `pread` and `pwrite`, so they do not
-//! count in the program's resident set. They do count in its memory cgroup. What costs what: `memory_file.rs`.
+//! The bytes are in a memory file that nobody maps, accessed by `pread` and `pwrite`, so they do not count in the
+//! program's resident set. They do count in its memory cgroup. The costs: `memory_file.rs`.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use crate::transfer::{check_buffer, check_range, read_fully, write_fully};
 const NAME: &str = "dram";
 /// Fits the second-level cache of current processors several times over.
 pub(crate) const REQUEST_BYTES_MOST: usize = 256 << 10;
-/// Below this a tier is of no use; a size like `4` is most likely a forgotten unit.
+/// A smaller tier is of no use; a size like `4` is most likely a forgotten unit.
 pub(crate) const CAPACITY_BYTES_MIN: u64 = 1 << 20;
-/// Below this a default is of no use.
+/// A smaller default is of no use.
 pub(crate) const DEFAULT_BYTES_MIN: u64 = 64 << 20;
 
 /// A tier in local memory.
@@ -35,14 +35,14 @@ pub struct Dram {
 }
 
 pub(crate) struct Memory {
-    /// The word in failures; the emulated tier uses the same memory under its own.
+    /// The name in failures; the emulated tier uses the same memory under its own name.
     name: &'static str,
     file: File,
     capacity_bytes: u64,
 }
 
 impl Dram {
-    /// A tier of `size`, by default half of the memory that is available now, or as much as a file may hold.
+    /// A tier of `size`, by default half of the memory that is available now, at most as much as a file may hold.
     pub fn open(size: Option<ByteSize>) -> Result<Dram, OpenFailure> {
         Self::open_as(NAME, size)
     }
@@ -52,7 +52,8 @@ impl Dram {
         let limit_bytes = file_bytes_max();
         let wanted_bytes = size.map_or((available_bytes / 2).min(limit_bytes), |size| size.0);
         let capacity_bytes = wanted_bytes - wanted_bytes % PAGE as u64;
-        // The memory is in a file. A write beyond the limit would be SIGXFSZ, which ends the program without a word.
+        // The memory is in a file. A write beyond the limit would raise SIGXFSZ, which ends the program without a
+        // message.
         if limit_bytes < size.map_or(DEFAULT_BYTES_MIN, |size| size.0.min(available_bytes)) {
             let wanted_bytes = size.map(|size| size.0);
             return Err(OpenFailure::FileLimit { tier: name, wanted_bytes, limit_bytes });
@@ -78,7 +79,7 @@ impl Dram {
         Ok(Dram { memory: Arc::new(Memory { name, file: keep_file(file), capacity_bytes }), notices })
     }
 
-    /// The synchronous half, for queues of tiers that are built on memory.
+    /// The synchronous part, for queues of tiers that are built on memory.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
@@ -144,7 +145,7 @@ impl Blocking for Memory {
         check_buffer(self.name, Activity::Read, offset, buffer, self.capacity_bytes)?;
         match read_fully(&self.file, offset, buffer.bytes_mut()) {
             Ok(()) => Ok(()),
-            // The file ends behind the last byte that was written.
+            // The file ends after the last byte that was written.
             Err(Cause::Short { transferred }) => {
                 let written = usize::try_from(transferred).expect("at most the length of the buffer");
                 buffer.bytes_mut()[written..].fill(0);
@@ -165,7 +166,7 @@ impl Blocking for Memory {
     }
 }
 
-/// `MemAvailable` of /proc/meminfo: what can be had without swapping.
+/// `MemAvailable` of /proc/meminfo: the memory available without swapping.
 fn available_bytes() -> Result<u64, OpenFailure> {
     let failure = |source| OpenFailure::System { tier: NAME, what: "reading /proc/meminfo", source };
     let text = std::fs::read_to_string("/proc/meminfo").map_err(failure)?;
@@ -173,7 +174,7 @@ fn available_bytes() -> Result<u64, OpenFailure> {
         .ok_or_else(|| failure(std::io::Error::new(std::io::ErrorKind::InvalidData, "no MemAvailable")))
 }
 
-/// How long this process may make a file (`ulimit -f`); `u64::MAX` when there is no limit.
+/// The maximum length of a file of this process (`ulimit -f`); `u64::MAX` when there is no limit.
 pub(crate) fn file_bytes_max() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A device that one does not have: local memory that answers when the device would have.
+//! A device that the machine does not have: local memory that answers when the device would have answered.
 //!
-//! When that is, `timing.rs` decides from a profile (`profile.rs`). The bytes are in a `dram` tier, whose own
-//! cost is the floor: about 1 us for 4 KiB and 20 us for 128 KiB, so devices faster than that are emulated at
-//! the speed of this machine.
+//! `timing.rs` decides when that is, from a profile (`profile.rs`). The bytes are in a `dram` tier, whose own cost is
+//! the minimum: about 1 us for 4 KiB and 20 us for 128 KiB, so faster devices are emulated at the speed of this
+//! machine.
 //!
-//! Threads: any; nothing is locked, nothing allocated on the faulting thread. Short waits spin, since the
-//! kernel cannot wake anybody within microseconds; long ones sleep first.
+//! Threads: any; nothing is locked, and nothing is allocated on the faulting thread. Short waits spin, because the
+//! kernel cannot wake a thread within microseconds; long waits sleep first.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -29,16 +29,16 @@ use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, Tier, TierQue
 use crate::timing::Device;
 
 const NAME: &str = "emulated";
-/// A sleep ends up to this much late (50 us of timer slack, and the wake-up), so the rest is spun.
+/// A sleep ends up to this much late (50 us of timer slack, and the wake-up), so the rest of a wait spins.
 const SLEEP_LATE: Duration = Duration::from_micros(120);
 
-/// A device that one does not have.
+/// A device that the machine does not have.
 pub struct Emulated {
     dram: Dram,
     clocked: Arc<Clocked>,
 }
 
-/// A device and the clock that it lives by.
+/// A device and its clock.
 struct Clocked {
     device: Device,
     start: Instant,
@@ -138,13 +138,13 @@ impl Clocked {
     }
 }
 
-/// Requests that are complete when their time has come.
+/// A queue whose requests complete when they are due.
 struct ClockedQueue {
     clocked: Arc<Clocked>,
     submitted: VecDeque<Request>,
-    /// When which place of `done` is due, the earliest first.
+    /// When each entry of `done` is due, the earliest first.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Completions in waiting.
+    /// Completions that are not due yet.
     done: Box<[Option<Completion>]>,
     free: Vec<usize>,
     /// Readable when the earliest completion is due.
@@ -155,7 +155,7 @@ impl ClockedQueue {
     /// Sets the timer to the earliest completion, or stops it.
     fn set_timer(&self) {
         let rest_ns = match self.waiting.peek() {
-            // A timer set to 0 is stopped.
+            // A timer that is set to 0 is stopped.
             Some(Reverse((due_ns, _))) => due_ns.saturating_sub(self.clocked.now_ns()).max(1),
             None => 0,
         };
@@ -193,7 +193,7 @@ impl TierQueue for ClockedQueue {
     fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
         if wait == Wait::ForOne && most > 0 {
             if self.waiting.is_empty() && !self.submitted.is_empty() {
-                // Cannot fail: each transfer's outcome is its own.
+                // Cannot fail: each transfer has its own outcome.
                 let _ = self.kick();
             }
             if let Some(Reverse((due_ns, _))) = self.waiting.peek() {
@@ -217,7 +217,7 @@ impl TierQueue for ClockedQueue {
     }
 
     fn descriptor(&self) -> Option<i32> {
-        // Set only for those who wait for it: in a virtual machine a timer costs 10 us.
+        // Set only for callers that wait on it, because a timer costs 10 us in a virtual machine.
         self.set_timer();
         Some(self.timer.as_raw_fd())
     }

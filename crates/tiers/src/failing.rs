@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Any tier, with failures as planned. A test aid: nobody runs a program on it for its own sake.
+//! Any tier, with planned failures. A test aid that nobody uses for anything else.
 //!
-//! An operation that shall fail does not reach the tier underneath. Its queue is that tier's queue, so
-//! failures surface while other requests are in flight. What fails when: `failure_plan.rs`.
+//! An operation that has to fail does not reach the tier underneath. The queue is that tier's queue, so failures
+//! surface while other requests are in flight. What fails when: `failure_plan.rs`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Failing {
 }
 
 impl Failing {
-    /// `inner`, with failures as planned.
+    /// Wraps `inner`, with planned failures.
     pub fn new(inner: Box<dyn Tier>, plan: FailurePlan) -> Self {
         Self { inner, verdicts: Arc::new(Verdicts::new(plan)) }
     }
@@ -84,7 +84,7 @@ impl Tier for Failing {
         buffer: &mut FrameBuffer,
         mended: &mut dyn FnMut(u64, usize, u32),
     ) -> Result<(), TierFailure> {
-        // What fails or is damaged here, is so above all checks.
+        // A failure or damage here is above all checks of the tier underneath.
         self.read(offset, buffer)?;
         self.inner.read_verified(offset, buffer, mended)
     }
@@ -182,9 +182,9 @@ impl Tier for Failing {
 struct FailingQueue {
     inner: Box<dyn TierQueue>,
     verdicts: Arc<Verdicts>,
-    /// Requests that failed by plan.
+    /// Requests that failed as planned.
     ready: VecDeque<Completion>,
-    /// Reads in flight underneath that will have a bit changed.
+    /// Reads in flight underneath that will have one bit changed.
     corrupt_tags: Vec<u64>,
     depth: usize,
 }
@@ -245,7 +245,7 @@ fn failure(activity: Activity, offset: u64, errno: i32) -> TierFailure {
     TierFailure { tier: NAME, activity, offset, cause: Cause::Errno(errno) }
 }
 
-/// Changes one bit in the middle: a guard must see it, an eye would not.
+/// Changes one bit in the middle: a guard must detect it, but a person would not notice it.
 fn corrupt(buffer: &mut FrameBuffer) {
     let middle = buffer.len() / 2;
     buffer.bytes_mut()[middle] ^= 1;

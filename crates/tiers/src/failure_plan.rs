@@ -24,10 +24,10 @@ use std::time::Duration;
 
 use crate::failure::Activity;
 
-/// Longest delay that a plan may ask for: tests should end.
+/// The longest delay that a plan may request, so that tests end.
 pub const DELAY_MAX: Duration = Duration::from_secs(10);
 
-/// The kernel's answers that a plan can give, by name.
+/// The errno values that a plan can return, by name.
 pub(crate) const ERRNOS: [(&str, i32); 6] = [
     ("EAGAIN", libc::EAGAIN),
     ("EDQUOT", libc::EDQUOT),
@@ -37,7 +37,7 @@ pub(crate) const ERRNOS: [(&str, i32); 6] = [
     ("ENOSPC", libc::ENOSPC),
 ];
 
-/// What shall fail. The default fails nothing.
+/// What has to fail. The default fails nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailurePlan {
     /// Only these are counted.
@@ -46,13 +46,13 @@ pub struct FailurePlan {
     pub offsets: Option<Range<u64>>,
     /// Operations that succeed before all others fail.
     pub after: Option<u64>,
-    /// Each so-many-th operation fails.
+    /// Every K-th operation fails.
     pub every: Option<u64>,
-    /// At most so many operations fail.
+    /// The maximum number of operations that fail.
     pub times: u64,
     /// How they fail.
     pub errno: i32,
-    /// Each so-many-th read that succeeds has one bit changed.
+    /// Every K-th successful read has one bit changed.
     pub corrupt: Option<u64>,
     /// Bytes that can be written before the tier is full.
     pub full_after_bytes: Option<u64>,
@@ -76,17 +76,17 @@ impl Default for FailurePlan {
     }
 }
 
-/// How one operation shall end.
+/// How one operation has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// One bit of the bytes read shall be changed.
+    /// One bit of the bytes read has to be changed.
     Corrupt,
-    /// With this errno, and without touching the tier underneath.
+    /// It fails with this errno, without touching the tier underneath.
     Fail(i32),
     Pass,
 }
 
-/// A plan and how far it has come. Shared between a tier and its queues.
+/// A plan and its progress. Shared by a tier and its queues.
 pub(crate) struct Verdicts {
     plan: FailurePlan,
     counted: AtomicU64,
@@ -105,7 +105,7 @@ impl Verdicts {
         self.plan.delay.min(DELAY_MAX)
     }
 
-    /// The verdict on one operation; counts it. Relaxed: each counter stands alone.
+    /// The verdict on one operation, which is counted. Relaxed: each counter is independent.
     pub(crate) fn judge(&self, activity: Activity, offset: u64, len: u64) -> Verdict {
         let plan = &self.plan;
         if self.is_due(activity, offset, len) && self.failed.fetch_add(1, Ordering::Relaxed) < plan.times {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a tier tells of itself: how often something happened since it was asked last.
+//! A tier's statistics: how often something happened since the last query.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,20 +15,20 @@ macro_rules! figures {
         }
 
         impl TierFigures {
-            /// What two tiers tell together.
+            /// The sum of two tiers' figures.
             pub(crate) fn and(self, other: TierFigures) -> TierFigures {
                 TierFigures { $($name: self.$name + other.$name,)+ }
             }
         }
 
-        /// The same, while it is counted. Threads: any, also in a signal handler.
+        /// The same figures, while they are counted. Threads: any, also in a signal handler.
         #[derive(Debug, Default)]
         pub(crate) struct Tallies {
             $(pub(crate) $name: AtomicU64,)+
         }
 
         impl Tallies {
-            /// What was counted since the last time. Relaxed: each number stands alone.
+            /// Takes what was counted since the last call. Relaxed: each number is independent.
             pub(crate) fn take(&self) -> TierFigures {
                 TierFigures { $($name: self.$name.swap(0, Ordering::Relaxed),)+ }
             }
@@ -46,7 +46,7 @@ figures! {
     slabs_lost "Slabs whose bytes are gone.",
 }
 
-/// One more.
+/// Adds one.
 pub(crate) fn count(tally: &AtomicU64) {
     tally.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Makes a file that lives in memory, on the largest folios that can be had without asking anybody.
+//! Creates a file in memory, on the largest folios that are available without a system-wide setting.
 //!
 //! See memfd_create(2), fsopen(2) and tmpfs(5). In this order, with the cost of 128 KiB on the machine of
 //! the fault-path table, where a bare `memcpy` of that size takes 19 us:
@@ -11,12 +11,12 @@
 //! | tmpfs of our own, mounted nowhere, `within_size`| 21 us | 20 us | 21 us       | 1 us  |
 //! | memfd, 4 KiB folios                             | 30 us | 33 us | 39 us       | 5 us  |
 //!
-//! The first needs CAP_SYS_ADMIN. Its file is not given a length: Linux 6.14 and later then make each folio
-//! as large as the write behind the end that asks for it, while below the end every hole gets 2 MiB, as with
-//! `huge=always` (same speed, but 2 MiB of memory for one block, and 16 us to punch a part of it).
+//! The first needs CAP_SYS_ADMIN. Its file is not given a length: Linux 6.14 and later then make each folio as large as
+//! the write beyond the end that requests it, while below the end every hole gets 2 MiB, as with `huge=always` (same
+//! speed, but 2 MiB of memory for one block, and 16 us to punch a part of it).
 //!
-//! Not used: `MFD_HUGETLB`. Such a file can be mapped and read, but write(2) on it is EINVAL, and a mapping
-//! would count in the program's resident set.
+//! Not used: `MFD_HUGETLB`. Such a file can be mapped and read, but write(2) on it is EINVAL, and a mapping would count
+//! in the program's resident set.
 
 use std::fs::File;
 use std::io;
@@ -24,10 +24,10 @@ use std::io;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-/// The setting that decides about the folios of a memfd.
+/// The setting that determines the folios of a memfd.
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// How the memory of the file is cut.
+/// The size of the folios of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Folios {
     /// As large as the first write, up to 2 MiB.
@@ -36,8 +36,7 @@ pub(crate) enum Folios {
     Small,
 }
 
-/// A sparse file that lives in memory and disappears with its last descriptor. It ends behind the last
-/// byte that was written.
+/// A sparse file in memory that disappears with its last descriptor. It ends after the last byte that was written.
 pub(crate) fn create() -> io::Result<(File, Folios)> {
     if let Ok(file) = on_own_tmpfs() {
         return Ok((file, Folios::Large));
@@ -52,9 +51,10 @@ fn in_memfd() -> Result<File, rustix::io::Errno> {
 fn on_own_tmpfs() -> Result<File, rustix::io::Errno> {
     let context = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, c"huge", c"within_size")?;
-    // No limit of its own: the tier's capacity is the limit. Without this, tmpfs stops at half of the RAM.
+    // No limit of its own, because the tier's capacity is the limit. Without this option, tmpfs stops at half of the
+    // RAM.
     rustix::mount::fsconfig_set_string(&context, c"size", c"0")?;
-    // Memory that is swapped out measures the swap. Linux 6.4 and later know the option.
+    // With swapped-out memory, a measurement would measure the swap. Linux 6.4 and later support the option.
     let _ = rustix::mount::fsconfig_set_flag(&context, c"noswap");
     rustix::mount::fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
@@ -64,7 +64,7 @@ fn on_own_tmpfs() -> Result<File, rustix::io::Errno> {
     Ok(File::from(file))
 }
 
-/// Whether a memfd gets large folios by itself.
+/// Whether a memfd gets large folios without further settings.
 fn memfd_is_large() -> bool {
     let setting = std::fs::read_to_string(SHMEM_ENABLED).unwrap_or_default();
     ["[always]", "[within_size]", "[force]"].iter().any(|value| setting.contains(value))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Opens the tier, or the chain of tiers, that checked descriptions ask for.
+//! Opens the tier, or the chain of tiers, that checked descriptions request.
 
 use aquifer_core::tiering::LEVELS_MOST;
 
@@ -18,7 +18,7 @@ use crate::profile::Profile;
 use crate::spec::{SpecFailure, TierSpec};
 use crate::tier::Tier;
 
-/// Refuses what can be told without opening a tier: a place that is not there, a profile that is none.
+/// Refuses what can be detected without opening a tier: a place that does not exist, an invalid profile.
 pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
     match spec {
         TierSpec::Flash(spec) => Flash::check_place(spec),
@@ -30,9 +30,9 @@ pub fn check_place(spec: &TierSpec) -> Result<(), OpenFailure> {
     }
 }
 
-/// All processes of the tree that the description belongs to have ended: what they have borrowed goes back at once, and
-/// not only when its leases expire. Where a donor does not answer within some seconds, it expires. What is left on
-/// a disk is discarded.
+/// Called when all processes of the tree that the description belongs to have ended: gives back what they have borrowed
+/// immediately, and not only when its leases expire. If a donor does not answer within some seconds, the leases expire.
+/// Discards what is left on a disk.
 pub fn farewell(spec: &TierSpec) {
     match spec {
         TierSpec::Array(spec) => spec.members.iter().for_each(|member| Donor::farewell(&member.donor)),
@@ -56,7 +56,7 @@ pub fn open(spec: &TierSpec) -> Result<Box<dyn Tier>, OpenFailure> {
     })
 }
 
-/// Refuses descriptions that cannot be levels of one chain, whatever is behind them.
+/// Refuses descriptions that cannot be levels of one chain, without opening anything.
 pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
     if specs.len() > LEVELS_MOST {
         let count = specs.len();
@@ -73,8 +73,8 @@ pub fn check_levels(specs: &[TierSpec]) -> Result<(), SpecFailure> {
     Ok(())
 }
 
-/// Opens tiers as one, the fastest first: a chain where there are several. At least one description. What a process
-/// stores there once it has forked is for nobody else.
+/// Opens tiers as one, the fastest first: a chain if there are several. There must be at least one description. Nobody
+/// else can read what a process stores there after a fork.
 pub fn open_levels(specs: &[TierSpec]) -> Result<Box<dyn Tier>, OpenFailure> {
     Ok(Box::new(Private::new(open_together(specs)?)?))
 }

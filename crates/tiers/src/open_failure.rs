@@ -3,7 +3,7 @@
 
 //! Why a tier could not be opened: one line each that names the cause and the remedy.
 //!
-//! Shown to the person who typed `--tier`. May hold paths and text: opening happens before the first fault.
+//! Shown to the person who typed `--tier`. May contain paths and text, because tiers are opened before the first fault.
 
 use std::path::PathBuf;
 use std::{fmt, io};
@@ -14,13 +14,13 @@ use aquifer_sys::verbs::VerbsFailure;
 use aquifer_tls::{CredentialFailure, Distrust};
 use aquifer_wire::Refusal;
 
-/// A tier that did not come up.
+/// A tier that could not be opened.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OpenFailure {
-    /// The files that a connection is protected with are no good.
+    /// The files that have to protect a connection are unusable.
     Credentials {
-        /// Which, and why.
+        /// Which files, and why.
         failure: CredentialFailure,
     },
     /// The block device is mounted, or another program holds it.
@@ -28,7 +28,7 @@ pub enum OpenFailure {
         /// The device.
         path: PathBuf,
     },
-    /// Nobody lends there, or not to us.
+    /// No donor lends there, or it does not lend to us.
     Donor {
         /// Where.
         address: String,
@@ -57,36 +57,36 @@ pub enum OpenFailure {
         /// Where.
         address: String,
     },
-    /// Fewer donors are there than it takes to read what is stored.
+    /// Fewer donors are reachable than are needed to read what is stored.
     DonorsTooFew {
-        /// How many it takes.
+        /// How many are needed.
         needed: usize,
-        /// How many are there.
+        /// How many are reachable.
         there: usize,
-        /// Why the first of the others is not.
+        /// Why the first of the others is not reachable.
         first: Box<OpenFailure>,
     },
-    /// The donor lends less than was asked for.
+    /// The donor lends less than was requested.
     DonorTooSmall {
         /// Where.
         address: String,
-        /// What was asked for.
+        /// What was requested.
         wanted_bytes: u64,
         /// What one borrower may have.
         lendable_bytes: u64,
     },
-    /// The donor is on this machine, and is another user's.
+    /// The donor is on this machine, and belongs to another user.
     DonorUser {
         /// Where.
         address: String,
     },
-    /// The process may not make files as long as the tier (`ulimit -f`).
+    /// The process may not create files as long as the tier (`ulimit -f`).
     FileLimit {
         /// The kind of tier.
         tier: &'static str,
-        /// What was asked for; `None` for the default.
+        /// What was requested; `None` for the default.
         wanted_bytes: Option<u64>,
-        /// How long a file may be.
+        /// The maximum length of a file.
         limit_bytes: u64,
     },
     /// Another instance has locked the file.
@@ -94,11 +94,11 @@ pub enum OpenFailure {
         /// The file.
         path: PathBuf,
     },
-    /// One of several tiers.
+    /// One of several tiers could not be opened.
     Level {
-        /// Which, from 1 on.
+        /// Its number, from 1.
         number: usize,
-        /// Of how many.
+        /// The number of tiers.
         count: usize,
         /// Why.
         failure: Box<OpenFailure>,
@@ -108,34 +108,34 @@ pub enum OpenFailure {
         /// The directory.
         path: PathBuf,
     },
-    /// Less memory is available than was asked for.
+    /// Less memory is available than was requested.
     NoMemory {
         /// The kind of tier.
         tier: &'static str,
-        /// What was asked for.
+        /// What was requested.
         wanted_bytes: u64,
-        /// What there is.
+        /// What is available.
         available_bytes: u64,
     },
-    /// The file system or the device has less room than was asked for, or too little for a default.
+    /// The file system or the device has less room than was requested, or too little for a default.
     NoSpace {
         /// Where.
         path: PathBuf,
-        /// What was asked for; `None` for the default.
+        /// What was requested; `None` for the default.
         wanted_bytes: Option<u64>,
         /// What could be used.
         usable_bytes: u64,
     },
-    /// The file or the device holds something that was not made by us.
+    /// The file or the device contains something that we did not write.
     NotOurs {
         /// Where.
         path: PathBuf,
     },
-    /// Nothing is there, and it is no place to make a file.
+    /// The path does not exist, and no file may be created there.
     NotThere {
-        /// What was asked for.
+        /// The requested path.
         path: PathBuf,
-        /// Where it would have been.
+        /// The directory in which the file would have been created.
         directory: PathBuf,
     },
     /// Neither file, nor directory, nor block device.
@@ -155,16 +155,16 @@ pub enum OpenFailure {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// A profile that says something impossible, or nothing.
+    /// A profile that is invalid or empty.
     Profile {
         /// Its name or path.
         name: String,
-        /// What is wrong, and what would be right.
+        /// What is wrong, and how to correct it.
         reason: String,
     },
-    /// There is no RDMA on this machine, or none that can be used.
+    /// There is no usable RDMA on this machine.
     Rdma {
-        /// To which donor.
+        /// The donor.
         address: String,
         /// Why.
         failure: VerbsFailure,
@@ -173,10 +173,10 @@ pub enum OpenFailure {
     RdmaPath {
         /// Where.
         address: String,
-        /// By which device.
+        /// The device.
         device: String,
     },
-    /// Something that nearly always works did not.
+    /// An operation that nearly always succeeds has failed.
     System {
         /// The kind of tier.
         tier: &'static str,
@@ -189,7 +189,7 @@ pub enum OpenFailure {
     TooSmall {
         /// The kind of tier.
         tier: &'static str,
-        /// What was asked for.
+        /// What was requested.
         wanted_bytes: u64,
         /// The least that is accepted.
         minimum_bytes: u64,
@@ -197,7 +197,7 @@ pub enum OpenFailure {
 }
 
 impl OpenFailure {
-    /// The kernel's error number, where there was one.
+    /// The kernel's error number, if there was one.
     pub fn errno(&self) -> Option<i32> {
         match self {
             OpenFailure::Donor { source, .. }
@@ -351,7 +351,7 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// Whether a donor has said no, and is there.
+/// Whether a donor is reachable and has refused.
 fn has_refused(source: &io::Error) -> bool {
     source.get_ref().is_some_and(|error| error.is::<Refusal>())
 }

@@ -17,7 +17,7 @@ use crate::done::Done;
 use crate::failure::TierFailure;
 use crate::tier::{Completion, Operation, QUEUE_DEPTH_MAX, Request, TierQueue, Wait};
 
-/// The synchronous half of a tier, shared between the tier and its queues.
+/// The synchronous part of a tier, shared by the tier and its queues.
 pub(crate) trait Blocking: Send + Sync {
     /// As [`crate::Tier::read`].
     fn read(&self, offset: u64, buffer: &mut FrameBuffer) -> Result<(), TierFailure>;
@@ -26,7 +26,7 @@ pub(crate) trait Blocking: Send + Sync {
     fn write(&self, offset: u64, buffer: &FrameBuffer) -> Result<(), TierFailure>;
 }
 
-/// A queue over the synchronous half of a tier.
+/// A queue over the synchronous part of a tier.
 pub(crate) struct PlainQueue<T> {
     target: Arc<T>,
     submitted: VecDeque<Request>,
@@ -65,7 +65,7 @@ impl<T: Blocking> TierQueue for PlainQueue<T> {
 
     fn complete(&mut self, wait: Wait, most: usize, sink: &mut dyn FnMut(Completion)) -> usize {
         if wait == Wait::ForOne && self.finished.is_empty() && most > 0 {
-            // Cannot fail: each transfer's outcome is its own.
+            // Cannot fail: each transfer has its own outcome.
             let _ = self.kick();
         }
         self.finished.hand_out(most, sink)

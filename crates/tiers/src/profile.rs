@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What is known about a device: latency, bandwidth and parallelism, as data files.
+//! The properties of a device: latency, bandwidth and parallelism, as data files.
 //!
-//! Profiles that come with the product are in `profiles/*.toml`, each figure with its source; anybody can
-//! write another one and give its path. The keys are the fields below. What they do to a request: `timing.rs`.
+//! Built-in profiles are in `profiles/*.toml`, each figure with its source; anybody can write another one and give its
+//! path. The keys are the fields below. Their effect on a request: `timing.rs`.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::open_failure::OpenFailure;
 
-/// The profiles that come with the product.
+/// The built-in profiles.
 const BUILT_IN: [(&str, &str); 7] = [
     ("cmm-b-switch", include_str!("../profiles/cmm-b-switch.toml")),
     ("cmm-h", include_str!("../profiles/cmm-h.toml")),
@@ -23,9 +23,9 @@ const BUILT_IN: [(&str, &str); 7] = [
     ("xl-flash-slc", include_str!("../profiles/xl-flash-slc.toml")),
 ];
 
-/// Most planes that a profile may name; each costs eight bytes and nothing else.
+/// The maximum number of planes in a profile; each costs eight bytes and nothing else.
 const PLANES_MAX: u64 = 4096;
-/// Longest latency that a profile may name: 100 ms.
+/// The longest latency in a profile: 100 ms.
 const LATENCY_NS_MAX: u64 = 100_000_000;
 
 /// A device.
@@ -38,11 +38,11 @@ pub struct Profile {
     pub read: Direction,
     /// Frame to tier.
     pub write: Direction,
-    /// What both directions together can carry, where that is less than their sum.
+    /// What both directions can carry together, if that is less than their sum.
     pub total_bytes_per_second: Option<u64>,
     /// The flash behind the link. Absent for memory.
     pub media: Option<Media>,
-    /// Memory in front of the media that holds what was touched last.
+    /// Memory in front of the media that holds what was accessed last.
     pub cache: Option<Cache>,
 }
 
@@ -50,8 +50,8 @@ pub struct Profile {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Direction {
-    /// Time that a request takes however short it is: points of its distribution, `[share, ns]`, from share
-    /// 0 to share 1. Between them it is a straight line.
+    /// The minimum time of a request, however short: points of the distribution, `[share, ns]`, from share 0 to share
+    /// 1. Values in between are interpolated linearly.
     pub latency_ns: Vec<(f64, u64)>,
     /// Time for which each request alone occupies the link, which limits requests per second.
     #[serde(default)]
@@ -68,9 +68,9 @@ pub struct Media {
     pub page_bytes: u64,
     /// How many pages are read at the same time; page `n` lies on plane `n % planes`.
     pub planes: u64,
-    /// For how long reading a page occupies its plane.
+    /// How long reading a page occupies its plane.
     pub read_ns: u64,
-    /// What all planes together can deliver, where that is less than their sum.
+    /// What all planes together can deliver, if that is less than their sum.
     pub bytes_per_second: Option<u64>,
 }
 
@@ -78,9 +78,9 @@ pub struct Media {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cache {
-    /// How much it holds.
+    /// How many bytes it holds.
     pub bytes: u64,
-    /// Unit of what it holds.
+    /// The size of a line.
     pub line_bytes: u64,
 }
 
@@ -167,7 +167,7 @@ impl Direction {
     }
 }
 
-/// The names of the profiles that come with the product.
+/// The names of the built-in profiles.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|(name, _)| *name)
 }

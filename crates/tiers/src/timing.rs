@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Says when a device of a given profile would have completed a request.
+//! Computes when a device of a given profile would have completed a request.
 //!
-//! Pure: time is an argument, and chance is a sequence of its own, so that the same requests at the same
-//! times always get the same answers. The state is atomic because threads ask while they resolve faults:
-//! they may not lock.
+//! Pure: time is an argument, and randomness is a fixed sequence, so that the same requests at the same times always
+//! get the same answers. The state is atomic because threads call this while they resolve faults, when they may not
+//! lock.
 //!
-//! A device is a set of *servers*, each of which does one thing at a time: every plane of the media, the
-//! media's channel, the link in either direction, and the link's total. A request occupies all that it needs
-//! from now on, each for as long as its bytes take there; it is complete when the slowest is, plus the fixed
-//! latency. Reads wait for the media unless a cache holds the line; writes end in the device's buffer.
+//! A device is a set of *servers*, each of which does one thing at a time: every plane of the media, the media's
+//! channel, the link in either direction, and the link's total. A request occupies all the servers that it needs from
+//! now on, each for as long as its bytes take there; it is complete when the slowest is, plus the fixed latency. Reads
+//! wait for the media unless a cache holds the line; writes end in the device's buffer.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::profile::{Direction, Profile};
 use crate::tier::Operation;
 
-/// No answer lies further ahead than this: a queue of bulk transfers must not stop a program for good.
+/// No answer is further in the future than this: a queue of bulk transfers must not stop a program for good.
 pub const WAIT_NS_MAX: u64 = 1_000_000_000;
 
 /// The tag of a cache line that holds nothing.
 const EMPTY: u32 = u32::MAX;
 
-/// A device as it stands at one moment.
+/// The state of a device at one moment.
 pub struct Device {
     profile: Profile,
     /// For each server, the time until which it is occupied.
@@ -32,7 +32,7 @@ pub struct Device {
     read_link: AtomicU64,
     write_link: AtomicU64,
     total_link: AtomicU64,
-    /// For each line of a direct-mapped cache, which line of the device it holds. Empty when all fits.
+    /// For each line of a direct-mapped cache, the line of the device that it holds. Empty if everything fits.
     lines: Box<[AtomicU32]>,
     /// Requests so far; chooses the latency of the next one.
     sequence: AtomicU64,
@@ -74,7 +74,7 @@ impl Device {
         if let Some(total) = self.profile.total_bytes_per_second {
             link_ns = link_ns.max(occupy(&self.total_link, now_ns, bytes_ns(len, total)));
         }
-        // What left the media still has to cross the link, also when the link had nothing else to do.
+        // Bytes that left the media still have to cross the link, even if the link was otherwise idle.
         let done_ns = link_ns.max(media_ns + transfer_ns) + self.latency_ns(direction);
         done_ns.clamp(now_ns, now_ns + WAIT_NS_MAX)
     }
@@ -99,7 +99,7 @@ impl Device {
         done_ns
     }
 
-    /// Whether the cache holds the line at `offset`; it does afterwards.
+    /// Whether the cache holds the line at `offset`; afterwards it does.
     fn touch_cache(&self, offset: u64) -> bool {
         let Some(cache) = &self.profile.cache else { return false };
         if self.lines.is_empty() {
@@ -117,7 +117,7 @@ impl Device {
     }
 }
 
-/// Takes a server for `cost_ns`, from now or from when it is free; returns when it is done.
+/// Occupies a server for `cost_ns`, from now or from when it is free; returns when it is done.
 fn occupy(server: &AtomicU64, now_ns: u64, cost_ns: u64) -> u64 {
     // Relaxed: the server's time is all that threads share here.
     let before = server
@@ -126,13 +126,13 @@ fn occupy(server: &AtomicU64, now_ns: u64, cost_ns: u64) -> u64 {
     before.max(now_ns) + cost_ns
 }
 
-/// How long so many bytes take at this rate, rounded up.
+/// How long `bytes` bytes take at this rate, rounded up.
 fn bytes_ns(bytes: u64, bytes_per_second: u64) -> u64 {
     let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(bytes_per_second));
     u64::try_from(ns).unwrap_or(WAIT_NS_MAX)
 }
 
-/// A number in 0..1 that looks random (splitmix64), the same one for the same place in the sequence.
+/// A pseudorandom number in 0..1 (splitmix64), the same for the same position in the sequence.
 fn unit_fraction(sequence: u64) -> f64 {
     let mut z = sequence.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

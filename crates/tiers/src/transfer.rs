@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whole transfers at an offset of a file: no short ones, no interrupted ones, no unaligned ones.
+//! Complete transfers at an offset of a file: no short, interrupted or unaligned ones.
 //!
-//! Threads: any, also inside a signal handler on the faulting thread. Allocates nothing, takes no lock and
-//! leaves `errno` alone: the system calls are made directly (rustix), not through libc, whose `pread` and
-//! `pwrite` are wrapped by ourselves in a preloaded program.
+//! Threads: any, also inside a signal handler on the faulting thread. Allocates nothing, takes no lock and leaves
+//! `errno` alone: the system calls are made directly (rustix) and not through libc, whose `pread` and `pwrite` we wrap
+//! ourselves in a preloaded program.
 
 use std::fs::File;
 
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::tier::PAGE;
 
-/// How often a transfer may stop short or be told "not now" before it fails.
+/// How often a transfer may stop short or get "not now" before it fails.
 const ATTEMPTS_MAX: u32 = 32;
 
 /// Refuses a range that is not whole pages inside `capacity_bytes`.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads what follows `donor:`, one donor or several, into a checked description.
+//! Parses what follows `donor:`, one donor or several, into a checked description.
 //!
 //! Pure. One donor is a tier of its own (`donor.rs`), several are an array (`array.rs`).
 
@@ -11,107 +11,107 @@ use aquifer_tls::{Borrower, Files};
 use super::{TierSpec, only_size, options, set_size, unknown};
 use crate::array::{DATA_SHARDS, MEMBERS_MOST, POSITIONS, Shape, WEIGHT_MOST};
 
-/// A donor's tier, described.
+/// The description of a donor's tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorSpec {
-    /// `HOST:PORT`; the host is a name, an address, or an address of IP version 6 in brackets. Or `unix:PATH`, a socket
+    /// `HOST:PORT`, where the host is a name, an IPv4 address, or an IPv6 address in brackets. Or `unix:PATH`, a socket
     /// of this machine.
     pub address: String,
     /// Capacity; by default what the donor lends to one borrower.
     pub size: Option<ByteSize>,
     /// How connections are protected.
     pub security: DonorSecurity,
-    /// Whether bytes go by RDMA, past the donor, and over which device.
+    /// Whether bytes go by RDMA, bypassing the donor, and over which device.
     pub rdma: Option<RdmaSpec>,
-    /// Which tree of processes borrows, where somebody sees to it that the tree's memory goes back when all of them
-    /// have ended. Nobody types it.
+    /// The tree of processes that borrows, if the tree's memory is given back when all of them have ended. Never typed
+    /// by a user.
     pub tree: Option<u64>,
 }
 
-/// What stands before the path of a donor's socket.
+/// The prefix of a donor's socket path.
 const LOCAL: &str = "unix:";
 /// The longest path of a socket: unix(7).
 const SOCKET_PATH_BYTES_MOST: usize = 107;
 
 impl DonorSpec {
-    /// What stands before its address: how bytes go there, where that is not by what is asked.
+    /// The prefix of its address: the transport for bytes, where that differs from the one for requests.
     pub fn way(&self) -> &'static str {
         if self.rdma.is_some() { RDMA } else { "" }
     }
 
-    /// The path of its socket, where the donor is on this machine and shares its memory.
+    /// The path of its socket, if the donor is on this machine and shares its memory.
     pub fn socket_path(&self) -> Option<&str> {
         self.address.strip_prefix(LOCAL)
     }
 }
 
-/// RDMA to a donor, described.
+/// The description of RDMA to a donor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RdmaSpec {
-    /// Over which device of this machine; by default the one with the address by which the donor is reached.
+    /// The device of this machine; by default the one with the address from which the donor is reached.
     pub device: Option<String>,
 }
 
-/// What stands before the address of a donor that is reached by RDMA.
+/// The prefix of the address of a donor that is reached by RDMA.
 const RDMA: &str = "rdma:";
 
 /// How connections to a donor are protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DonorSecurity {
-    /// By the kernel: they do not leave the machine.
+    /// By the kernel: connections do not leave the machine.
     Local,
     /// Not at all.
     Plain,
     /// By TLS 1.3, with certificates on both sides.
     Tls {
-        /// Who we are, and whom we trust.
+        /// Our identity, and whom we trust.
         files: Files,
-        /// What the donor's certificate must be for; by default the address's host.
+        /// The name that the donor's certificate must be for; by default the address's host.
         name: String,
     },
 }
 
-/// Several donors' tier, described.
+/// The description of a tier of several donors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArraySpec {
     /// The donors. None is given twice.
     pub members: Vec<MemberSpec>,
-    /// Who has each byte besides the first.
+    /// Which donors have each byte besides the first.
     pub redundancy: Redundancy,
-    /// Capacity; by default what the donors lend to one borrower, less what is kept several times.
+    /// Capacity; by default what the donors lend to one borrower, less the redundancy.
     pub size: Option<ByteSize>,
 }
 
 /// One donor of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberSpec {
-    /// The donor. Its size is not its own.
+    /// The donor. Its size is not used.
     pub donor: DonorSpec,
-    /// How much of all it gets, beside the others.
+    /// Its share, relative to the others.
     pub weight: u32,
 }
 
-/// How an array keeps what one donor loses.
+/// How an array survives the loss of a donor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redundancy {
-    /// Each slab lies on so many donors.
+    /// Each slab lies on this many donors.
     Mirror {
         /// At least two.
         copies: usize,
     },
-    /// Each page is cut into shards, with parity, and each shard lies on another donor.
+    /// Each page is cut into shards, with parity, and each shard lies on a different donor.
     Parity {
-        /// Shards that a page is cut into: a power of two, at least two.
+        /// The number of shards that a page is cut into: a power of two, at least two.
         data: usize,
-        /// As many donors can be lost: at least one.
+        /// The number of donors that can be lost: at least one.
         parity: usize,
     },
-    /// Not at all: each slab lies on one donor.
+    /// It does not: each slab lies on one donor.
     Striped,
 }
 
 impl Redundancy {
-    /// How many donors have each slab, and how many of them it takes.
+    /// How many donors have each slab, and how many of them are needed to read it.
     pub(crate) fn shape(&self) -> Shape {
         match *self {
             Redundancy::Mirror { copies } => Shape { needed: 1, total: copies },
@@ -121,7 +121,7 @@ impl Redundancy {
     }
 }
 
-/// What may be said behind the addresses.
+/// The options that may follow the addresses.
 #[derive(Default)]
 struct Said<'a> {
     size: Option<ByteSize>,
@@ -185,8 +185,8 @@ pub(super) fn parse(rest: &str) -> Result<TierSpec, String> {
     Ok(TierSpec::Array(ArraySpec { members: specs, redundancy, size: said.size }))
 }
 
-/// `unix:PATH`: a donor on this machine, which stands alone. What it shares is that of one run of it, and others
-/// have to go on with the next one.
+/// `unix:PATH`: a donor on this machine, which must be the only one. What it shares belongs to one run of it, whereas
+/// members of an array have to continue with the next run.
 fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
     let is_another = |part: &str| part.starts_with(LOCAL) || member(part).is_ok();
     if !address.starts_with(LOCAL) || address.split('+').skip(1).any(is_another) {
@@ -211,7 +211,7 @@ fn local(address: &str, rest: &str) -> Result<DonorSpec, String> {
     })
 }
 
-/// `HOST:PORT`, and `*WEIGHT` behind it.
+/// `HOST:PORT`, optionally followed by `*WEIGHT`.
 fn member(text: &str) -> Result<(&str, Option<u32>), String> {
     let (address, weight) = match text.split_once('*') {
         Some((address, weight)) => (address, Some(weight)),
@@ -263,7 +263,7 @@ impl<'a> Said<'a> {
         Ok(said)
     }
 
-    /// The names of the donors' certificates, where they are given: one for all, or one for each.
+    /// The names for the donors' certificates, if they are given: one for all, or one for each.
     fn names(&self, donors: usize) -> Result<Option<Vec<&'a str>>, String> {
         let Some(text) = self.names else { return Ok(None) };
         let names: Vec<&str> = text.split('+').collect();
@@ -325,7 +325,7 @@ impl<'a> Said<'a> {
 
 const BOTH: &str = "mirror= and parity= are two ways to keep what a donor loses; write one of them";
 
-/// `K+M`: so many shards of data, and so many of parity.
+/// `K+M`: K shards of data, and M of parity.
 fn parity(text: &str, donors: usize) -> Result<Redundancy, String> {
     let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
     let Some((data, parity)) = text.split_once('+').and_then(|(data, parity)| number(data).zip(number(parity))) else {
@@ -347,7 +347,7 @@ fn parity(text: &str, donors: usize) -> Result<Redundancy, String> {
             "parity={text} takes {total} donors, and there are {donors}; name more after +, or write smaller numbers"
         ));
     }
-    // What is not cut is copied.
+    // An array that is not cut into shards keeps copies.
     Ok(if data == 1 { Redundancy::Mirror { copies: total } } else { Redundancy::Parity { data, parity } })
 }
 

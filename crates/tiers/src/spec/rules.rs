@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads the rules of a failing tier, `after=100,errno=ENOSPC`. What they mean: `failure_plan.rs`.
+//! Parses the rules of a failing tier, `after=100,errno=ENOSPC`. Their meaning: `failure_plan.rs`.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const RULES: &str =
 const ACTIVITIES: [Activity; 5] =
     [Activity::Discard, Activity::Flush, Activity::Queue, Activity::Read, Activity::Write];
 
-/// A plan from its rules.
+/// Parses a plan from its rules.
 pub(super) fn parse(text: &str) -> Result<FailurePlan, String> {
     let mut plan = FailurePlan::default();
     for (name, value) in options(text) {

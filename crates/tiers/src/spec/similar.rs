@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Finds the word that somebody meant: the known one that is a slip of the finger away.
+//! Finds the word that somebody meant: the known word that differs only by a typing mistake.
 //!
 //! Pure.
 
-/// The one of `known` that is nearest to `word`, if it is near: one edit in a word of up to four letters, two in a
-/// longer one.
-/// Two neighbours that have changed places are one edit. A word that is known has no need of this.
+/// The word of `known` that is nearest to `word`, if it is near: one edit in a word of up to four letters, two in a
+/// longer one. Two exchanged neighbours are one edit. Not for words that are known.
 pub fn among<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let nearest = known.iter().map(|known| (edits(word, known), *known)).min()?;
     let most = if nearest.1.len() <= 4 { 1 } else { 2 };
     (1..=most).contains(&nearest.0).then_some(nearest.1)
 }
 
-/// Letters to insert, to leave out or to change, and neighbours to exchange, from `one` to `other`: the optimal string
-/// alignment distance.
+/// The number of letters to insert, remove or change, and of neighbours to exchange, from `one` to `other`: the optimal
+/// string alignment distance.
 fn edits(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().take(32).collect(), other.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
