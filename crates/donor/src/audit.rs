@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! `--audit`: who leased, renewed, released and was refused, one line each of `key=value` words.
+//! `--audit`: who leased, renewed, released and was refused, one line of `key=value` words for each event.
 //!
 //! ```text
 //! time=2026-01-31T12:00:00.123Z event=leased tenant=dns:batch.example peer=10.0.0.7 borrower=6f… slab=7 range=12
 //! ```
 //!
-//! The file is appended to, and opened again when the donor reads its files again (SIGHUP), so that it can be rotated.
-//! Refusals of peers without a tenant are bounded in number: [`STRANGERS_PER_S_MAX`].
+//! Lines are appended to the file, which is reopened when the donor reloads its files (SIGHUP), so that it can be
+//! rotated. The number of refusals of peers without a tenant is bounded: [`STRANGERS_PER_S_MAX`].
 //!
 //! Threads: any connection's.
 
@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Lines about peers without a tenant in a second. The next line says how many were left out.
+/// The maximum number of lines about peers without a tenant in a second. The next line says how many were omitted.
 const STRANGERS_PER_S_MAX: u64 = 100;
 
 /// See the module.
@@ -33,7 +33,7 @@ pub(crate) struct Audit {
 #[derive(Debug)]
 struct State {
     file: File,
-    /// Which second, and how many lines about strangers it has had.
+    /// The current second, and the number of its lines about peers without a tenant.
     second: u64,
     strangers: u64,
     left_out: u64,
@@ -50,20 +50,21 @@ impl Audit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes on in a new file under the same name.
+    /// Continues in a new file with the same name.
     pub(crate) fn reopen(&self) -> io::Result<()> {
         let file = open(&self.path)?;
         self.state().file = file;
         Ok(())
     }
 
-    /// One line about a tenant. Says why when one could not be written, once until it can be again.
+    /// Writes one line about a tenant. Returns the reason when a line could not be written, once until writing works
+    /// again.
     pub(crate) fn note(&self, words: Arguments<'_>) -> Result<(), String> {
         let time = now();
         self.state().write(&format!("time={} {words}\n", stamp(time)))
     }
 
-    /// The same about somebody who is none.
+    /// The same about a peer without a tenant.
     pub(crate) fn note_stranger(&self, words: Arguments<'_>) -> Result<(), String> {
         let time = now();
         let mut state = self.state();
@@ -83,7 +84,7 @@ impl Audit {
 
 impl State {
     fn write(&mut self, line: &str) -> Result<(), String> {
-        // One call: lines of two threads do not mix.
+        // One call, so that lines of two threads do not mix.
         let written = self.file.write_all(line.as_bytes());
         let had_failed = std::mem::replace(&mut self.has_failed, written.is_err());
         match written {
@@ -113,7 +114,7 @@ fn stamp((seconds, millis): (u64, u32)) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// The date of a day since 1970, by the Gregorian calendar: years begin in March, so that a leap day is the last one.
+/// The date of a day since 1970, by the Gregorian calendar: years begin in March, so that a leap day is the last day.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

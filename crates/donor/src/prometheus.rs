@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Prometheus text, exposition format 0.0.4, of a donor's standing.
+//! A donor's figures as Prometheus text, exposition format 0.0.4.
 //!
-//! Names are the words of `aquifer_wire::Figure` with `aquifer_donor_` before them; what ends in `_total` is a counter.
+//! Names are the words of `aquifer_wire::Figure` with the prefix `aquifer_donor_`; a name that ends in `_total` is a
+//! counter.
 
 use std::fmt::Write;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Reads a donor's files again without a restart: certificates, keys, authorities, revocation lists, tenants' limits.
+//! Reloads a donor's files without a restart: certificates, keys, authorities, revocation lists, tenants' limits.
 //!
-//! When one of them has changed, which is looked at every [`LOOK_EVERY`], or when somebody asks (SIGHUP). Files that
-//! are no good change nothing: what was read before stays in use, and the donor says so. Connections whose certificates
-//! are not good by the new files are ended.
+//! This happens when one of them has changed, which is checked every [`LOOK_EVERY`], or on request (SIGHUP). Unusable
+//! files change nothing: the previous contents stay in use, and the donor reports it. Connections whose certificates
+//! the new files do not accept are ended.
 //!
 //! Threads: one of its own.
 
@@ -19,10 +19,10 @@ use std::time::Duration;
 use crate::listener::Shared;
 use crate::settings::{Security, Settings};
 
-/// How long a change goes unnoticed at most.
+/// The longest time that a change goes unnoticed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// By which the thread is asked to look at once.
+/// Asks the thread to check immediately.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     is_asked: Mutex<bool>,
@@ -35,7 +35,7 @@ impl Watch {
         self.rung.notify_all();
     }
 
-    /// Waits for the next look. Returns whether it was asked for.
+    /// Waits for the next check. Returns whether it was requested.
     fn wait(&self) -> bool {
         let is_asked = self.is_asked.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.rung.wait_timeout_while(is_asked, LOOK_EVERY, |is_asked| !*is_asked);
@@ -44,7 +44,7 @@ impl Watch {
     }
 }
 
-/// What a file is known by, without its being read: its number, its size, and when it was changed.
+/// What identifies a file's contents without reading them: its inode number, its size, and its modification time.
 type Look = Option<(u64, u64, i64, i64)>;
 
 fn looks(settings: &Settings) -> Vec<Look> {
@@ -59,7 +59,7 @@ fn looks(settings: &Settings) -> Vec<Look> {
     paths.into_iter().map(look).collect()
 }
 
-/// The thread's life.
+/// The thread's loop.
 pub(crate) fn run(shared: &Shared) {
     let mut seen = looks(&shared.settings);
     while !shared.is_over.load(Ordering::Acquire) {

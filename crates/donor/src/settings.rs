@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a donor is to lend and how, and why it may be unable to.
+//! A donor's settings, and why it may be unable to start.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -20,19 +20,19 @@ use crate::memory::Source;
 use crate::tenants::{Limits, TenantLimits};
 use crate::wiper::PARTS;
 
-/// How long leases last after a borrower's last sign of life. A choice: long enough for a machine that is busy beyond
-/// reason or a process that is looked at by a debugger for a moment, short enough that nobody waits for the memory.
+/// How long leases last after a borrower's last sign of life. A choice: long enough for an extremely busy machine, or a
+/// process that is briefly stopped in a debugger; short enough that nobody waits for the memory.
 pub const LEASE: Duration = Duration::from_secs(60);
-/// Connections that are served at the same time, each by a thread with a buffer of 2 MiB at most while something goes
-/// over it. A borrower has one, and about ten while it is busy.
+/// Connections served at the same time, each by a thread with a buffer of at most 2 MiB while the connection is busy. A
+/// borrower has one, and about ten while it is busy.
 pub const CONNECTIONS_MOST: usize = 4096;
 
 /// Where a donor listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// At a socket of this machine: programs of the same user and of root share its memory.
+    /// A socket of this machine: programs of the same user and of root share its memory.
     Local(PathBuf),
-    /// At a port.
+    /// An address and port.
     Tcp(SocketAddr),
 }
 
@@ -72,15 +72,15 @@ impl FromStr for Address {
     }
 }
 
-/// What stands before the path of a socket.
+/// The prefix of a socket's path.
 const LOCAL: &str = "unix:";
 
-/// Over which RDMA device to lend.
+/// The RDMA device over which to lend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The one with the address at which the donor listens, or else the first one that is good for it.
+    /// The device with the address at which the donor listens, or else the first usable one.
     Any,
-    /// The one of this name.
+    /// The device of this name.
     Named(String),
 }
 
@@ -100,13 +100,14 @@ impl FromStr for DeviceChoice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Security {
-    /// Not at all: whoever can reach the donor can borrow, and whoever is in between can read and change what is lent.
+    /// Not at all: anybody who can reach the donor can borrow, and anybody on the path can read and change what is
+    /// lent.
     Plain,
     /// By TLS 1.3. A borrower must show a certificate that the authority has signed.
     Tls(Files),
 }
 
-/// The same, with what the files hold.
+/// The same, with the files' contents.
 #[derive(Clone, Debug)]
 pub(crate) enum Protection {
     Plain,
@@ -128,47 +129,47 @@ impl Security {
 /// How long a donor waits for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// From the first byte of a frame to its last, and for a greeting at all.
+    /// From the first byte of a frame to its last, and for the whole greeting.
     pub frame: Duration,
     /// For a TLS handshake from its first byte to its last.
     pub handshake: Duration,
     /// From one frame to the next.
     pub idle: Duration,
-    /// From when on a connection over which nothing goes is ended for a newcomer, when there are as many as there may
-    /// be.
+    /// The idle time after which a connection is ended for a newcomer, when the number of connections is at its
+    /// maximum.
     pub spare: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        // A frame of 2 MiB takes 5 s at 3.4 Mbit/s. A borrower opens a connection anew when it needs one.
+        // A frame of 2 MiB takes 5 s at 3.4 Mbit/s. A borrower reconnects when it needs a connection.
         let (frame, handshake) = (Duration::from_secs(5), Duration::from_secs(5));
         Patience { frame, handshake, idle: Duration::from_secs(600), spare: Duration::from_secs(1) }
     }
 }
 
-/// What a donor is to do.
+/// A donor's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Where it listens.
     pub listen: Address,
-    /// How much it lends; what is beyond whole slabs is left.
+    /// How many bytes it lends; a remainder smaller than a slab is not used.
     pub capacity_bytes: u64,
     /// How much one tenant may have, unless a file says otherwise; `None`: all of it.
     pub quota_bytes: Option<u64>,
     /// A file with the limits of tenants (`tenants.rs`).
     pub tenants: Option<PathBuf>,
-    /// Where audit lines go; `None`: nowhere.
+    /// The file for audit lines; `None`: none are written.
     pub audit: Option<PathBuf>,
-    /// Lists of certificates that were revoked, in PEM; under TLS.
+    /// Certificate revocation lists, in PEM; under TLS.
     pub revocations: Option<PathBuf>,
-    /// Memory of the buffers of requests' bodies: all together, and twice what one tenant's may take.
+    /// The memory for the buffers of requests' bodies: all together, and twice what one tenant's may take.
     pub body_bytes_most: u64,
-    /// What the memory is taken from, unless it is shared: that is always a file in memory.
+    /// The source of the memory, unless the memory is shared: shared memory is always a memory file.
     pub source: Source,
-    /// From which NUMA node; `None`: from any.
+    /// The NUMA node of the memory; `None`: any.
     pub node: Option<u32>,
-    /// Whether borrowers may reach into their leases by RDMA, past the donor; where it listens at a port.
+    /// Whether borrowers may access their leases by RDMA, bypassing the donor; only if it listens at a port.
     pub rdma: Option<DeviceChoice>,
     /// How connections are protected, where they leave the machine.
     pub security: Security,
@@ -176,16 +177,16 @@ pub struct Settings {
     pub lease: Duration,
     /// How long it waits for a peer.
     pub patience: Patience,
-    /// Connections at the same time.
+    /// The maximum number of connections at the same time.
     pub connections_most: usize,
-    /// The thread that wipes takes one part in so many of a CPU, at most.
+    /// The wiping thread takes at most one part in this number of a CPU.
     pub wipe_parts: u32,
-    /// Where the control socket is made; `None`: there is none.
+    /// The path of the control socket; `None`: there is none.
     pub control: Option<PathBuf>,
 }
 
 impl Settings {
-    /// What is given, and defaults for the rest.
+    /// The given settings, and defaults for the rest.
     pub fn new(listen: Address, capacity_bytes: u64, source: Source, security: Security) -> Settings {
         Settings {
             listen,
@@ -207,7 +208,7 @@ impl Settings {
         }
     }
 
-    /// How many slabs that is.
+    /// The number of slabs in the capacity.
     pub(crate) fn slabs(&self) -> Result<u32, StartFailure> {
         let slabs = self.capacity_bytes / SLAB_BYTES;
         match u32::try_from(slabs) {
@@ -217,7 +218,7 @@ impl Settings {
         }
     }
 
-    /// The address at which it listens, where that is one.
+    /// The IP address at which it listens, if it listens at one.
     pub(crate) fn local_ip(&self) -> Option<IpAddr> {
         match self.listen {
             Address::Tcp(address) if !address.ip().is_unspecified() => Some(address.ip()),
@@ -225,7 +226,7 @@ impl Settings {
         }
     }
 
-    /// The limits of all tenants, as their file has them now.
+    /// The limits of all tenants, from the current contents of their file.
     pub(crate) fn limits(&self) -> Result<TenantLimits, StartFailure> {
         let others = Limits { quota_bytes: self.quota_bytes, ..Limits::default() };
         let Some(path) = &self.tenants else { return Ok(TenantLimits::same(others)) };
@@ -235,31 +236,31 @@ impl Settings {
     }
 }
 
-/// Why there is no donor: one line that names the cause and the remedy.
+/// Why a donor could not start: one line that names the cause and the remedy.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartFailure {
-    /// The control socket cannot be made.
+    /// The control socket cannot be created.
     Control(PathBuf, io::Error),
-    /// The files of TLS are no good.
+    /// The TLS files are unusable.
     Credentials(CredentialFailure),
-    /// The address cannot be listened at.
+    /// The donor cannot listen at the address.
     Listen(Address, io::Error),
-    /// The memory cannot be had.
+    /// The memory is not available.
     Memory(Source, io::Error),
-    /// The memory cannot be had from this node.
+    /// The memory is not available from this node.
     Node(u32, io::Error),
-    /// Nothing can be lent over RDMA.
+    /// The donor cannot lend over RDMA.
     Rdma(VerbsFailure),
     /// The file of audit lines cannot be opened.
     Audit(PathBuf, io::Error),
     /// The file with tenants' limits cannot be read.
     Tenants(PathBuf, String),
-    /// A thread or a descriptor cannot be had.
+    /// A thread or a descriptor is not available.
     System(io::Error),
-    /// More than a donor can keep account of.
+    /// The capacity is more than a donor can manage.
     TooLarge,
-    /// Less than a slab.
+    /// The capacity is less than a slab.
     TooSmall,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Asks a donor how it stands, as one who borrows nothing.
+//! Asks a donor for its figures, without borrowing anything.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,19 +21,19 @@ use aquifer_wire::{
 use crate::knock;
 use crate::settings::Security;
 
-/// Why a donor's standing is not known.
+/// Why a donor's figures are unavailable.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StatusFailure {
-    /// The files of TLS are no good.
+    /// The TLS files are unusable.
     Credentials(CredentialFailure),
     /// The two ends do not trust each other.
     Distrust(Distrust),
-    /// There is no answer, or none of a donor.
+    /// There is no answer, or none from a donor.
     Io(io::Error),
-    /// This is no name that a certificate can be for.
+    /// No certificate can be for this name.
     Name(String),
-    /// The donor says no.
+    /// The donor refuses.
     Refused(Refusal),
 }
 
@@ -106,9 +106,9 @@ impl<S: Read + Write> Stream for S {}
 /// A connection.
 struct Line {
     stream: Box<dyn Stream>,
-    /// None: in plain text.
+    /// `None`: in plain text.
     protection: Option<Protection>,
-    /// Received, and not taken yet.
+    /// Received, and not yet taken.
     text: Vec<u8>,
 }
 
@@ -135,7 +135,7 @@ impl Line {
         let frame = Header::new(request, message, &[]).encode();
         match &mut self.protection {
             None => match self.stream.write_all(&frame) {
-                // Who is refused before the greeting finds the reason before the end of the connection.
+                // A client that is refused before the greeting receives the reason before the end of the connection.
                 Err(error) if error.kind() != ErrorKind::BrokenPipe => return Err(error.into()),
                 _ => {}
             },
@@ -172,7 +172,7 @@ impl Line {
     }
 }
 
-/// The stream while hands are shaken.
+/// The stream during a handshake.
 struct Through<'a>(&'a mut dyn Stream);
 
 impl Pipe for Through<'_> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a donor counts, and what it says of those that it refuses: each kind once for each peer, and all of them as
-//! numbers.
+//! What a donor counts, and its reports of refused peers: each kind of refusal is reported once for each peer, and all
+//! are counted.
 //!
 //! Threads: any.
 
@@ -14,22 +14,22 @@ use std::sync::{Mutex, PoisonError};
 
 use aquifer_wire::{FIGURES, Figure, Refusal, Standing};
 
-/// Lines about refusals at most: a peer with many addresses could fill a disk otherwise. A choice.
+/// The maximum number of lines about refusals: otherwise a peer with many addresses could fill a disk. A choice.
 const TOLD_MOST: usize = 4096;
 
-/// Where lines for the operator go.
+/// Receives lines for the operator.
 pub(crate) type Log = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
     Host(IpAddr),
-    /// A process of this user's on this machine.
+    /// A process of this user on this machine.
     User(u32),
 }
 
 impl Peer {
-    /// One word for it.
+    /// The peer as one word.
     pub(crate) fn word(self) -> String {
         match self {
             Peer::Host(address) => address.to_canonical().to_string(),
@@ -37,8 +37,8 @@ impl Peer {
         }
     }
 
-    /// The tenant that it is where nothing better is known of it. By IPv6 that is a network of 64 bits: a host takes
-    /// another address within it from time to time (RFC 8981), and must not lose its leases with that.
+    /// The name of its tenant if nothing better is known. With IPv6 that is a network of 64 bits: a host takes another
+    /// address within it from time to time (RFC 8981), and must not lose its leases because of that.
     pub(crate) fn tenant(self) -> String {
         match self {
             Peer::Host(address) => match address.to_canonical() {
@@ -83,7 +83,7 @@ impl Tallies {
         self.figures[figure as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts a refusal, and says so unless this peer was told of before for the same.
+    /// Counts a refusal, and reports it unless the same refusal of this peer was reported before.
     pub(crate) fn refuse(&self, peer: Peer, refusal: Refusal) {
         self.refusals[refusal.index()].fetch_add(1, Ordering::Relaxed);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl Tallies {
         (self.log)(line);
     }
 
-    /// The counts; what is a state and no count is for the caller to fill in.
+    /// The counters; the caller fills in figures that are a state.
     pub(crate) fn standing(&self) -> Standing {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         Standing {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of a connection within this machine, as they are, and descriptors beside them.
+//! The bytes of a connection within this machine, unprotected, and the descriptors that are passed with them.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -37,7 +37,7 @@ impl Channel for LocalChannel {
         let mut beside = SendAncillaryBuffer::new(&mut space);
         beside.push(SendAncillaryMessage::ScmRights(&descriptors));
         let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(header)], &mut beside, SendFlags::NOSIGNAL)?;
-        // So little goes as one, or not at all.
+        // So few bytes are sent completely, or not at all.
         if sent == header.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
     }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! The bytes of a connection sealed: a session of rustls, with the borrower's certificate asked for.
+//! A connection's bytes sealed by a rustls session, which requests the borrower's certificate.
 //!
-//! The session's lock is held while it seals and opens and while what it sealed goes out, never while bytes are waited
-//! for: so a word to the borrower gets through while its connection's thread waits for the next request.
+//! The session's lock is held while it seals and opens and while sealed bytes are sent, never while bytes are awaited:
+//! so a notice to the borrower can be sent while its connection's thread waits for the next request.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,28 +21,28 @@ use rustls::{AlertDescription, CertificateError, Error, ServerConfig, ServerConn
 use super::Channel;
 use crate::settings::Patience;
 
-/// What is read from the socket at a time.
+/// How much is read from the socket at a time.
 const READ_BYTES: usize = 64 << 10;
-/// What is sealed before it goes out.
+/// How much is sealed before it is sent.
 const WRITE_BYTES: usize = 64 << 10;
-/// One look for more of the first bytes.
+/// The interval between checks for more of the first bytes.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// How many bytes of a connection show what is spoken on it.
+/// How many bytes of a connection show its protocol.
 const BEGINNING_BYTES: usize = 4;
 
 /// See the module.
 pub(super) struct TlsChannel {
     stream: TcpStream,
     config: Arc<ServerConfig>,
-    /// How long it may take for what was sealed to go out.
+    /// How long sending sealed bytes may take.
     patience: Duration,
-    /// The connection's thread has it, also while it waits for bytes.
+    /// Held by the connection's thread, also while it waits for bytes.
     arrived: Mutex<Arrived>,
-    /// From the handshake's beginning on.
+    /// Set from the beginning of the handshake.
     session: Mutex<Option<ServerConnection>>,
 }
 
-/// What the socket had, and which of it the session has not been given.
+/// Bytes from the socket, and which of them the session has not been given.
 struct Arrived {
     bytes: Box<[u8]>,
     rest: Range<usize>,
@@ -64,7 +64,7 @@ impl TlsChannel {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the first bytes, and leaves them where they are.
+    /// Waits for the first bytes, without consuming them.
     fn look(&self, deadline: Instant) -> Result<(), Refusal> {
         let mut begun = [0; BEGINNING_BYTES];
         loop {
@@ -86,12 +86,12 @@ impl TlsChannel {
             if Instant::now() > deadline {
                 return Err(Refusal::Slow);
             }
-            // There is something, and it is too little: peek(2) does not wait for more.
+            // Some bytes have arrived, but too few: peek(2) does not wait for more.
             std::thread::sleep(LOOK_AGAIN);
         }
     }
 
-    /// What has been opened already, if anything has.
+    /// Bytes that have been opened already, if there are any.
     fn read_opened(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match self.session().as_mut().ok_or(ErrorKind::NotConnected)?.reader().read(into) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
@@ -99,7 +99,7 @@ impl TlsChannel {
         }
     }
 
-    /// Gives the session what the socket has, until it can open something. False when the connection has ended.
+    /// Gives the session what the socket has, until it can open something. Returns false when the connection has ended.
     fn feed(&self) -> io::Result<Result<bool, Error>> {
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         let Arrived { bytes, rest } = &mut *arrived;
@@ -111,11 +111,11 @@ impl TlsChannel {
         }
         let mut session = self.session();
         let session = session.as_mut().ok_or(ErrorKind::NotConnected)?;
-        // It takes no more while there is something to be read from it.
+        // The session accepts no more while there is something to be read from it.
         while rest.start < rest.end && session.wants_read() {
             rest.start += session.read_tls(&mut &bytes[rest.clone()])?;
             if let Err(error) = session.process_new_packets() {
-                // The borrower's person is told why.
+                // This tells the borrower's user the reason.
                 let _ = self.flush(session);
                 return Ok(Err(error));
             }
@@ -124,7 +124,7 @@ impl TlsChannel {
         Ok(Ok(true))
     }
 
-    /// Sends what the session has sealed. What does not go out whole ends the connection: half of a record cannot be
+    /// Sends what the session has sealed. An incomplete send ends the connection, because half of a record cannot be
     /// taken back.
     fn flush(&self, session: &mut ServerConnection) -> io::Result<()> {
         let deadline = Instant::now() + self.patience;
