@@ -1,43 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Where the bytes of each slab are: a table that a tier made of several others keeps, and that relatives share.
+//! Where the bytes of each slab are: a table that a tier made of several others keeps and that related processes share.
 //!
-//! A *place* is a number that only the tier reads: which members have the slab, or which tier of a chain. 0 is none.
-//! The table lies in memory that fork(2) does not copy, and what holds must hold between processes, one of which may be
-//! killed or stand still at any instruction:
+//! A *place* is a number that only the tier interprets: it says which members have the slab, or which level of a chain.
+//! 0 is none. The table lies in memory that fork(2) does not copy, so its rules must hold between processes, any of
+//! which may be killed or stopped at any instruction:
 //!
-//! - **Who reads** sees the place, reads, and asks whether that is still it. If not, it reads again.
-//! - **Who writes** enters first, and leaves when the bytes are there. A place does not move from under it.
-//! - **Who moves a slab** begins, copies, and commits. That comes to nothing when somebody has written meanwhile or is
-//!   writing now: then the copy may be of before. Who writes says to which eighths of the slab, so who moves copies
-//!   those once more and commits again, or tries again later.
-//! - **Who changes a place** at once, without a copy, does not ask who is writing: the place is a first one, or what
-//!   it takes away does not have the bytes anyway. It ends a move that is under way.
+//! - **A reader** looks up the place, reads from it, and then checks that the place has not changed. If it has, the
+//!   reader starts again.
+//! - **A writer** enters first, and leaves when the bytes are stored. No move commits while a writer is inside.
+//! - **A mover** begins, copies, and commits. The commit fails if somebody has written in the meantime or is writing
+//!   now, because the copy may then be older than the write. Writers record which eighths of the slab they write to, so
+//!   the mover copies these eighths again and commits again, or tries again later.
+//! - **A change of a place** without a copy takes effect immediately and does not check for writers: either the slab
+//!   had no place before, or the members that the change removes do not have the bytes anyway. A change ends a move
+//!   that is in progress.
 //!
-//! Nothing here waits, and nothing is ever locked. A process that dies between `enter` and `leave` leaves a slab that
-//! cannot be moved any more, and is read and written as before; one that dies while it moves a slab, a slab that nobody
-//! moves before somebody has changed its place. One that dies amid a change, which takes some instructions, leaves a
-//! place that stays what it is.
+//! Nothing here waits, and nothing is ever locked. If a process dies between `enter` and `leave`, the slab can no
+//! longer be moved, but is read and written as before. If a process dies while it moves a slab, nobody can move that
+//! slab until somebody has changed its place. If a process dies during a change, which takes a few instructions, the
+//! slab keeps its place for good.
 //!
 //! Threads: any, also in a signal handler.
 //!
-//! Three words a slab: its state, and two places, of which the version's lowest bit says the current one. The other is
-//! written by whoever has set `CHANGING`.
+//! Each slab has three words: its state, and two places. The lowest bit of the version says which of the two is
+//! current. Only the process that has set `CHANGING` writes the other one.
 //!
-//! | bits of the state | what                                                             |
+//! | bits of the state | meaning                                                          |
 //! |-------------------|------------------------------------------------------------------|
-//! | 0–15              | how many write now                                               |
-//! | 16                | somebody moves it                                                |
+//! | 0–15              | the number of writers now                                        |
+//! | 16                | somebody is moving the slab                                      |
 //! | 18                | the place that is not current is being written                   |
-//! | 24–31             | to which eighths somebody has written, or begun to, since who moves began or last took note |
+//! | 24–31             | the eighths written to, or begun to be, since the mover began or last took note |
 //! | 32–63             | the version: how often the place has changed                     |
 
 use crate::atomic::{AtomicU64, Ordering, fence};
 
 /// Words of one slab.
 pub const PLACE_WORDS: usize = 3;
-/// Writers of one slab at a time: far more than a process has threads in the pager at once.
+/// The maximum number of writers of one slab at a time: far more than the threads that a process has in the pager.
 const WRITERS_MOST: u64 = u16::MAX as u64;
 
 const WRITERS: u64 = 0xffff;
@@ -47,8 +49,8 @@ const TOUCHED: u64 = 0xff << TOUCHED_SHIFT;
 const TOUCHED_SHIFT: u32 = 24;
 const VERSION_SHIFT: u32 = 32;
 
-/// How often a change is tried while somebody else changes the same place, which takes some instructions. Who is told
-/// that it is busy may pause and come again.
+/// How often a change is tried while somebody else changes the same place, which takes a few instructions. A caller
+/// that gets `Busy` may pause and try again.
 const CHANGES_TRIED_MOST: u32 = 100;
 
 /// See the module.
@@ -57,15 +59,15 @@ pub struct Places {
     words: &'static [AtomicU64],
 }
 
-/// A place as it was seen.
+/// A place as the caller saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What it is. 0: none.
+    /// The place. 0: none.
     pub place: u64,
     version: u32,
 }
 
-/// Which eighths of a slab, one bit each.
+/// A set of eighths of a slab, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Eighths(pub u8);
 
@@ -73,7 +75,8 @@ impl Eighths {
     /// The whole slab.
     pub const ALL: Eighths = Eighths(0xff);
 
-    /// What `len` bytes from `within` on lie in, of a slab of so many bytes, in which they are.
+    /// The eighths that `len` bytes starting at `within` touch, in a slab of `slab_bytes` bytes. The range must lie in
+    /// the slab.
     pub fn of(within: u64, len: u64, slab_bytes: u64) -> Eighths {
         let one = slab_bytes / u64::from(u8::BITS);
         let last = (within + len.max(1) - 1) / one;
@@ -86,10 +89,10 @@ impl Eighths {
     }
 }
 
-/// Why a move has not come to its end yet.
+/// Why a move cannot be committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unready {
-    /// Somebody has written to these eighths, and is done with it. They have to be copied, or copied again.
+    /// Somebody has written to these eighths and has finished. The mover has to copy them, or copy them again.
     Touched(Eighths),
     /// Somebody is writing now.
     Busy,

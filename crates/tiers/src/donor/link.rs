@@ -315,16 +315,16 @@ impl Link {
         self.channel.send(self.socket(), header, payload, sent, flags)
     }
 
-    /// What is there, at most all of `into`; 0 when the connection has ended.
+    /// Receives the bytes that have arrived, at most all of `into`; 0 when the connection has ended.
     pub(crate) fn receive_some(&self, into: &mut [u8], flags: RecvFlags) -> Result<usize, Errno> {
         self.channel.receive(self.socket(), into, flags)
     }
 }
 
-/// The connection has stopped in the middle of a request or an answer.
+/// The connection ended in the middle of a request or an answer.
 const AMIDST: Loss = Loss::Connection(libc::ECONNRESET);
 
-/// What a caller is told of a header that cannot be read.
+/// The errno for a header that cannot be decoded.
 pub(crate) fn errno_of_damage(refusal: Refusal) -> i32 {
     if refusal == Refusal::HeaderDamaged { libc::EBADMSG } else { libc::EPROTO }
 }

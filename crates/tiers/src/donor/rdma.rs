@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor over RDMA: its processor has no part in reads and writes. What is asked goes over the links, as TCP and TLS
-//! have them; bytes go by RDMA READ and WRITE between a dock of ours and the slab, and by a copy between dock and
-//! frame.
+//! A donor over RDMA: the donor's processor takes no part in reads and writes. Requests go over the links, as with TCP
+//! and TLS; bytes go by RDMA READ and WRITE between a dock of ours and the slab, and by a copy between dock and frame.
 //!
 //! ```text
 //!   asked (grant, renew, pair, key) ── links, TCP or TLS ──────────────► donor
 //!   bytes   frame ◄─copy─► dock ◄── lane: a queue pair, one work ──────► slab, past the donor
 //! ```
 //!
-//! A slab is opened by its key, which the donor gives out for a lease and its token, and which it takes back with them:
-//! what is late is refused by the device. So the rules of `remote.rs` hold as they do for requests. What the device
-//! refuses is asked about over the links, which say why.
+//! A slab is opened by its key, which the donor hands out for a lease and its token and invalidates with them: the
+//! device refuses late accesses. So the rules of `remote.rs` hold as they do for requests. When the device refuses an
+//! access, the borrower asks for the reason over the links.
 //!
-//! A frame's pages come and go by UFFDIO_MOVE, which refuses pages that are registered: hence docks, and the copy.
+//! UFFDIO_MOVE installs and evicts a frame's pages, and refuses registered pages: hence docks, and the copy.
 //!
-//! In a forked child all of this is the parent's (`sys/src/verbs.rs`). Its bytes go over its own links, as requests.
+//! In a forked child all of this belongs to the parent (`sys/src/verbs.rs`). The child's bytes go over its own links,
+//! as requests.
 //!
-//! Threads: any, also in a signal handler. What is posted and polled there allocates nothing; a lane is taken by an
-//! exchange, and whoever finds none waits within a bound.
+//! Threads: any, also in a signal handler. Posting and polling allocate nothing; a lane is taken by an exchange, and a
+//! thread that finds none free waits within a bound.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -235,7 +235,7 @@ impl Rdma {
     fn move_bytes(&self, piece: Piece, lease: Lease, mut bytes: Bytes<'_>) -> Result<(), Loss> {
         let mut taken = self.take()?;
         let lane = &mut **taken.lane.as_mut().expect("it was just taken");
-        // Keys are learnt by whoever has a lane: see `start_over`.
+        // Only a thread that has a lane learns keys: see `start_over`.
         let key = self.key(piece.range, lease)?;
         if !lane.is_connected {
             self.connect(lane)?;
@@ -322,7 +322,7 @@ impl Transport for Rdma {
         if !self.device.is_own() {
             return;
         }
-        // Another run of the donor gives the same tokens again, and maybe the same keys to other slabs. Whoever has a
+        // Another run of the donor reuses the tokens, and may give the same keys to other slabs. A thread that has a
         // lane gives it back within a bound.
         let mut lanes: Vec<_> =
             self.lanes.iter().map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect();
