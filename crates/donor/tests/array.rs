@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Several donors are a tier, over real donors in this process: striped, mirrored, with parity, and when one of them is
-//! gone.
+//! Several donors are a tier, over real donors in this process: striped, mirrored, with parity, and after the loss of
+//! one of them.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

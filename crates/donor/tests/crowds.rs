@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor with fewer connections than its borrowers would like, and one at whose port strangers crowd: borrowers keep
-//! their memory.
+//! A donor with fewer connections than its borrowers need, and one whose port strangers crowd: borrowers keep their
+//! memory.
 //!
-//! The trouble it guards against: "too many connections" was an error of the read that met it, and the pager poisoned
-//! the page; and whoever could open sockets, without any certificate, could take every connection that there was.
+//! The bug it guards against: "too many connections" was an error of the read that met it, and the pager poisoned the
+//! page; and anybody who could open sockets, without a certificate, could take all connections.
 
 mod certificates;
 mod peer;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Somebody on the path between a borrower and its donor who says each refusal there is, in plain text: in place of
-//! the TLS handshake, in the middle of it, and after it. The borrower concludes nothing but that it cannot talk to the
-//! donor at the moment: it gives up no lease, and goes on when the path is clear.
+//! Somebody on the path between a borrower and its donor sends each refusal in plain text: in place of the TLS
+//! handshake, in the middle of it, and after it. The borrower concludes only that it cannot reach the donor at the
+//! moment: it gives up no lease, and continues when the path is clear.
 //!
-//! The trouble it guards against: a `NoLease` in plain text during a reconnect made a borrower forget a lease, and with
-//! it, perhaps, the last copy of its bytes.
+//! The bug it guards against: a `NoLease` in plain text during a reconnect made a borrower forget a lease, and with it,
+//! perhaps, the last copy of its bytes.
 
 mod certificates;
 mod peer;

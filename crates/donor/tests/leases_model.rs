@@ -3,9 +3,9 @@
 
 //! The lease table against a plain model, under any mix of borrowers, time, accesses, wipes and old tokens.
 //!
-//! The trouble it guards against: a borrower that reads what another one stored, because its slab was given on too
-//! early, too often, or to somebody who only remembers an old token; a donor that does not get its memory back, or
-//! takes from a borrower what it could have had from nobody.
+//! The bugs it guards against: a borrower reads what another one stored, because its slab was passed on too early, too
+//! often, or to somebody who only remembers an old token; a donor does not get its memory back, or takes from a
+//! borrower what it could have had without taking it from anybody.
 
 use std::collections::{BTreeMap, BTreeSet};
 

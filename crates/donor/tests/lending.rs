@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A slab's way through a real donor: granted, used, given back or taken, wiped, and granted to somebody else.
+//! The life of a slab at a real donor: granted, used, given back or taken, wiped, and granted to somebody else.
 
 mod certificates;
 mod peer;

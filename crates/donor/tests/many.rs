@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A thousand borrowers at one donor: each has its own memory, whoever is gone has left none, and nobody waits for
-//! long.
+//! A thousand borrowers at one donor: each has its own memory, borrowers that have ended leave none behind, and nobody
+//! waits for long.
 
 mod certificates;
 mod peer;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! What a borrower reaches past the donor: the slabs of its own leases, by their last tokens, and nothing else. And
-//! what is said where there is no RDMA.
+//! What a borrower reaches bypassing the donor: the slabs of its own leases, by their last tokens, and nothing else.
+//! Also the messages where there is no RDMA.
 //!
-//! The trouble it guards against: the donor's processor is not asked, so what it has forgotten to close stays open, and
-//! a slab that is somebody else's by now is read or overwritten by whoever had it before.
+//! The bug it guards against: the donor's processor is not asked, so an access that the donor forgets to close stays
+//! open, and the previous holder of a slab reads or overwrites it when it belongs to somebody else.
 //!
-//! What takes a device is skipped without one; the guest of `crates/e2e/tests/rdma.rs` has one.
+//! Tests that need a device are skipped without one; the guest of `crates/e2e/tests/rdma.rs` has one.
 
 mod certificates;
 #[macro_use]

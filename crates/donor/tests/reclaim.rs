@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A donor gets its memory back: from nobody first, then from borrowers that are told, and at last from those that
-//! stay.
+//! A donor reclaims its memory: free memory first, then from borrowers that are notified, and at last from those that
+//! do not give it back.
 //!
-//! The trouble it guards against: a machine that needs its memory and does not get it; and a borrower that loses what
-//! it could have moved elsewhere, because nobody told it, or because it was asked for more than was needed.
+//! The bugs it guards against: a machine that needs its memory does not get it; a borrower loses what it could have
+//! moved elsewhere, because it was not notified, or because more was reclaimed than was needed.
 
 #[macro_use]
 mod certificates;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Whoever does what no borrower may do is refused, counted, told of once, and has learnt no byte of anybody's memory.
+//! A peer that does what no borrower may do is refused, counted, reported once, and learns no byte of anybody's memory.
 //!
-//! The trouble it guards against: a donor that faces a network, where frames are cut, repeated, forged and drawn out.
+//! The trouble it guards against: a donor faces a network, where frames are cut, repeated, forged and delayed.
 
 #[macro_use]
 mod certificates;

@@ -3,8 +3,8 @@
 
 //! What a borrower on this machine can do with the memory that it shares, and cannot do to anybody else.
 //!
-//! The trouble it guards against: a borrower that reads what another one left, goes on writing when its lease is over,
-//! takes more than it was lent, or is gone and leaves its memory behind.
+//! The bugs it guards against: a borrower reads what another one left, continues to write when its lease has ended,
+//! takes more than it was lent, or ends and leaves its memory behind.
 
 mod certificates;
 mod kinds;

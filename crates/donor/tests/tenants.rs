@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A borrower is who its certificate says: quotas, leases and audit lines go by that, and not by the number that it
-//! chooses for itself. Certificates that are revoked end what they had, without a restart.
+//! A borrower is identified by its certificate: quotas, leases and audit lines depend on that, and not on the number
+//! that it chooses itself. Revoking a certificate ends its connections, without a restart.
 //!
-//! The trouble it guards against: any certificate evaded every quota by another number; and who had a number and a
-//! token of somebody else's had that one's memory.
+//! The bugs it guards against: any certificate evaded every quota by using another number; and anybody who had a number
+//! and a token of somebody else had that borrower's memory.
 
 mod certificates;
 mod peer;

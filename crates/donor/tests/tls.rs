@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Who has no good certificate borrows nothing, and hears why; who speaks no TLS is told so, and holds nobody up.
+//! A peer without a valid certificate borrows nothing, and receives the reason; a peer that does not speak TLS is told
+//! so, and delays nobody.
 
 mod certificates;
 mod peer;

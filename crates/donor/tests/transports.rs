@@ -2,13 +2,13 @@
 // Copyright the Aquifer authors
 
 //! One list of tests that every transport passes, over a real donor in this process: as a tier like any other, and when
-//! things go wrong between the two ends, or at one of them.
+//! failures occur between the two ends, or at one of them.
 //!
-//! The trouble it guards against: a transport that is right while all is well, and stores the write of a minute ago
-//! over that of a second ago when it is not; or waits for ever; or answers with zeros.
+//! The bug it guards against: a transport that is right without failures, but after one stores the write of a minute
+//! ago over that of a second ago; or waits forever; or answers with zeros.
 //!
-//! A new transport is a line in `kinds/mod.rs`. What forked processes do over each is in `crates/e2e/tests/donor.rs`:
-//! a test here cannot fork.
+//! A new transport is a line in `kinds/mod.rs`. The behaviour of forked processes over each is tested in
+//! `crates/e2e/tests/donor.rs`, because a test here cannot fork.
 
 // The judge's random steps are those of all tiers.
 #[path = "../../tiers/tests/steps/mod.rs"]
