@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! An array is a tier; and members come and go under it without a wrong byte.
+//! An array is a tier; and members come and go below it without a wrong byte.
 //!
-//! The members are memory with a script: they vanish, come back with what they had or with nothing, are full, or lie.
-//! Time is not theirs: who looks for a lost member, and when, is said by the tests.
+//! The members are memory with a script: they vanish, come back with or without what they had, are full, or return
+//! wrong bytes. They do not depend on time: the tests decide when and by whom a lost member is looked for.
 
 mod parity;
 mod silence;
@@ -28,23 +28,23 @@ use crate::tier::{Operation, Request, Wait};
 
 const SLABS: usize = (CAPACITY_BYTES_MIN / SLAB_BYTES) as usize;
 
-/// A member's memory, and what is to happen to it.
+/// A member's memory, and what has to happen to it.
 pub(crate) struct Memory {
     /// Each with how often room was taken here when it was taken for this one.
     slabs: Mutex<HashMap<usize, (u64, Vec<u8>)>>,
     taken: AtomicU64,
     room: AtomicUsize,
     is_away: AtomicBool,
-    /// It was started anew, and nobody has taken note.
+    /// It was restarted, and nobody has noticed.
     is_new: AtomicBool,
     lies: AtomicBool,
-    /// It wants back what it has.
+    /// It reclaims what it has lent.
     is_leaving: AtomicBool,
-    /// How long what it has stays without a look, in milliseconds.
+    /// How long its contents stay without a look, in milliseconds.
     look_every_ms: AtomicU64,
-    /// Operations until one fails; negative: none does.
+    /// Operations until one fails; negative: none fails.
     fails_in: AtomicI64,
-    /// What others do when somebody begins to copy a slab here.
+    /// What others do when somebody begins to copy a slab to or from this member.
     meanwhile: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
@@ -88,12 +88,12 @@ impl Memory {
         self.is_away.store(away, Ordering::SeqCst);
     }
 
-    /// From now on, what is read of it is wrong.
+    /// From now on, reads of it return wrong bytes.
     pub(crate) fn lie(&self, lies: bool) {
         self.lies.store(lies, Ordering::SeqCst);
     }
 
-    /// A bit of each page that it has is another one now.
+    /// Flips a bit of each page that it has.
     fn damage(&self) {
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
         let units = slabs.values_mut().flat_map(|(_, slab)| slab.chunks_exact_mut(512));
@@ -132,7 +132,7 @@ impl Store for Arc<Memory> {
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), i32> {
         if bytes.len() > 64 * PAGE_BYTES as usize {
-            // A copy of a slab takes a while, so that somebody writes meanwhile.
+            // Copying a slab takes a while, so that somebody writes in the meantime.
             std::thread::sleep(Duration::from_micros(50));
         }
         self.with(offset, |slab, at| slab[at..][..bytes.len()].copy_from_slice(bytes))
@@ -199,7 +199,7 @@ pub(crate) fn array_of(members: &[Arc<Memory>], copies: usize) -> Array {
     shaped(members, Shape { needed: 1, total: copies })
 }
 
-/// Of `data` shards and `parity` more.
+/// With `data` data shards and `parity` parity shards.
 pub(crate) fn parity_of(members: &[Arc<Memory>], data: usize, parity: usize) -> Array {
     shaped(members, Shape { needed: data, total: data + parity })
 }
@@ -213,7 +213,7 @@ pub(crate) fn members(count: usize) -> Vec<Arc<Memory>> {
     (0..count).map(|_| Memory::new()).collect()
 }
 
-/// Looks for everybody, and makes all copies that can be made.
+/// Looks for all members, and makes all copies that can be made.
 fn settle(array: &Array) {
     for _ in 0..2 {
         (0..array.parts.members.len()).for_each(|index| array.parts.look(index, None));
@@ -244,7 +244,7 @@ fn read(tier: &dyn Tier, page: u64, version: u64) -> Result<(), TierFailure> {
     outcome
 }
 
-/// Through a queue; the outcome of one transfer of four pages.
+/// The outcome of one transfer of four pages through a queue.
 fn transfer(queue: &mut dyn TierQueue, operation: Operation, page: u64, version: u64) -> Result<(), TierFailure> {
     let mut buffer = frame(4, 0xee);
     if operation == Operation::Write {
@@ -282,7 +282,7 @@ fn slabs_are_spread_and_copies_are_with_different_members() {
     assert!(mirrored.iter().all(|member| member.held() == 0), "a slab comes back from all who have it");
 }
 
-/// The member fails after n operations, for good or once: nobody who has a mirror notices.
+/// The member fails after n operations, for good or once: with a mirror, nobody notices.
 #[test]
 fn a_mirror_never_fails_and_is_never_wrong() {
     for (for_good, n) in [true, false].into_iter().flat_map(|for_good| (0..40).map(move |n| (for_good, n))) {
@@ -326,8 +326,8 @@ fn a_lost_copy_is_made_elsewhere_and_the_next_loss_costs_nothing_either() {
     assert_eq!(members.iter().map(|member| member.held()).sum::<usize>(), 2 * SLABS, "and nothing is held twice");
 }
 
-/// A member that had revoked its leases lacked slabs that nobody asked for, and nobody knew: with the next member, they
-/// were lost.
+/// A member that had revoked its leases lacked slabs that nobody read, so nobody knew: with the next member, they were
+/// lost.
 #[test]
 fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
     for (shape, donors) in [(Shape { needed: 1, total: 2 }, 3), (Shape { needed: 4, total: 5 }, 6)] {
@@ -347,7 +347,7 @@ fn a_member_that_lacks_one_slab_is_asked_for_its_others() {
     }
 }
 
-/// A slab that the program writes to all the time never got its copy: each copy came to nothing.
+/// A slab that the program wrote to all the time never got its copy, because each copy was abandoned.
 #[test]
 fn a_slab_gets_its_copy_however_often_it_is_written_to() {
     for (shape, donors) in [(Shape { needed: 1, total: 2 }, 3), (Shape { needed: 4, total: 5 }, 6)] {
@@ -411,7 +411,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
     members[1].go_away(true);
     array.parts.look(1, None);
-    // Nobody else has what was written last, and member 0 is there.
+    // Nobody else has what was written last, and member 0 is present.
     let place = Place(array.parts.places.see(0).place);
     assert_eq!(place.members().collect::<Vec<_>>(), [1]);
     members[1].go_away(false);
@@ -438,7 +438,7 @@ fn without_a_mirror_what_is_lost_is_an_error_and_the_rest_goes_on() {
     }
 }
 
-/// With many small members, those whose turn it is were asked again and again, and the one with room never.
+/// With many small members, those whose turn it was were asked again and again, and the one with room never.
 #[test]
 fn a_copy_goes_to_whoever_has_room_however_many_are_full() {
     let members = members(6);
@@ -487,12 +487,12 @@ fn a_copy_that_is_not_what_was_written_has_another_beside_it() {
     give_back(buffer);
 }
 
-/// Writers, readers and the one who makes copies at the same time, while members come and go.
+/// Writers, readers and the thread that makes copies run at the same time, while members come and go.
 #[test]
 fn nobody_reads_what_is_old_while_slabs_move() {
     let members = members(3);
     let array = array_of(&members, 2);
-    // A slab that gets its place while both of its members are started anew, one after the other, has lost both.
+    // A slab that gets its place while both of its members are restarted, one after the other, has lost both.
     (0..2).for_each(|slab| write(&array, slab * 512, 0).unwrap());
     std::thread::scope(|scope| {
         let array = &array;
@@ -510,7 +510,7 @@ fn nobody_reads_what_is_old_while_slabs_move() {
         let mut round = 0;
         while !workers.iter().all(|worker| worker.is_finished()) {
             members[round % 3].restart();
-            // It says that it is new, and then that it is there.
+            // It reports that it was restarted, and then that it is present.
             (0..2).for_each(|_| array.parts.look(round % 3, None));
             let is_whole = |slab: usize| matches!(Place(array.parts.places.see(slab).place).count(), 0 | 2);
             while !(0..SLABS).all(is_whole) || array.parts.members.iter().any(|member| member.is_lost()) {
@@ -566,7 +566,7 @@ proptest! {
         model::replay(&array_of(&members(3), copies), depth, &steps);
     }
 
-    /// One member at a time, and copies are made before the next: then nothing fails and nothing is wrong.
+    /// One member at a time, and copies are made before the next: then nothing fails and no byte is wrong.
     #[test]
     fn one_loss_at_a_time_is_never_noticed(
         rounds in prop::collection::vec((0usize..3, any::<bool>(), steps()), 1..4),
@@ -593,7 +593,7 @@ proptest! {
     }
 }
 
-/// A script of what happens to three of the members, and of writes, after each of which everything is read.
+/// A script of what happens to three of the members, and of writes; after each step everything is read.
 fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, u64)>) -> Result<(), TestCaseError> {
     let mut truth: HashMap<u64, u64> = HashMap::new();
     for (version, (events, block)) in script.into_iter().enumerate() {
@@ -609,10 +609,10 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
         let page = slab * 512 + block % 16 * 4;
         let was_lost = Place(array.parts.places.see(slab as usize).place) == Place::LOST;
         if was_lost {
-            // What else was in the slab is gone, and its owner finds out by its guards.
+            // The rest of the slab is gone, and its owner finds out by its guards.
             truth.retain(|other, _| other / 512 != slab);
         }
-        // Where it fails, either version may be there: the owner keeps it.
+        // If it fails, either version may be stored: the owner keeps it.
         match array.parts.write_once(page * PAGE_BYTES, version as u64) {
             Ok(()) => _ = truth.insert(page, version as u64),
             Err(_) => _ = truth.remove(&page),
@@ -631,7 +631,7 @@ fn never_wrong(members: &[Arc<Memory>], array: &Array, script: Vec<(Vec<Event>, 
 }
 
 impl Parts {
-    /// As the pager does it, without waiting for who does not answer.
+    /// As the pager does it, without waiting for members that do not answer.
     fn read_once(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
         let piece = crate::donor::pieces(offset, into.len() as u64).next().unwrap();
         self.try_read(piece, into)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A chain while its slabs move, much faster than any program would make them.
+//! A chain whose slabs move much faster than any program would make them.
 
 mod verified;
 
@@ -49,12 +49,12 @@ fn chain(tiers: Vec<Box<dyn Tier>>) -> Chain {
     Chain::new(tiers).unwrap()
 }
 
-/// Moves slabs up and down at random for as long as the chain lives. `moved` counts those that went.
+/// Moves slabs up and down at random while the chain lives. `moved` counts the successful moves.
 fn shake(chain: &Chain, moved: &'static AtomicU64) {
     let weak: Weak<Levels> = Arc::downgrade(&chain.levels);
     std::thread::spawn(move || {
         let mut state = 88_172_645_463_325_252u64;
-        // The mover lives for a few moves, so that it does not keep the chain.
+        // The mover lives for a few moves only, so that it does not keep the chain alive.
         while let Some(levels) = weak.upgrade() {
             let count = levels.all.len();
             let slabs = levels.placed().end;
@@ -191,7 +191,7 @@ fn a_level_that_refuses_new_slabs_is_passed_over_and_a_full_chain_says_so() {
     chain.discard(0, SLAB).unwrap();
     write(&chain, 2, 1).unwrap();
     (1..3).for_each(|slab| read(&chain, slab, 1));
-    // By a queue, too.
+    // Through a queue, too.
     let chain = Chain::new(vec![failing(full, dram(4)), dram(4)]).unwrap();
     let mut queue = chain.open_queue(4).unwrap();
     for slab in 0..3 {
@@ -207,7 +207,8 @@ fn a_level_that_refuses_new_slabs_is_passed_over_and_a_full_chain_says_so() {
     assert_eq!(outcomes, [true, true, false]);
 }
 
-/// A level stops working after each n operations: what was written to others is there, and new slabs go to them.
+/// A level stops working after each n operations: what was written to other levels stays available, and new slabs go to
+/// them.
 #[test]
 fn a_level_that_fails_takes_only_its_own_slabs_with_it() {
     for n in 0..12 {
@@ -227,7 +228,7 @@ fn a_level_that_fails_takes_only_its_own_slabs_with_it() {
     }
 }
 
-/// Threads that write different blocks of one new slab, which its first level refuses: all go to the same other place.
+/// Threads write different blocks of one new slab, which its first level refuses: all go to the same other place.
 #[test]
 fn threads_agree_on_where_a_refused_slab_goes() {
     for _ in 0..30 {
@@ -307,10 +308,10 @@ fn the_mover_sleeps_until_the_chain_is_used() {
     }
 }
 
-/// What is done once, before the next read.
+/// An action that is carried out once, before the next read.
 type Meddle = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
-/// Memory whose reads are late, and whose queue does everything when completions are asked for.
+/// Memory whose reads are slow, and whose queue does everything when completions are requested.
 struct Late {
     inner: Arc<dyn Tier>,
     meddle: Meddle,
@@ -436,7 +437,7 @@ fn what_a_queue_has_on_its_way_is_read_again_or_keeps_its_slab() {
     assert!(move_down(&chain.levels));
     landed(&mut *queue);
     assert_eq!(used(&chain), [0, 1]);
-    // One that is dropped with a write in flight lets its slab go.
+    // A queue that is dropped with a write in flight releases its slab.
     let request = Request { operation: Operation::Write, offset: 0, buffer: frame(4, 1), tag: 3 };
     assert!(queue.submit(request).is_ok());
     queue.kick().unwrap();

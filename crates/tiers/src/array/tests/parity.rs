@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! With parity, too: members come and go, and no byte is wrong, and none is lost while enough of them are left.
+//! With parity, too, members come and go, no byte is wrong, and none is lost while enough members are left.
 
 use super::*;
 
-/// Shards of data and of parity, and members, more of them than shards where there is one that can take over.
+/// Data and parity shards, and members: more members than shards where another member can take over.
 const SHAPES: [(usize, usize, usize); 4] = [(2, 1, 4), (4, 1, 6), (4, 2, 7), (8, 2, 10)];
 
 #[test]
@@ -35,7 +35,7 @@ fn room_is_used_for_the_shards_of_several_slabs_and_comes_back_with_the_last_of_
     }
 }
 
-/// Else they would take more room with every loss, and the array would be full before it is.
+/// Otherwise they would take more room with every loss, and the array would be full too early.
 #[test]
 fn slabs_side_by_side_are_with_the_same_members() {
     for lost in 0..5 {
@@ -63,7 +63,7 @@ fn data_and_parity_are_with_everybody_in_turn() {
     assert_eq!(with_parity.len(), SLABS);
 }
 
-/// What is given back with one slab of several is looked at before: another one may have come to need it.
+/// Room that is given back with one slab of several is checked first: another slab may have come to need it.
 #[test]
 fn room_is_not_given_back_from_under_who_has_just_taken_it() {
     let members = members(3);
@@ -144,7 +144,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
     members[1].go_away(true);
     array.parts.look(1, None);
-    // The shards of member 0 are of before: with those of three others, nothing can be said.
+    // The shards of member 0 are older: with those of three others, nothing can be decided.
     let mut bytes = vec![0; PAGE_BYTES as usize];
     assert!(array.parts.try_read(crate::donor::pieces(0, PAGE_BYTES).next().unwrap(), &mut bytes).is_err());
     members[1].go_away(false);
@@ -153,7 +153,7 @@ fn what_was_written_while_a_member_was_away_is_never_read_from_it() {
     (0..SLABS as u64).for_each(|slab| read(&array, slab * 512, 2).unwrap());
 }
 
-/// A write that too few members have taken has failed; what others have of it is not put together with what was there.
+/// A write that too few members have accepted has failed; its shards are not combined with older ones.
 #[test]
 fn a_torn_write_is_an_error_and_spoils_no_other_page() {
     for (data, parity, donors) in SHAPES {
@@ -255,7 +255,7 @@ fn without_room_for_all_shards_slabs_have_fewer_and_without_room_for_enough_the_
     write(&array, 0, 1).unwrap();
 }
 
-/// Writers, readers and the one who makes shards at the same time, while members come and go.
+/// Writers, readers and the thread that makes shards run at the same time, while members come and go.
 #[test]
 fn nobody_reads_what_is_old_while_shards_move() {
     let members = members(6);
@@ -299,7 +299,8 @@ proptest! {
         model::replay(&parity_of(&members(donors), data, parity), depth, &steps);
     }
 
-    /// As many members at a time as there are parity shards, and shards are made before the next: then nothing fails.
+    /// At most as many members at a time as there are parity shards, and shards are rebuilt before the next: then
+    /// nothing fails.
     #[test]
     fn losses_within_parity_are_never_noticed(
         rounds in prop::collection::vec((0usize..10, any::<bool>(), steps()), 1..4),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Donors that stand still, over TCP: who has other donors does not stand still for long, either.
+//! Donors that hang, over TCP: a program with other donors does not hang for long, either.
 //!
-//! The donors are threads that keep what they are sent, and say nothing from a moment on, as one that was stopped: the
-//! kernel takes connections and bytes for it all the same.
+//! The donors are threads that store what they are sent and, from some moment on, answer nothing, like a process that
+//! was stopped: the kernel still accepts connections and bytes for it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use super::*;
 use crate::spec::TierSpec;
 
 /// 600 ms for answers, 400 ms for each of two that get a second chance (`donor/patience.rs`), and what a busy machine
-/// adds. That answers are waited for one after the other, or second chances given to all of four, is beyond it.
+/// adds. Waiting for answers one after the other, or giving all four a second chance, would exceed it.
 const STAND_MOST: Duration = Duration::from_millis(1700);
 
 /// Keeps its slabs' bytes by offset: whole tests use few of them.
@@ -90,7 +90,7 @@ impl Donor {
     }
 }
 
-/// Of donors that are silent from now on: as many as there are parity shards, those with data first.
+/// Some donors are silent from now on: as many as there are parity shards, those with data first.
 fn with_silent_donors(data: usize, parity: usize, act: impl Fn(&Array, &mut dyn TierQueue)) {
     let donors: Vec<_> = (0..data + parity + 1).map(|_| Donor::start()).collect();
     let addresses: Vec<&str> = donors.iter().map(|(_, address)| &**address).collect();
@@ -122,7 +122,7 @@ fn timed(what: &str, act: impl FnOnce()) {
 fn a_read_stands_briefly_for_silent_donors() {
     for (data, parity) in [(4, 1), (4, 2), (4, 4)] {
         with_silent_donors(data, parity, |array, _| {
-            // The first ones cost the silent ones' links their connections.
+            // The first requests cost the silent donors' links their connections.
             for turn in 0..12 {
                 timed(&format!("{data}+{parity}, read {turn}"), || read(array, 0, 2).unwrap());
             }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A member whose memory does not keep what it was given, beside others that are silent for a moment: what it has is
-//! neither believed, nor copied, nor made the only copy.
+//! A member whose memory corrupts what is stored, next to others that are silent for a moment: its bytes are not
+//! trusted, not copied, and do not become the only copy.
 
 use super::care::GIVEN_UP_AFTER;
 use super::*;
 use crate::Disposition;
 
-/// Slabs of pages, of this version each.
+/// Slabs of pages, each of this version.
 fn fill(array: &Array, version: u64) {
     (0..SLABS as u64).for_each(|slab| write(array, slab * 512, version).unwrap());
 }
 
-/// Reads as the pager does: with other ways, and the word on whose bytes were wrong. False when no way is right.
+/// Reads as the pager does: by other ways, and reporting whose bytes were wrong. Returns false when no way is right.
 fn read_right(array: &Array, page: u64, version: u64) -> Result<bool, TierFailure> {
     let mut buffer = frame(4, 0xee);
     let mut expected = vec![0; buffer.len()];
@@ -41,7 +41,7 @@ fn distrusted(array: &Array) -> Vec<usize> {
     (0..array.parts.members.len()).filter(|index| array.parts.members[*index].is_distrusted()).collect()
 }
 
-/// Until one is believed no more.
+/// Until one member is no longer trusted.
 fn find_out(array: &Array, version: u64) {
     for _ in 0..100 {
         (0..SLABS as u64).for_each(|slab| assert_eq!(read_right(array, slab * 512, version), Ok(true)));
@@ -136,7 +136,7 @@ fn people_are_told_once_who_is_gone_and_back_and_anew_and_not_believed() {
     assert!(lines.len() == 1 && lines[0].contains("does not keep what is stored there"), "{lines:?}");
 }
 
-/// The worst moment for a hiccup: what is right is with somebody who is silent.
+/// The worst moment for a hiccup: only a silent member has the right bytes.
 #[test]
 fn what_is_not_believed_becomes_neither_the_only_copy_nor_the_source_of_one() {
     for (members, array) in arrays().into_iter().take(2) {
@@ -184,7 +184,7 @@ fn who_is_silent_for_a_moment_is_waited_for_where_what_came_is_wrong() {
     }
 }
 
-/// Whoever gives its slabs back may have the only right copy. What was copied for it was read from anybody once.
+/// A member that gives its slabs back may have the only right copy. Its replacement used to be read from any member.
 #[test]
 fn what_a_member_gives_back_is_copied_from_itself() {
     for (members, array) in arrays() {

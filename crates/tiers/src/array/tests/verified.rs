@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A member whose memory is damaged, beside one that is lost: the new copy was made of whichever copy came first, so
-//! that the damaged one could be there twice, and the good one was lost with the next member. Whoever seals what is
-//! stored can tell them apart, and new copies are made of what the seals confirm.
+//! A member whose memory is damaged, next to a lost one: the new copy was made from whichever copy came first, so that
+//! the damaged one could exist twice, and the good one was lost with the next member. The layer that seals what is
+//! stored can distinguish the two, and new copies are made from what the seals confirm.
 
 use super::care::GIVEN_UP_AFTER;
 use super::*;
 use crate::Encrypted;
 
-/// Sealed, over an array that can be looked at.
+/// Sealed, over an array that the test can inspect.
 struct Sealed {
     members: Vec<Arc<Memory>>,
     parts: Arc<Parts>,
@@ -40,7 +40,7 @@ impl Sealed {
         }
     }
 
-    /// Reads a slab as the pager does. False when no way is right.
+    /// Reads a slab as the pager does. Returns false when no way is right.
     fn is_right(&self, slab: usize, version: u64) -> bool {
         let offset = slab as u64 * SLAB_BYTES;
         let mut buffer = frame(4, 0xee);
@@ -66,7 +66,7 @@ impl Sealed {
 
 const MIRROR: Shape = Shape { needed: 1, total: 2 };
 const PARITY: Shape = Shape { needed: 4, total: 5 };
-/// Those that can lose a member beside a damaged one.
+/// Shapes that can lose a member in addition to a damaged one.
 const TWICE: [(Shape, usize); 2] = [(Shape { needed: 1, total: 3 }, 4), (Shape { needed: 4, total: 6 }, 7)];
 
 #[test]
@@ -116,7 +116,7 @@ fn a_silent_member_keeps_its_slabs_while_nobody_else_has_them_right() {
     }
 }
 
-/// It may never come back. What is not damaged gets its copies, and people are told of the rest.
+/// The member may never come back. Undamaged slabs get their copies, and the others are reported.
 #[test]
 fn a_member_whose_leases_have_ended_is_given_up_and_people_are_told_of_the_damage() {
     for (shape, donors) in [(MIRROR, 3), (PARITY, 6)] {
@@ -156,7 +156,7 @@ fn a_member_that_wants_its_memory_back_hands_on_what_the_seals_confirm() {
     }
 }
 
-/// Members whose bytes the seals refute are found out by it, before the program reads them.
+/// Members whose bytes the seals refute are detected by that, before the program reads them.
 #[test]
 fn a_rebuild_finds_out_whose_memory_is_damaged() {
     for (shape, donors) in TWICE {
@@ -170,7 +170,7 @@ fn a_rebuild_finds_out_whose_memory_is_damaged() {
     }
 }
 
-/// The trust in a member that is silent for one request was not asked for once the copy had begun.
+/// Whether a member that is silent for one request is trusted was not checked again once the copy had begun.
 #[test]
 fn nothing_is_copied_from_a_member_that_is_given_up_for_its_damage() {
     let members = members(3);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! A slab that moves out of a mirror, or of shards with parity, one of which is damaged: the move copied whatever came
-//! first and gave all copies up, so that the good one was lost with the damaged one.
+//! A slab moves out of a mirror, or of shards with parity, one of which is damaged: the move copied whatever came first
+//! and gave all copies up, so that the good one was lost with the damaged one.
 
 use super::*;
 use crate::array::Array;
@@ -57,7 +57,7 @@ fn what_no_way_finds_stays_where_it_is_unless_it_is_lost_there() {
     assert_eq!(move_all_down(&chain, Leaves::Yes), [true; SLABS_MOVED as usize], "what can be saved is");
 }
 
-/// Without seals nobody can tell which copy is right: the pager can, by its guards, as long as both are there.
+/// Without seals nobody can tell which copy is right. The pager can, by its guards, as long as both exist.
 #[test]
 fn copies_that_differ_are_both_kept() {
     for (members, array) in arrays() {
