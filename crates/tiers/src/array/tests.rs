@@ -44,7 +44,7 @@ pub(crate) struct Memory {
     look_every_ms: AtomicU64,
     /// Operations until one fails; negative: none fails.
     fails_in: AtomicI64,
-    /// What others do when somebody begins to copy a slab to or from this member.
+    /// What others do when somebody begins to copy a slab to this member.
     meanwhile: Mutex<Option<Box<dyn Fn() + Send>>>,
 }
 
