@@ -14,7 +14,7 @@
 //! | `text` | output, or something else that is not typed |
 //!
 //! Some renderers hide the text after a fence, so the last line above the block also names machines and file
-//! ([`label`]).
+//! (`label`).
 
 /// The pages, in the order in which a reader follows them.
 const PAGES: [(&str, &str); 3] = [
