@@ -10,7 +10,7 @@
 //!
 //! Halving is computed on demand. The histogram follows it exactly, since its classes are powers of two: the end of an
 //! epoch moves every class of evicted pages down by one, and touches no block. Each end of an epoch also refreshes a
-//! few blocks, only so that two bytes for the epoch are enough ([`SWEEP_EPOCHS`]).
+//! few blocks, only so that two bytes for the epoch are enough (`SWEEP_EPOCHS`).
 //!
 //! Units and interpretation: `docs/temperature.md`.
 
