@@ -9,6 +9,8 @@
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use aquifer_driver::Fatal;
+use aquifer_sys::raw::Errno;
 use aquifer_sys::{raw, signals};
 
 use crate::recorder;
@@ -27,6 +29,17 @@ pub fn abort(parts: &[&str]) -> ! {
     say(parts);
     recorder::finish();
     signals::exit_now(CANNOT_GO_ON)
+}
+
+/// Ends the process because its memory cannot be managed any more.
+pub fn fail(fatal: Fatal) -> ! {
+    match fatal.errno() {
+        None => abort(&[fatal.text()]),
+        Some(errno) => {
+            let number = Number::new(errno.unsigned_abs().into());
+            abort(&[fatal.text(), " (", Errno(errno).name(), ", errno ", number.text(), ")"])
+        }
+    }
 }
 
 /// Writes one line that says why the program was not started, and ends the process. Before the program's `main`.

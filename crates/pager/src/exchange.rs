@@ -14,7 +14,7 @@
 //!
 //! May run in a signal handler: does not allocate, and takes no lock.
 //!
-//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `resolve.rs`, which calls this file; no
+//! The kernel may end a transfer early: `exchange/repeat.rs`. Next on the path: `space/exchanger.rs`, which calls this file; no
 //! decision is made here.
 
 #![allow(unsafe_code, reason = "page exchange is unsafe by nature; each site says which range is owned and why")]
@@ -24,6 +24,7 @@ mod repeat;
 use aquifer_core::engine::Exchange;
 use aquifer_core::map::Pages;
 use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_driver::Fatal;
 use aquifer_sys::memory::{MADV_POPULATE_WRITE, advise, drop_pages};
 use aquifer_sys::raw::Errno;
 use aquifer_sys::uffd::{Partial, Uffd};
@@ -50,6 +51,15 @@ pub struct Refused {
     pub errno: Errno,
     /// No part of the block has moved: a sealed block is still sealed.
     pub is_untouched: bool,
+}
+
+/// Why a block was not taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unable {
+    /// The kernel refused.
+    Refused(Refused),
+    /// The block's bytes are not where they must be.
+    Fatal(Fatal),
 }
 
 /// What happened to the frame's own pages.
@@ -150,14 +160,18 @@ pub fn take_away(
     pages: Pages,
     frame: FrameIndex,
     sealed: bool,
-) -> Result<(), Refused> {
+) -> Result<(), Unable> {
     let taken = try_take_away(uffds, area, way, pages, frame, sealed);
     // Pages that a refused eviction left in the frame would be the only copy of those bytes.
     let whole = (pages.bytes() as usize).next_multiple_of(frame.order().bytes() as usize);
-    if taken.is_err() && !is_empty(area.address(frame), whole) {
-        crate::abort::abort(&["a block that could not be evicted is in part in its frame; it would be lost"]);
+    if matches!(taken, Err(Unable::Refused(_))) && !is_empty(area.address(frame), whole) {
+        return Err(misplaced("a block that could not be evicted is in part in its frame; it would be lost"));
     }
     taken
+}
+
+fn misplaced(what: &'static str) -> Unable {
+    Unable::Fatal(Fatal::Misplaced(what))
 }
 
 fn try_take_away(
@@ -167,7 +181,7 @@ fn try_take_away(
     pages: Pages,
     frame: FrameIndex,
     sealed: bool,
-) -> Result<(), Refused> {
+) -> Result<(), Unable> {
     let (source, target, len) = (pages.address() as usize, area.address(frame), pages.bytes() as usize);
     let mut done = 0;
     if way == Way::Move {
@@ -179,19 +193,18 @@ fn try_take_away(
             Err(Errno(libc::EINVAL)) => {}
             // A page that does not move now may be pinned, so it is never copied.
             Err(errno) => {
-                put_back(uffds.program, source, target, done);
-                return Err(Refused { errno, is_untouched: done == 0 });
+                put_back(uffds.program, source, target, done)?;
+                return Err(Unable::Refused(Refused { errno, is_untouched: done == 0 }));
             }
         }
     }
     // Pages in the frame came from the block. A copy would overwrite them with the zeros of pages now missing there.
     if way == Way::Move && !is_empty(target + done, len - done) {
-        crate::abort::abort(&["pages of a block have moved unseen; a copy would lose them"]);
+        return Err(misplaced("pages of a block have moved unseen; a copy would lose them"));
     }
-    copy_away(uffds.program, source + done, target + done, len - done).map_err(|errno| {
-        put_back(uffds.program, source, target, done);
-        Refused { errno, is_untouched: false }
-    })
+    let Err(errno) = copy_away(uffds.program, source + done, target + done, len - done)? else { return Ok(()) };
+    put_back(uffds.program, source, target, done)?;
+    Err(Unable::Refused(Refused { errno, is_untouched: false }))
 }
 
 /// Moves a block's pages into its frame. Makes a shared page exclusive to this process on the way, except in a sealed
@@ -255,33 +268,34 @@ pub struct Uffds<'a> {
     pub program: &'a Uffd,
 }
 
-/// Write-protects, copies, drops. From the first step to the last, a store of the program faults and waits.
-fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Errno> {
+/// Write-protects, copies, drops. From the first step to the last, a store of the program faults and waits. Returns the
+/// kernel's refusal, if any; then the range is as it was.
+fn copy_away(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<Result<(), Errno>, Unable> {
     let copied = uffd.write_protect(source, len, true).and_then(|()| {
         // SAFETY: the block is Leaving: only the program can write to the source, and the write-protection prevents
         // that; the target frame is this thread's.
         unsafe { OwnMemory::open().and_then(|memory| memory.read_out(source, target, len)) }
     });
     if let Err(errno) = copied {
-        stay(uffd, source, target, len);
-        return Err(errno);
+        stay(uffd, source, target, len)?;
+        return Ok(Err(errno));
     }
     // SAFETY: the bytes have been copied, and the write-protection has allowed no store since.
     match unsafe { drop_pages(source, len) } {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(Ok(())),
         // madvise(2) skips unmapped pages and drops all others.
-        Err(Errno(libc::ENOMEM)) if is_empty(source, len) => Ok(()),
+        Err(Errno(libc::ENOMEM)) if is_empty(source, len) => Ok(Ok(())),
         Err(errno) => {
             // The pages before a locked page have been dropped as well.
-            copy_back(uffd, source, target, len);
-            stay(uffd, source, target, len);
-            Err(errno)
+            copy_back(uffd, source, target, len)?;
+            stay(uffd, source, target, len)?;
+            Ok(Err(errno))
         }
     }
 }
 
 /// Copies back from the frame those pages that a block lost before the kernel refused the others.
-fn copy_back(uffd: &Uffd, source: usize, target: usize, len: usize) {
+fn copy_back(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Unable> {
     let table = PageTable::open();
     for start in (0..len).step_by(PAGE_BYTES as usize) {
         if table.contents(source + start, 1) == Ok(1) {
@@ -291,18 +305,18 @@ fn copy_back(uffd: &Uffd, source: usize, target: usize, len: usize) {
         {
             // The page is present; or it is no longer mapped, and nobody misses it.
             Ok(()) | Err(Errno(libc::EEXIST | libc::ENOENT)) => {}
-            Err(_) => crate::abort::abort(&[LOST]),
+            Err(_) => return Err(misplaced(LOST)),
         }
     }
+    Ok(())
 }
 
 /// Restores a whole block to its state before it was to be copied away.
-fn stay(uffd: &Uffd, source: usize, target: usize, len: usize) {
-    if let Err(errno) = lift_protection(uffd, source, len) {
-        crate::abort::abort(&["the kernel refused to lift a write-protection (", errno.name(), ")"]);
-    }
+fn stay(uffd: &Uffd, source: usize, target: usize, len: usize) -> Result<(), Unable> {
+    lift_protection(uffd, source, len).map_err(|errno| Unable::Fatal(Fatal::Protection(errno.0)))?;
     // SAFETY: the frame is this thread's, and its bytes are still at the source.
     let _ = unsafe { drop_pages(target, len) };
+    Ok(())
 }
 
 /// Allows the program to write to a range.
@@ -329,21 +343,20 @@ pub fn lift_protection(uffd: &Uffd, start: usize, len: usize) -> Result<(), Errn
 const LOST: &str = "a block could be neither evicted nor put back; its contents would be lost";
 
 /// Puts back the part of a block that had moved before the kernel refused the rest.
-fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) {
+fn put_back(uffd: &Uffd, source: usize, target: usize, done: usize) -> Result<(), Unable> {
     let mut back = 0;
     let moved = move_all(source, target, done, &mut back, EBUSY_MOST, |back| {
         // SAFETY: these pages came from that address a moment ago, and the block is still Leaving.
         unsafe { uffd.move_pages(source + back, target + back, done - back, true) }
     });
     if moved.is_ok() {
-        return;
+        return Ok(());
     }
     // mprotect(2) has since removed a right from the block that the frame still has.
-    if copy_in(uffd, source, target, done, back, false).is_err() {
-        crate::abort::abort(&[LOST]);
-    }
+    copy_in(uffd, source, target, done, back, false).map_err(|_| misplaced(LOST))?;
     // SAFETY: the frame is this thread's, and its bytes are at the source now.
     let _ = unsafe { drop_pages(target, done) };
+    Ok(())
 }
 
 #[cfg(test)]
@@ -401,11 +414,11 @@ mod tests {
             Pages { start: (self.start / PAGE) as u64, count: BLOCK_PAGES as u32 }
         }
 
-        fn take_away(&self) -> Result<(), Refused> {
+        fn take_away(&self) -> Result<(), Unable> {
             self.take_away_by(Way::Move)
         }
 
-        fn take_away_by(&self, way: Way) -> Result<(), Refused> {
+        fn take_away_by(&self, way: Way) -> Result<(), Unable> {
             let uffds = Uffds { frames: &self.uffd, program: &self.uffd };
             take_away(uffds, &self.area, way, self.pages(), self.frame, false)
         }
@@ -478,7 +491,7 @@ mod tests {
     fn a_block_that_has_lost_its_first_page_is_refused_and_stays() {
         let Some(world) = World::new() else { return };
         world.unmap(1);
-        assert_eq!(world.take_away(), Err(Refused { errno: Errno(libc::ENOENT), is_untouched: true }));
+        assert_eq!(world.take_away(), Err(Unable::Refused(Refused { errno: Errno(libc::ENOENT), is_untouched: true })));
         assert!(!is_empty(world.start + PAGE, PAGE));
     }
 
@@ -499,7 +512,8 @@ mod tests {
             if locked.is_err() {
                 return aquifer_test_support::skip("not even a page may be locked (ulimit -l)");
             }
-            assert_eq!(world.take_away_by(way).map_err(|refused| refused.errno), Err(Errno(libc::EINVAL)));
+            let refused = world.take_away_by(way);
+            assert!(matches!(refused, Err(Unable::Refused(Refused { errno: Errno(libc::EINVAL), .. }))), "{refused:?}");
             assert_eq!(world.words(), [1, 2, 3, 4]);
             world.write(0);
         }
@@ -518,7 +532,7 @@ mod tests {
             unsafe { syscall(libc::SYS_mprotect, [world.start, PAGE, rights as usize, 0, 0, 0]) }.expect("mapped")
         };
         mprotect(libc::PROT_NONE);
-        put_back(&world.uffd, world.start, target, len);
+        put_back(&world.uffd, world.start, target, len).expect("they can go back");
         mprotect(libc::PROT_READ | libc::PROT_WRITE);
         assert_eq!(world.words(), [1, 2, 3, 4]);
         assert!(is_empty(target, len));

@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use aquifer_core::engine::{DiscardStep, Engine, ForkObstacle};
+use aquifer_core::engine::{DiscardStep, Engine};
 use aquifer_core::map::{Delivery, Mapping};
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
 use aquifer_sys::memory::advise;
@@ -27,17 +27,14 @@ use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::{self, Inside, Trapping};
 use aquifer_sys::uffd::mode;
 
-use crate::abort::{abort, say};
+use crate::abort::{abort, fail, say};
 use crate::adopt::{Adopter, Range, cut};
 use crate::advice::Said;
 use crate::ending;
 use crate::ledger::Ledger;
 use crate::pager::{Pager, THREADS_MOST};
-use crate::resolve::Outcome;
 use crate::signal;
 
-/// One sleep while threads finish their work.
-const QUIET_WAIT_ONCE: Duration = Duration::from_millis(1);
 /// Most blocks that one fork(2) makes resident because a withheld range ends within them. Each takes one turn, and one
 /// more each time it is evicted to make room for another. A choice.
 const CUT_FETCHES_MOST: u32 = 64 << 10;
@@ -259,35 +256,15 @@ impl Pager {
     /// Stops new work, and waits until no block is being worked on and none exists only in a frame.
     fn come_to_rest(&self, cuts: &Cuts) -> Result<(), Errno> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
-        let started = now_ns();
         {
             // Set under the lock: later operations see the flag, and earlier ones show as busy blocks.
             let _engine = self.engine();
             self.forking.store(thread_slot::token(), Ordering::SeqCst);
         }
-        let mut turns = 0;
-        loop {
-            let ticket = self.progress.ticket();
-            let obstacle = self.engine().fork_obstacle();
-            match obstacle {
-                None => {
-                    let Some(page) = cuts.obstacle(&self.engine()) else { return Ok(()) };
-                    turns += 1;
-                    let resolved = self.resolve((page * PAGE_BYTES) as usize, thread, false) == Outcome::Resolved;
-                    if !resolved || turns > CUT_FETCHES_MOST {
-                        return Err(Errno(libc::ENOMEM));
-                    }
-                }
-                Some(ForkObstacle::Busy) => {
-                    self.check_patience(started);
-                    self.progress.sleep(ticket, QUIET_WAIT_ONCE);
-                }
-                Some(ForkObstacle::Bring { page }) => {
-                    if self.resolve((page * PAGE_BYTES) as usize, thread, false) != Outcome::Resolved {
-                        return Err(Errno(libc::ENOMEM));
-                    }
-                }
-            }
+        match aquifer_driver::quiesce(self, thread, |engine| cuts.obstacle(engine), CUT_FETCHES_MOST) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Errno(libc::ENOMEM)),
+            Err(fatal) => fail(fatal),
         }
     }
 
@@ -306,12 +283,6 @@ impl Pager {
         self.forking.store(0, Ordering::SeqCst);
         self.progress.signal();
         self.worker_bell.ring();
-    }
-
-    /// Whether the calling thread must not start new work now. Read under the engine's lock.
-    pub(crate) fn is_paused(&self) -> bool {
-        let forking = self.forking.load(Ordering::SeqCst);
-        forking != 0 && forking != thread_slot::token()
     }
 
     /// Gives this process everything that it cannot inherit, and drops the ranges that its parent withholds. `joined`

@@ -9,6 +9,7 @@
 
 use aquifer_core::frames::FramePool;
 use aquifer_core::units::{FrameIndex, Order};
+use aquifer_driver::Fatal;
 use aquifer_sys::FrameBuffer;
 use aquifer_sys::memory::{Reserved, advise};
 use aquifer_sys::raw::Errno;
@@ -87,11 +88,14 @@ impl FrameArea {
     /// Gives the frame's pages back to the kernel. As with [`buffer`](Self::buffer), only for the thread that has the
     /// frame.
     #[allow(unsafe_code, reason = "the one place where a frame's pages go; exclusivity is the engine's state machine")]
-    pub fn drop_pages(&self, frame: FrameIndex) {
+    pub fn try_drop_pages(&self, frame: FrameIndex) -> Result<(), Fatal> {
         // SAFETY: the frame is the caller's, who has reported its bytes as not needed.
-        let dropped = unsafe { aquifer_sys::memory::drop_pages(self.address(frame), frame.order().bytes() as usize) };
-        if dropped.is_err() {
-            crate::abort::abort(&["the kernel refused to take pages back"]);
-        }
+        unsafe { aquifer_sys::memory::drop_pages(self.address(frame), frame.order().bytes() as usize) }
+            .map_err(|errno| Fatal::FramePages(errno.0))
+    }
+
+    /// As [`try_drop_pages`](Self::try_drop_pages), where a refusal can only be a bug.
+    pub fn drop_pages(&self, frame: FrameIndex) {
+        self.try_drop_pages(frame).unwrap_or_else(|fatal| crate::abort::fail(fatal));
     }
 }

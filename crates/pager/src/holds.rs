@@ -7,8 +7,7 @@
 //! cannot be repeated. So all memory that the kernel will touch is made resident first, and held until the call
 //! returns. Where eviction copies pages, holds also keep pages resident while a device writes to them.
 //!
-//! The order makes it safe. A hold is published before its blocks are looked at under the engine's lock. A victim
-//! chosen earlier is then seen as Leaving, and waited for; a victim chosen later is refused because of the hold.
+//! A hold is published before its blocks are brought (`driver/src/bring.rs`, which says why this order is safe).
 //!
 //! Threads: any thread of the program, with signals blocked unless everything is known to be resident. Does not
 //! allocate. The slots are in `holds/table.rs`, holds for threads in `holds/threads.rs`, ranges recently found resident
@@ -20,20 +19,18 @@ mod threads;
 
 use std::sync::atomic::Ordering;
 
-use aquifer_core::block::State;
 use aquifer_core::map::Delivery;
 use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
-use aquifer_sys::memory::{MADV_POPULATE_READ, advise};
 use aquifer_sys::own_stack;
-use aquifer_sys::raw::Errno;
 use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot;
 
 pub(crate) use self::table::Holds;
 use self::table::LOCKED;
+use crate::abort::fail;
 use crate::exchange::Way;
 use crate::pager::{Pager, THREADS_MOST};
-use crate::resolve::Outcome;
+use aquifer_driver::Brought;
 
 /// Ranges of blocks that one system call can hold. A call with more goes through a bounce buffer.
 pub const HOLDS_OF_CALL_MOST: usize = 64;
@@ -44,10 +41,6 @@ pub(crate) const LOCKED_PART: u64 = 2;
 /// A hold of up to this size may exceed the calls' part by half: it is for structures that a bounce buffer cannot
 /// replace. It still counts, with all the blocks that it keeps resident.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Attempts to make one block resident for one call. A held block needs one, plus one each time it is seen as a victim
-/// that is about to be refused; a block that is not held may be evicted again and again.
-const BRINGS_MOST: u32 = 64;
-
 /// Memory could not be made resident: there is no room for it, or it was evicted each time before it was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotBrought;
@@ -282,57 +275,12 @@ impl Pager {
     /// Makes the pages `start..end` resident, except those not managed or lost. Returns whether all are present now.
     fn bring(&self, start: u64, end: u64) -> Result<bool, NotBrought> {
         let thread = ThreadIndex(thread_slot::index(THREADS_MOST));
-        let mut page = start;
-        let mut tries = 0;
-        let mut all = true;
-        while page < end {
-            let found = {
-                let engine = self.engine();
-                let block = engine.map().blocks_in(page, end).next();
-                block.map(|block| (*engine.map().block(block), engine.map().pages(block)))
-            };
-            let Some((block, pages)) = found else { break };
-            all &= page >= pages.start;
-            // The kernel may be about to write, and cannot signal a fault on a write-protected page either.
-            if block.state != State::Resident || block.protected {
-                match self.resolve((pages.start.max(page) * PAGE_BYTES) as usize, thread, true) {
-                    Outcome::Resolved if tries < BRINGS_MOST => {
-                        tries += 1;
-                        continue;
-                    }
-                    Outcome::Resolved | Outcome::NoRoom => return Err(NotBrought),
-                    // Lost: the kernel returns an error to the call.
-                    Outcome::Foreign | Outcome::Lost => all = false,
-                }
-            }
-            page = pages.start + u64::from(pages.count);
-            tries = 0;
+        match aquifer_driver::bring(self, start, end, thread) {
+            Ok(Brought::Present) => Ok(true),
+            Ok(Brought::AsFarAsManaged) => Ok(false),
+            Ok(Brought::NoRoom) => Err(NotBrought),
+            Err(fatal) => fail(fatal),
         }
-        all &= page >= end;
-        Ok(self.fill_holes(start, end, thread)? && all)
-    }
-
-    /// Fills single pages that resident blocks lack. Looks at each page once: a page that is missing at a second look
-    /// was not held. Returns whether no page was missing.
-    fn fill_holes(&self, start: u64, end: u64, thread: ThreadIndex) -> Result<bool, NotBrought> {
-        let populate = |start: u64, end: u64| {
-            let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
-            advise(address, len, MADV_POPULATE_READ)
-        };
-        match populate(start, end) {
-            Ok(()) => return Ok(true),
-            Err(Errno(libc::EFAULT | libc::EINVAL)) => {}
-            Err(_) => return Ok(false),
-        }
-        for page in start..end {
-            let address = (page * PAGE_BYTES) as usize;
-            if matches!(populate(page, page + 1), Err(Errno(libc::EFAULT | libc::EINVAL)))
-                && self.resolve(address, thread, true) == Outcome::NoRoom
-            {
-                return Err(NotBrought);
-            }
-        }
-        Ok(false)
     }
 
     /// Locks `start..start + len` until [`unlock`](Self::unlock). False if that exceeds the memory that may be locked.

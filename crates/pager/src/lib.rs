@@ -3,12 +3,12 @@
 
 //! The pager: resolves faults on managed memory.
 //!
-//! The path of one fault, file by file: `signal.rs` or `listener.rs` (intake) → `resolve.rs` → the engine in
-//! `aquifer_core::engine` (decide, make room) → `transfers.rs` (the tier fetches) → `inspect.rs` (arrive, checked) →
-//! `exchange.rs` (install) → the program continues. In parallel, `worker.rs` reads ahead, writes back and evicts.
-//! `adopt.rs` takes mappings into management and does nothing else until managed memory reaches the budget. `trims.rs`
-//! returns freed room to the tier. `doors.rs` wraps every call into the engine, and `recorder.rs` records those calls.
-//! `holds.rs` keeps the memory of system calls resident.
+//! The path of one fault, file by file: `signal.rs` or `listener.rs` (intake) → `driver/src/fault.rs`, which asks the
+//! engine in `aquifer_core::engine` (decide, make room) and has its steps carried out here: `space/store.rs` (the tier
+//! fetches), `exchange.rs` (install) → the program continues. In parallel, the driver's worker reads ahead, writes back
+//! and evicts. `space.rs` is this pager as the driver sees it. `adopt.rs` takes mappings into management and does nothing
+//! else until managed memory reaches the budget. `trims.rs` returns freed room to the tier. `recorder.rs` records the
+//! calls into the engine. `holds.rs` keeps the memory of system calls resident.
 //!
 //! A program and its children: `fork.rs` splits one pager into two, `family.rs` counts which processes read which slab
 //! of the tier, `ledger.rs` accounts for each process's part of the budget, in its slot of `places.rs`, and `share.rs`
@@ -17,7 +17,6 @@
 pub mod abort;
 pub mod adopt;
 pub mod advice;
-mod doors;
 pub mod early;
 pub mod ending;
 pub mod exchange;
@@ -25,7 +24,6 @@ pub mod family;
 mod fork;
 pub mod frame_area;
 pub mod holds;
-pub mod inspect;
 pub mod ledger;
 mod left_alone;
 pub mod listener;
@@ -37,13 +35,11 @@ mod planted;
 mod quarry;
 pub mod recorder;
 mod reserved;
-pub mod resolve;
 mod ring;
 mod share;
 pub mod signal;
+mod space;
 mod take_out;
-mod together;
-mod transfers;
 mod trims;
 pub mod worker;
 

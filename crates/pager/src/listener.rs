@@ -9,7 +9,7 @@
 //! A lost page is poisoned permanently. If there is only no room at present, the page stays as it is, and the thread
 //! gets SIGBUS for this one access, as under signal delivery.
 //!
-//! Next on the path: `resolve.rs`.
+//! Next on the path: `space.rs`.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use aquifer_sys::uffd::{FaultMessage, Uffd};
 
 use crate::abort::{abort, say};
 use crate::pager::{Pager, StartFailure, THREADS_MOST, start_thread};
-use crate::resolve::{Outcome, WAIT_MOST};
+use aquifer_driver::{Outcome, WAIT_MAX};
 
 /// Listener threads: a choice, so that some can wait for the medium while others resolve faults. Not measured.
 const LISTENERS: [&CStr; 4] = [c"aquifer-fault0", c"aquifer-fault1", c"aquifer-fault2", c"aquifer-fault3"];
@@ -122,7 +122,7 @@ fn refuse(pager: &Pager, uffd: &Uffd, fault: FaultMessage) {
     };
     match told {
         // Or the thread has just ended.
-        Ok(()) | Err(Errno(libc::ENOENT | libc::ESRCH)) if waited < WAIT_MOST => {}
+        Ok(()) | Err(Errno(libc::ENOENT | libc::ESRCH)) if waited < WAIT_MAX => {}
         _ => abort(&[
             "no memory: nothing more can be written back, so no frame can be freed, and the program waits for one; free ",
             "space where the tier lives, or add DRAM (--dram)",

@@ -8,7 +8,7 @@
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -17,7 +17,7 @@ use aquifer_core::map::Delivery;
 use aquifer_core::policy::Policy;
 use aquifer_core::record;
 use aquifer_core::temperature::Histogram;
-use aquifer_core::units::{ByteSize, FrameIndex, Order, PAGE_BYTES, REGION_BYTES};
+use aquifer_core::units::{ByteSize, Order, PAGE_BYTES, REGION_BYTES};
 use aquifer_stats::{Counter, Counters, Gauge, LEVELS, LevelCounter, LevelGauge, Place};
 use aquifer_sys::futex::{self, EventCount};
 use aquifer_sys::lifeline::Lifeline;
@@ -31,7 +31,6 @@ use aquifer_sys::uffd::{Refused, Uffd, feature, probe_features};
 use aquifer_sys::wakeup::Wakeup;
 use aquifer_tiers::Tier;
 
-use crate::doors::EngineGuard;
 use crate::ending;
 use crate::exchange::{self, Uffds, Way};
 use crate::family::{Family, FamilySlabs, TooMany};
@@ -176,12 +175,12 @@ impl std::error::Error for StartFailure {}
 
 /// See the module.
 pub struct Pager {
-    engine: Mutex<Engine>,
-    recorder: Option<&'static Recorder>,
+    pub(crate) engine: Mutex<Engine>,
+    pub(crate) recorder: Option<&'static Recorder>,
     pub(crate) area: FrameArea,
     /// Only with `Way::Move`: the memory from which fresh frames are cut.
-    quarry: Option<Quarry>,
-    signal: Uffd,
+    pub(crate) quarry: Option<Quarry>,
+    pub(crate) signal: Uffd,
     listener: Option<Uffd>,
     pub(crate) tier: Box<dyn Tier>,
     pub(crate) way: Way,
@@ -453,12 +452,6 @@ impl Pager {
         self.quarry.as_ref().map(Quarry::lock)
     }
 
-    /// Locks the engine for as long as the guard lives. Hold it briefly: no kernel call that may wait.
-    pub(crate) fn engine(&self) -> EngineGuard<'_> {
-        // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
-        EngineGuard::new(self.engine.lock().unwrap_or_else(PoisonError::into_inner), self.recorder)
-    }
-
     /// Whether the calls into the engine are being recorded.
     pub(crate) fn is_recorded(&self) -> bool {
         self.recorder.is_some_and(Recorder::is_open)
@@ -475,22 +468,6 @@ impl Pager {
     /// The listener's userfaultfd, if this process may have a listener.
     pub fn listener_uffd(&self) -> Option<&Uffd> {
         self.listener.as_ref().filter(|_| !self.is_heir.load(Ordering::Relaxed))
-    }
-
-    /// Prepares a frame to receive bytes: gives its first `len` bytes pages, the best that can be had. Returns whether
-    /// they are zeros.
-    pub(crate) fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) -> bool {
-        if !fresh {
-            if !self.quarry.as_ref().is_some_and(|quarry| quarry.shall_replace(len)) {
-                return false;
-            }
-            self.area.drop_pages(frame);
-        }
-        let served = |quarry: &Quarry| quarry.serve(&self.signal, self.area.address(frame), len);
-        if !self.quarry.as_ref().is_some_and(served) {
-            self.area.populate(frame, len);
-        }
-        true
     }
 
     /// Notes that newly registered memory already had `pages` pages, which the kernel had allocated one by one.

@@ -3,7 +3,7 @@
 
 //! Records the calls into the engine, and their results, in a file: `aquifer run --record`.
 //!
-//! Threads: events come from the thread that holds the engine's lock (`doors.rs`), through a ring (`ring.rs`); one
+//! Threads: events come from the thread that holds the engine's lock (`driver/src/engine_guard.rs`), through a ring (`ring.rs`); one
 //! pager thread takes them out and writes them. If it cannot keep up, or the file accepts no more, the recording ends
 //! at that point and says so; the program never waits for it.
 //!
@@ -49,7 +49,7 @@ static RECORDER: AtomicPtr<Recorder> = AtomicPtr::new(std::ptr::null_mut());
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub struct Recorder {
     ring: Ring,
     bell: Wakeup,
     /// The process that is recorded; its children have other ids.

@@ -6,7 +6,7 @@
 //! Every other signal is blocked while the handler runs. A SIGBUS that is not a fault on managed memory goes on to the
 //! program's own action for it, or to the default.
 //!
-//! Next on the path: `resolve.rs`.
+//! Next on the path: `space.rs`.
 
 #![allow(unsafe_code, reason = "a signal handler is given raw pointers by the kernel")]
 
@@ -23,7 +23,7 @@ use aquifer_sys::{signal_actions, signal_stack};
 
 use crate::abort::say;
 use crate::pager::{Pager, THREADS_MOST};
-use crate::resolve::Outcome;
+use aquifer_driver::Outcome;
 
 static PAGER: AtomicPtr<Pager> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -40,7 +40,7 @@ const BUS_MCEERR_AR: i32 = 4;
 /// Makes `pager` resolve this process's faults, and installs the handler.
 pub fn install(pager: &'static Pager) -> Result<(), Errno> {
     PAGER.store(std::ptr::from_ref(pager).cast_mut(), Ordering::Release);
-    // SAFETY: `on_sigbus` only does things that are allowed at any point of any thread: see `resolve.rs`.
+    // SAFETY: `on_sigbus` only does things that are allowed at any point of any thread: see `space.rs`.
     let old = unsafe { signals::exchange_action(libc::SIGBUS, Some(&signals::fault_action(on_sigbus))) }?;
     if let Ok(mut action) = programs_action(libc::SIGBUS).lock() {
         *action = old;

@@ -3,34 +3,24 @@
 
 //! Takes memory out of management, or empties it, because the program asks for that.
 //!
-//! The kernel call is made under the engine's lock, while no block of the range is being worked on. Memory that the
-//! kernel refuses to remove stays managed, with its contents: a program may name a descriptor that cannot be mapped, or
-//! memory that is sealed.
+//! The kernel call is made under the engine's lock (`driver/src/discard.rs`). Memory that the kernel refuses to remove
+//! stays managed, with its contents: a program may name a descriptor that cannot be mapped, or memory that is sealed.
 //!
 //! Threads: any thread of the program, outside the fault path, on the pager's own stack.
 
 use std::ops::Range as Addresses;
-use std::time::Duration;
 
 use aquifer_core::block::State as BlockState;
-use aquifer_core::engine::DiscardStep;
 use aquifer_core::map::Delivery;
-use aquifer_core::units::{PAGE_BYTES, REGION_PAGES, ThreadIndex};
+use aquifer_core::units::PAGE_BYTES;
+use aquifer_driver::{Discard, EngineGuard};
 use aquifer_stats::Gauge;
 use aquifer_sys::own_stack;
-use aquifer_sys::raw::{Errno, now_ns};
+use aquifer_sys::raw::Errno;
 
-use crate::abort::abort;
+use crate::abort::fail;
 use crate::adopt::{Adopter, State, by_pagemap, cut};
-use crate::doors::EngineGuard;
-use crate::resolve::Outcome;
-
-/// One sleep of a discard that waits until a block in its range is no longer being worked on.
-const DISCARD_WAIT_ONCE: Duration = Duration::from_millis(1);
-
-/// Most blocks that one discard makes resident: a hole in a region needs all blocks of the region, and some may be
-/// evicted again before the last is fetched. A choice: eight times as many.
-const DISCARD_FETCHES_MOST: u32 = 8 * REGION_PAGES;
+use crate::recorder::Recorder;
 
 /// The result of a call by the program.
 pub trait Answer {
@@ -158,59 +148,25 @@ impl Adopter {
                 return act(); // The kernel refuses to empty it.
             }
             let (first, last) = (start as u64 / PAGE_BYTES, end as u64 / PAGE_BYTES);
-            let mut started = now_ns();
-            let mut fetches = 0;
-            loop {
-                let ticket = pager.progress.ticket();
-                let mut engine = pager.engine();
-                let managed: u64 = engine
-                    .map()
-                    .overlapping(first, last)
-                    .map(|mapping| mapping.end.min(last) - mapping.start.max(first))
-                    .sum();
-                if managed == 0 {
-                    drop(engine);
-                    let result = act();
-                    self.is_out(&mut state, start..end, remove && !result.is_refused());
-                    return result;
+            let act = || {
+                let result = act();
+                let is_done = !(matches!(way, Way::Remove | Way::Replace) && result.is_refused());
+                (result, is_done)
+            };
+            let after = |engine: &mut EngineGuard<'_, Recorder>, freed: &mut dyn FnMut(u64, u64)| {
+                if !remove {
+                    forget_emptied(engine, first, last, freed);
                 }
-                match engine.discard_step(first, last, remove) {
-                    DiscardStep::Done => {
-                        let result = act();
-                        if matches!(way, Way::Remove | Way::Replace) && result.is_refused() {
-                            return result;
-                        }
-                        let mut freed = |slab: u64, _| pager.trims.push(slab);
-                        let step = engine.discard(first, last, remove, &mut freed);
-                        assert_eq!(step, DiscardStep::Done, "nothing stood in the way, and the engine is ours");
-                        if !remove {
-                            forget_emptied(&mut engine, first, last, &mut freed);
-                        }
-                        pager.publish(&engine);
-                        pager.publish_heat(&engine);
-                        drop(engine);
-                        state.managed_bytes -= if remove { managed * PAGE_BYTES } else { 0 };
-                        self.is_out(&mut state, start..end, remove);
-                        pager.progress.signal();
-                        return result;
-                    }
-                    DiscardStep::MakeResident { page } => {
-                        drop(engine);
-                        let outcome = pager.resolve((page * PAGE_BYTES) as usize, ThreadIndex(0), true);
-                        (fetches, started) = (fetches + 1, now_ns());
-                        if !matches!(outcome, Outcome::Resolved) || fetches > DISCARD_FETCHES_MOST {
-                            abort(&[
-                                "a block that the program partly gives back cannot be fetched; its other part would be lost",
-                            ]);
-                        }
-                    }
-                    DiscardStep::Wait => {
-                        drop(engine);
-                        pager.check_patience(started);
-                        pager.progress.sleep(ticket, DISCARD_WAIT_ONCE);
-                    }
-                }
+            };
+            let discarded = aquifer_driver::discard(pager, first, last, remove, act, after);
+            let Discard { result, managed_pages, is_done } = discarded.unwrap_or_else(|fatal| fail(fatal));
+            if managed_pages == 0 {
+                self.is_out(&mut state, start..end, remove && !result.is_refused());
+            } else if is_done {
+                state.managed_bytes -= if remove { managed_pages * PAGE_BYTES } else { 0 };
+                self.is_out(&mut state, start..end, remove);
             }
+            result
         })
     }
 
@@ -243,7 +199,7 @@ impl Adopter {
 /// Memory that is given back page by page, as balloons do, divides blocks. Forgets the first and the last block of
 /// `first..last` if none of their pages is left: missing pages of a resident block read as zeros, and no page can be
 /// filled while the engine is locked.
-fn forget_emptied(engine: &mut EngineGuard<'_>, first: u64, last: u64, freed: &mut dyn FnMut(u64, u64)) {
+fn forget_emptied(engine: &mut EngineGuard<'_, Recorder>, first: u64, last: u64, freed: &mut dyn FnMut(u64, u64)) {
     for page in [first, last - 1] {
         let Some(block) = engine.map().blocks_in(page, page + 1).next() else { continue };
         let pages = engine.map().pages(block);

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use aquifer_core::map::OwnSlot;
-use aquifer_core::units::{BlockIndex, REGION_BYTES};
+use aquifer_core::units::REGION_BYTES;
+use aquifer_driver::Fatal;
 use aquifer_stats::Counter;
 use aquifer_sys::futex::EventCount;
 use aquifer_sys::own_descriptors::keep;
@@ -89,10 +89,11 @@ impl Trims {
         self.bell.ring();
     }
 
-    /// Called before the slab around `slot` is written to. `check_patience` ends the program if this takes too long.
-    fn claim(&self, slot: u64, check_patience: impl Fn(u64)) {
+    /// Called before the slab around `slot` is written to. Fails if this takes too long, as
+    /// `check_patience` says.
+    pub(crate) fn claim(&self, slot: u64, check_patience: impl Fn(u64) -> Result<(), Fatal>) -> Result<(), Fatal> {
         if !self.any.load(Ordering::Acquire) {
-            return;
+            return Ok(());
         }
         let (offset, started) = (slot / REGION_BYTES * REGION_BYTES, now_ns());
         loop {
@@ -102,10 +103,10 @@ impl Trims {
                 list.waiting.remove(place);
             }
             if list.active != Some(offset) {
-                return;
+                return Ok(());
             }
             drop(list);
-            check_patience(started);
+            check_patience(started)?;
             self.ended.sleep(ticket, CLAIM_WAIT_ONCE);
         }
     }
@@ -120,15 +121,6 @@ impl Trims {
     fn end(&self) {
         self.list().active = None;
         self.ended.signal();
-    }
-}
-
-impl Pager {
-    /// Reserves the slot to write a block to; `None` if the tier is full. See [`OwnSlot::moved`].
-    pub(crate) fn slot_for(&self, block: BlockIndex) -> Option<OwnSlot> {
-        let slot = self.engine().slot_for(block)?;
-        self.trims.claim(slot.offset, |started| self.check_patience(started));
-        Some(slot)
     }
 }
 
@@ -171,8 +163,8 @@ mod tests {
         let trims = Trims::new().expect("an eventfd");
         let slab = |index: u64| index * REGION_BYTES;
         (0..4).for_each(|index| trims.push(slab(index)));
-        trims.claim(slab(1) + 4096, |_| panic!("nobody is at work on it"));
-        trims.claim(slab(7), |_| panic!("nobody is at work on it"));
+        trims.claim(slab(1) + 4096, |_| panic!("nobody is at work on it")).expect("nobody waits");
+        trims.claim(slab(7), |_| panic!("nobody is at work on it")).expect("nobody waits");
         assert_eq!(trims.start_next(), Some(slab(0)));
         trims.end();
         assert_eq!(trims.start_next(), Some(slab(2)));
@@ -189,7 +181,12 @@ mod tests {
         assert_eq!(trims.start_next(), Some(0));
         let waits = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let claimer = scope.spawn(|| trims.claim(4096, |_| waits.store(true, Ordering::Relaxed)));
+            let claimer = scope.spawn(|| {
+                trims.claim(4096, |_| {
+                    waits.store(true, Ordering::Relaxed);
+                    Ok(())
+                })
+            });
             while !waits.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The engine and its lock. Every call that changes the engine goes through this file, and is recorded if requested.
+//!
+//! The guard exposes the engine for reading only: nobody can call an engine function that has no method here, so no
+//! call can go unrecorded by oversight. Without a recording, a call costs one additional branch.
+//!
+//! May run in a signal handler: does not allocate, except when a mapping is added.
+
+use std::ops::Deref;
+use std::sync::MutexGuard;
+
+use aquifer_core::engine::{
+    Advice, CleanVerdict, DiscardStep, Engine, Exchange, FaultStep, ForkObstacle, Plan, Transfers,
+};
+use aquifer_core::map::{Delivery, OwnSlot};
+use aquifer_core::policy::Arrival;
+use aquifer_core::record::{Digest, GUARD_RUNS_BYTES, Runs, Summary, Told, guard_runs, push_run};
+use aquifer_core::units::{BlockIndex, FrameIndex, Order, ThreadIndex};
+
+/// Records the calls into an engine. Called with the engine's lock held, possibly in a signal handler.
+pub trait Tape {
+    /// Records one call and the summary of its answer.
+    fn event(&self, call: &Told<'_>, summary: Summary);
+}
+
+/// For a space that never records.
+#[derive(Clone, Copy, Debug)]
+pub enum NoTape {}
+
+impl Tape for NoTape {
+    fn event(&self, _: &Told<'_>, _: Summary) {}
+}
+
+/// The locked engine.
+pub struct EngineGuard<'a, T: Tape> {
+    engine: MutexGuard<'a, Engine>,
+    recorder: Option<&'a T>,
+}
+
+impl<T: Tape> Deref for EngineGuard<'_, T> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl<'a, T: Tape> EngineGuard<'a, T> {
+    /// Wraps a locked engine whose calls `recorder` records.
+    pub fn new(engine: MutexGuard<'a, Engine>, recorder: Option<&'a T>) -> Self {
+        Self { engine, recorder }
+    }
+
+    fn record(&self, told: Told<'_>, summary: impl FnOnce(&Engine) -> Summary) {
+        if let Some(recorder) = self.recorder {
+            recorder.event(&told, summary(&self.engine));
+        }
+    }
+
+    fn record_flag(&self, told: Told<'_>, flag: bool) -> bool {
+        self.record(told, |_| Summary::of_flag(flag));
+        flag
+    }
+
+    /// [`Engine::set_budget`]. Not recorded: a process that records has its budget to itself.
+    pub fn set_budget(&mut self, pages: u64) {
+        self.engine.set_budget(pages);
+    }
+
+    /// [`Engine::add`].
+    pub fn add(
+        &mut self,
+        start: u64,
+        end: u64,
+        order: Order,
+        delivery: Delivery,
+        present: &mut dyn FnMut(u64, u32) -> bool,
+    ) {
+        if self.recorder.is_none() {
+            return self.engine.add(start, end, order, delivery, present);
+        }
+        let (mut runs, mut kind, mut len) = (Vec::new(), false, 0);
+        self.engine.add(start, end, order, delivery, &mut |page, count| {
+            let there = present(page, count);
+            if there != kind && len > 0 {
+                push_run(&mut runs, kind.into(), len);
+                len = 0;
+            }
+            (kind, len) = (there, len + 1);
+            there
+        });
+        if len > 0 {
+            push_run(&mut runs, kind.into(), len);
+        }
+        let present = Runs::new(&runs);
+        self.record(Told::Add { start, end, order, delivery, present }, |_| Summary::default());
+    }
+
+    /// [`Engine::advise`].
+    pub fn advise(&mut self, start: u64, end: u64, advice: Advice) {
+        self.engine.advise(start, end, advice);
+        self.record(Told::Advise { start, end, advice }, |_| Summary::default());
+    }
+
+    /// [`Engine::cleaned`].
+    pub fn cleaned(&mut self, block: BlockIndex, verdict: CleanVerdict, found: &[u64]) -> bool {
+        if self.recorder.is_none() {
+            return self.engine.cleaned(block, verdict, found);
+        }
+        let mut buffer = [0; GUARD_RUNS_BYTES];
+        let guards = guard_runs(self.engine.map().guards(block), found, &mut buffer);
+        let wanted = self.engine.cleaned(block, verdict, found);
+        self.record_flag(Told::Cleaned { block, verdict, guards }, wanted)
+    }
+
+    /// [`Engine::discard`] or, with `remove`, [`Engine::remove`].
+    pub fn discard(&mut self, start: u64, end: u64, remove: bool, freed: &mut dyn FnMut(u64, u64)) -> DiscardStep {
+        let mut digest = Digest::default();
+        let mut each = |slot: u64, bytes: u64| {
+            digest.range(slot, bytes);
+            freed(slot, bytes);
+        };
+        let step = match remove {
+            true => self.engine.remove(start, end, &mut each),
+            false => self.engine.discard(start, end, &mut each),
+        };
+        self.record(Told::Discard { start, end, remove }, |_| Summary::of_discard(step, digest));
+        step
+    }
+
+    /// [`Engine::inherit`]. Not recorded: a fork ends the recording first.
+    pub fn inherit(&mut self, each: &mut dyn FnMut(u32)) {
+        self.engine.inherit(each);
+    }
+
+    /// [`Engine::fork_obstacle`].
+    pub fn fork_obstacle(&mut self) -> Option<ForkObstacle> {
+        self.engine.fork_obstacle()
+    }
+
+    /// [`Engine::become_child`].
+    pub fn become_child(&mut self) {
+        self.engine.become_child();
+    }
+
+    /// [`Engine::dropped`].
+    pub fn dropped(&mut self, block: BlockIndex) -> bool {
+        let wanted = self.engine.dropped(block);
+        self.record_flag(Told::Dropped { block }, wanted)
+    }
+
+    /// [`Engine::emptied`].
+    pub fn emptied(&mut self, frame: FrameIndex) {
+        self.engine.emptied(frame);
+        self.record(Told::Emptied { frame }, |_| Summary::default());
+    }
+
+    /// [`Engine::evicted`].
+    pub fn evicted(&mut self, block: BlockIndex) -> bool {
+        let wanted = self.engine.evicted(block);
+        self.record_flag(Told::Evicted { block }, wanted)
+    }
+
+    /// [`Engine::eviction_refused`].
+    pub fn eviction_refused(&mut self, block: BlockIndex) -> bool {
+        let wanted = self.engine.eviction_refused(block);
+        self.record_flag(Told::EvictionRefused { block }, wanted)
+    }
+
+    /// [`Engine::fault`].
+    pub fn fault(&mut self, page: u64, thread: ThreadIndex, write: bool, first: bool) -> FaultStep {
+        let step = self.engine.fault(page, thread, write, first);
+        self.record(Told::Fault { page, thread, write, first }, |_| Summary::of_step(&step));
+        step
+    }
+
+    /// [`Engine::fetch_failed`].
+    pub fn fetch_failed(&mut self, block: BlockIndex, lost: bool) -> bool {
+        let wanted = self.engine.fetch_failed(block, lost);
+        self.record_flag(Told::FetchFailed { block, lost }, wanted)
+    }
+
+    /// [`Engine::fetched`].
+    pub fn fetched(&mut self, block: BlockIndex, write: bool) -> Exchange {
+        let exchange = self.engine.fetched(block, write);
+        self.record(Told::Fetched { block, write }, |_| Summary::of_exchange(exchange));
+        exchange
+    }
+
+    /// [`Engine::installed_run`]; a single block is a run too.
+    pub fn installed(&mut self, first: BlockIndex, count: u32, arrival: Arrival) -> bool {
+        let wanted = self.engine.installed_run(first, count, arrival);
+        self.record_flag(Told::Installed { first, count, arrival }, wanted)
+    }
+
+    /// [`Engine::plan`].
+    pub fn plan(&mut self, plan: &mut Plan, transfers: Transfers) {
+        self.engine.plan(plan, transfers);
+        let blocks = u32::try_from(transfers.blocks).unwrap_or(u32::MAX);
+        let told = Told::Plan { blocks, pages: transfers.pages };
+        self.record(told, |engine| Summary::of_plan(&plan.tasks, engine));
+    }
+
+    /// [`Engine::read_ahead_arrived`].
+    pub fn read_ahead_arrived(&mut self, block: BlockIndex) -> bool {
+        let wanted = self.engine.read_ahead_arrived(block);
+        self.record_flag(Told::ReadAheadArrived { block }, wanted)
+    }
+
+    /// [`Engine::slot_for`].
+    pub fn slot_for(&mut self, block: BlockIndex) -> Option<OwnSlot> {
+        let slot = self.engine.slot_for(block);
+        self.record(Told::SlotFor { block }, |_| Summary::of_slot(slot.map(|slot| slot.offset)));
+        slot
+    }
+
+    /// [`Engine::try_again`].
+    pub fn try_again(&mut self) {
+        self.engine.try_again();
+        self.record(Told::TryAgain, |_| Summary::default());
+    }
+}

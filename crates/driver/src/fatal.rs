@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a space cannot recover from.
+
+use std::fmt;
+
+/// Why a space cannot go on. Some of its memory may be unreachable; none of it reads as other bytes.
+///
+/// Whoever made the space decides what follows: a program that was started unchanged ends with this message, since its
+/// loads and stores have nobody who could be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fatal {
+    /// An operation waited longer than the tier and its medium should take.
+    NoAnswer,
+    /// The kernel refused to install a block, with this errno.
+    Install(i32),
+    /// The kernel refused to lift a write-protection, with this errno.
+    Protection(i32),
+    /// The kernel refused to install a page of zeros, with this errno.
+    ZeroPage(i32),
+    /// The kernel refused to take back the pages of a frame, with this errno.
+    FramePages(i32),
+    /// A block could be taken away only in part.
+    Divided,
+    /// The tier's queue starts no transfers.
+    QueueStarts,
+    /// The tier's queue takes no more transfers and completes none.
+    QueueFull,
+    /// A block that the program partly gives back cannot be fetched.
+    PartlyDiscarded,
+    /// Pages of a block are where they cannot be; the text says where.
+    Misplaced(&'static str),
+}
+
+impl Fatal {
+    /// The cause and the remedy. Allocates nothing.
+    pub fn text(self) -> &'static str {
+        match self {
+            Fatal::NoAnswer => {
+                "a fault could not be resolved within 120 s: the tier does not answer; check the medium and the kernel \
+                 log (dmesg)"
+            }
+            Fatal::Install(_) => "the kernel refused to install a block",
+            Fatal::Protection(_) => "the kernel refused to lift a write-protection",
+            Fatal::ZeroPage(_) => "the kernel refused a zero page",
+            Fatal::FramePages(_) => "the kernel refused to take pages back",
+            Fatal::Divided => "a block could be taken away in part only; its contents would be lost",
+            Fatal::QueueStarts => "the tier's queue does not start transfers; check the kernel log (dmesg)",
+            Fatal::QueueFull => "the tier's queue takes no more transfers and completes none",
+            Fatal::PartlyDiscarded => {
+                "a block that the program partly gives back cannot be fetched; its other part would be lost"
+            }
+            Fatal::Misplaced(text) => text,
+        }
+    }
+
+    /// The kernel's error, if there was one.
+    pub fn errno(self) -> Option<i32> {
+        match self {
+            Fatal::Install(errno) | Fatal::Protection(errno) | Fatal::ZeroPage(errno) | Fatal::FramePages(errno) => {
+                Some(errno)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Fatal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.errno() {
+            Some(errno) => write!(f, "{} (errno {errno})", self.text()),
+            None => f.write_str(self.text()),
+        }
+    }
+}
+
+impl std::error::Error for Fatal {}

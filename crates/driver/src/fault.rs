@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Resolves one fault, on the thread that calls: the faulting thread itself, or a listener's.
+//!
+//! May run in a signal handler: does not allocate or log, takes no lock but the engine's. Every wait is bounded.
+//!
+//! Next on the path: `transfer.rs`, which fetches, and the kernel's `install`.
+
+use std::time::Duration;
+
+use aquifer_core::engine::{Exchange, FaultStep};
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::policy::Arrival;
+use aquifer_core::units::{BlockIndex, FrameIndex, ThreadIndex};
+
+use crate::evict::evict;
+use crate::fatal::Fatal;
+use crate::inspect::{Guards, PAGES_MAX};
+use crate::observer::{Count, FaultKind, Loss, Resolved};
+use crate::planted::{self, Bug};
+use crate::space::{Installed, Space};
+use crate::transfer::{clean, fetch};
+
+/// How long a fault may wait for others in total. Longer than the time-outs of disks and networks, so that those report
+/// first.
+pub const WAIT_MAX: Duration = Duration::from_secs(120);
+/// How long an operation waits before it looks whether a signal asks the process to end.
+const HEED_AFTER: Duration = Duration::from_millis(200);
+/// In one fault's search for room: how many times the tier may refuse blocks that it has refused before until the
+/// search gives up. By then no other blocks are left.
+const FAILURES_MAX: u32 = 16;
+/// How long the search tries further blocks once `FAILURES_MAX` write-backs have failed in total.
+const FAILED_WAIT_MAX: Duration = Duration::from_secs(5);
+/// In one fault's search for room: how many victims the kernel may refuse (locked or pinned memory) before the search
+/// pauses. Many, since each refusal costs only microseconds and other victims may succeed.
+const REFUSALS_AT_ONCE: u32 = 64;
+/// One such pause, and how long the search may last. A device pins memory for the length of a request, which a slow and
+/// busy disk may draw out; locked memory stays locked.
+const REFUSED_WAIT_ONCE: Duration = Duration::from_millis(1);
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How a fault ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The thread can continue.
+    Resolved,
+    /// The page is not managed.
+    Foreign,
+    /// The block's contents are lost.
+    Lost,
+    /// Nothing could be evicted, because nothing could be written back.
+    NoRoom,
+}
+
+/// The engine's answer, and the data that the step needs.
+struct Decision {
+    step: FaultStep,
+    delivery: Delivery,
+    /// For a block to be cleaned: whether its last write-back to the tier failed.
+    failed_before: bool,
+}
+
+/// Victims that the kernel refused to release in one fault's search for room.
+#[derive(Default)]
+struct Refusals {
+    count: u32,
+    since: Option<u64>,
+}
+
+impl Refusals {
+    /// Counts one refusal. Pauses after every `REFUSALS_AT_ONCE` of them; false once the search has lasted too long.
+    fn go_on(&mut self, space: &impl Space, ticket: u32) -> bool {
+        let since = *self.since.get_or_insert_with(|| space.now_ns());
+        self.count += 1;
+        if self.count.is_multiple_of(REFUSALS_AT_ONCE) {
+            space.wait_at_most(ticket, REFUSED_WAIT_ONCE);
+        }
+        Duration::from_nanos(space.now_ns().saturating_sub(since)) <= REFUSED_WAIT_MAX
+    }
+}
+
+/// Write-backs that failed in one fault's search for room.
+#[derive(Default)]
+struct Failures {
+    count: u32,
+    again: u32,
+    since: Option<u64>,
+}
+
+impl Failures {
+    /// Counts one failure; `again` if the same block failed before. False when the search must end.
+    fn go_on(&mut self, space: &impl Space, again: bool) -> bool {
+        let since = *self.since.get_or_insert_with(|| space.now_ns());
+        self.count += 1;
+        self.again += u32::from(again);
+        let lasted = Duration::from_nanos(space.now_ns().saturating_sub(since));
+        self.again <= FAILURES_MAX && (self.count <= FAILURES_MAX || lasted <= FAILED_WAIT_MAX)
+    }
+}
+
+/// Resolves the fault at `page` for the thread `thread`. `write` is false only if the access is known to be a read.
+pub fn resolve<S: Space>(space: &S, page: u64, thread: ThreadIndex, write: bool) -> Result<Outcome, Fatal> {
+    let started = space.now_ns();
+    let mut kind = None;
+    let (mut failures, mut refusals) = (Failures::default(), Refusals::default());
+    let (mut fresh_blocks, mut rescued_blocks) = (0, 0);
+    let mut first = true;
+    let mut guards: Guards = [0; PAGES_MAX];
+    loop {
+        let ticket = space.ticket();
+        let Decision { step, delivery, failed_before } =
+            decide(space, page, thread, write, std::mem::take(&mut first), &mut guards);
+        if kind.is_none() {
+            kind = Some(kind_of(&step));
+        }
+        match step {
+            FaultStep::Foreign => return Ok(Outcome::Foreign),
+            FaultStep::Poisoned => return Ok(Outcome::Lost),
+            FaultStep::Wait => {
+                space.count(Count::Waits, 1);
+                check_patience(space, started)?;
+                space.wait(ticket);
+            }
+            FaultStep::Empty { frame } => empty(space, frame)?,
+            FaultStep::Evict { block, pages, frame } => {
+                if !evict(space, block, pages, frame, delivery)? && !refusals.go_on(space, ticket) {
+                    return Ok(Outcome::NoRoom);
+                }
+            }
+            FaultStep::Clean { block, pages, frame, known_clean } => {
+                if !clean(space, block, pages, frame, known_clean, &guards)? && !failures.go_on(space, failed_before) {
+                    return Ok(Outcome::NoRoom);
+                }
+            }
+            FaultStep::FillHole { block, pages, page, sealed } => {
+                if !planted::is(Bug::ForgottenProtection) {
+                    space.lift_protection(delivery, pages)?;
+                }
+                fill_hole(space, block, (!sealed).then_some(page), delivery)?;
+                break;
+            }
+            FaultStep::Fill { block, pages, frame, fresh, exchange } => {
+                space.zero(frame, pages.bytes() as usize, fresh);
+                install(
+                    space,
+                    Arriving { block, count: 1, pages, frame, arrival: Arrival::Fresh },
+                    delivery,
+                    exchange,
+                )?;
+                fresh_blocks = 1;
+                break;
+            }
+            FaultStep::Rescue { block, count, pages, frame, arrival, exchange } => {
+                rescued_blocks = u64::from(arrival == Arrival::Rescued);
+                install(space, Arriving { block, count, pages, frame, arrival }, delivery, exchange)?;
+                break;
+            }
+            FaultStep::Fetch { block, pages, frame, slot, fresh } => {
+                space.prepare(frame, pages.bytes() as usize, fresh);
+                if let Err(loss) = fetch(space, pages, frame, slot, &guards[..pages.count as usize]) {
+                    lose(space, block, pages, loss);
+                    return Ok(Outcome::Lost);
+                }
+                let (exchange, arrival) = {
+                    let mut engine = space.engine();
+                    (engine.fetched(block, write), engine.refault(block))
+                };
+                install(space, Arriving { block, count: 1, pages, frame, arrival }, delivery, exchange)?;
+                break;
+            }
+        }
+    }
+    let kind = kind.unwrap_or(FaultKind::Wait);
+    space.resolved(Resolved { kind, fresh_blocks, rescued_blocks, ns: space.now_ns() - started });
+    Ok(Outcome::Resolved)
+}
+
+/// Asks the engine for the next step, and copies what the step needs while the lock is held: the delivery of the
+/// block's mapping and the guards of the tier's copy.
+fn decide<S: Space>(
+    space: &S,
+    page: u64,
+    thread: ThreadIndex,
+    write: bool,
+    first: bool,
+    guards: &mut Guards,
+) -> Decision {
+    let mut engine = space.engine();
+    if space.is_paused() && !planted::is(Bug::IgnoredPause) {
+        return Decision { step: FaultStep::Wait, delivery: Delivery::Signal, failed_before: false };
+    }
+    let step = engine.fault(page, thread, write, first);
+    let (mut delivery, mut failed_before) = (Delivery::Signal, false);
+    match &step {
+        FaultStep::Fetch { block, .. } | FaultStep::Clean { block, .. } => {
+            failed_before = engine.has_failed(*block);
+            let stored = engine.map().guards(*block);
+            guards[..stored.len()].copy_from_slice(stored);
+            delivery = engine.map().region_of(*block).delivery;
+        }
+        FaultStep::Fill { block, .. }
+        | FaultStep::FillHole { block, .. }
+        | FaultStep::Rescue { block, .. }
+        | FaultStep::Evict { block, .. } => delivery = engine.map().region_of(*block).delivery,
+        FaultStep::Empty { .. } | FaultStep::Wait | FaultStep::Poisoned | FaultStep::Foreign => {}
+    }
+    let wants_worker = engine.wants_worker();
+    drop(engine);
+    if wants_worker {
+        space.wake_worker();
+    }
+    Decision { step, delivery, failed_before }
+}
+
+/// An error if an operation that started at `started` has waited for too long. Ends the process if a signal asks for
+/// that.
+pub fn check_patience(space: &impl Space, started: u64) -> Result<(), Fatal> {
+    let waited = Duration::from_nanos(space.now_ns().saturating_sub(started));
+    if waited > WAIT_MAX {
+        return Err(Fatal::NoAnswer);
+    }
+    if waited > HEED_AFTER {
+        space.heed();
+    }
+    Ok(())
+}
+
+/// Wakes the waiting faults if the engine reports that somebody waits.
+pub(crate) fn report(space: &impl Space, wanted: bool) {
+    if wanted && !planted::is(Bug::LostWakeup) {
+        space.signal();
+    }
+}
+
+/// Gives a frame's pages back to the kernel.
+fn empty<S: Space>(space: &S, frame: FrameIndex) -> Result<(), Fatal> {
+    space.give_back(&[frame])?;
+    space.engine().emptied(frame);
+    space.signal();
+    Ok(())
+}
+
+/// Blocks to be installed, whose frames are adjacent.
+struct Arriving {
+    block: BlockIndex,
+    count: u32,
+    pages: Pages,
+    frame: FrameIndex,
+    arrival: Arrival,
+}
+
+/// Installs the bytes of the blocks, and reports.
+fn install<S: Space>(space: &S, what: Arriving, delivery: Delivery, exchange: Exchange) -> Result<(), Fatal> {
+    let Arriving { block, count, pages, frame, arrival } = what;
+    if space.install(delivery, exchange, pages, frame)? == Installed::CopiedInstead {
+        space.count(Count::ExchangeFallbacks, 1);
+    }
+    let mut engine = space.engine();
+    let wanted = engine.installed(block, count, arrival);
+    space.publish(&engine);
+    drop(engine);
+    report(space, wanted);
+    Ok(())
+}
+
+/// Installs the zero page at the one page that a resident block lacks, if any. At the first store the kernel replaces
+/// it with a real page, which the account already counts, since it counts whole blocks.
+fn fill_hole<S: Space>(space: &S, block: BlockIndex, page: Option<u64>, delivery: Delivery) -> Result<(), Fatal> {
+    if let Some(page) = page {
+        space.install_zero_page(delivery, page)?;
+    }
+    let wanted = space.engine().installed(block, 1, Arrival::Rescued);
+    report(space, wanted);
+    Ok(())
+}
+
+/// A block is lost: reports it, and wakes all waiting threads so that they find out.
+fn lose<S: Space>(space: &S, block: BlockIndex, pages: Pages, why: Loss) {
+    space.lost(pages, why);
+    space.engine().fetch_failed(block, true);
+    space.signal();
+}
+
+fn kind_of(step: &FaultStep) -> FaultKind {
+    match step {
+        FaultStep::Fill { .. } | FaultStep::FillHole { .. } => FaultKind::Fresh,
+        FaultStep::Rescue { .. } => FaultKind::Rescue,
+        FaultStep::Wait => FaultKind::Wait,
+        _ => FaultKind::Fetch,
+    }
+}

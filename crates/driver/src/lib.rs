@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The driver: asks the engine for a step, carries it out, and reports.
+//!
+//! Pure: generic over the kernel, the tier and the clock (`space.rs`), which the pager implements with system calls and
+//! the simulator with models. So both run this code. It is monomorphised: on the pager's fault path there is no virtual
+//! call that was not there without it.
+//!
+//! - `fault.rs`: one fault, from the first question to the installed block. It makes room with `evict.rs`, and fetches
+//!   and writes back with `transfer.rs`.
+//! - `worker.rs`: the background work, with `batch.rs` for many small blocks at a time.
+//! - `bring.rs`: the memory of a system call becomes resident.
+//! - `discard.rs`: memory that the program gives back. `quiesce.rs`: the rest before a fork.
+//! - `engine_guard.rs`: the locked engine; every call that changes it is recorded there.
+//! - `fatal.rs`: what a space cannot recover from. It is returned, and whoever made the space decides what then happens.
+//!
+//! Next on the path of a fault: `fault.rs`.
+
+mod batch;
+mod bring;
+mod discard;
+mod engine_guard;
+mod evict;
+mod fatal;
+mod fault;
+pub mod inspect;
+mod observer;
+pub mod planted;
+mod quiesce;
+mod space;
+mod transfer;
+mod worker;
+
+pub use batch::{BATCH_MAX, Sealed};
+pub use bring::{Brought, bring};
+pub use discard::{Discard, discard};
+pub use engine_guard::{EngineGuard, NoTape, Tape};
+pub use evict::{evict, stays};
+pub use fatal::Fatal;
+pub use fault::{Outcome, WAIT_MAX, check_patience, resolve};
+pub use observer::{Count, FaultKind, Loss, Observer, Resolved};
+pub use quiesce::quiesce;
+pub use space::{
+    Clock, Direction, Exchanger, Frames, Gone, Installed, Kernel, Populated, ReadFailure, Ready, Refused, Space, Store,
+    StoreQueue, TakeAway, Transfer,
+};
+pub use worker::{Turn, Worker, WorkerClock};

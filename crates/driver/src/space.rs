@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What the driver needs of the world: a kernel, a tier, a clock, and somebody who counts.
+//!
+//! The pager implements these traits with system calls, the simulator with models. Every method that may wait says so.
+//! On the fault path, implementations may run in a signal handler: they do not allocate or log, and take no lock that
+//! the interrupted thread could hold.
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use aquifer_core::engine::{Engine, Exchange};
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::units::{BlockIndex, FrameIndex};
+
+use crate::batch::Sealed;
+use crate::engine_guard::{EngineGuard, Tape};
+use crate::fatal::Fatal;
+use crate::inspect::{Finding, Mismatch};
+use crate::observer::Observer;
+
+/// One memory space: an engine with its lock, and everything around it.
+pub trait Space: Kernel + Store + Clock + Observer {
+    /// Records the calls into the engine.
+    type Tape: Tape;
+
+    /// Locks the engine. Waits for other threads, none of which holds the lock across a wait.
+    fn lock(&self) -> MutexGuard<'_, Engine>;
+
+    /// The recording, if there is one.
+    fn tape(&self) -> Option<&Self::Tape>;
+
+    /// Whether the calling thread must not start new work now, because another thread is about to fork. Read under the
+    /// engine's lock.
+    fn is_paused(&self) -> bool;
+
+    /// Whether any of these pages is pinned: a system call in progress uses it, or it is locked.
+    fn is_pinned(&self, pages: Pages) -> bool;
+
+    /// The locked engine. Hold it briefly: no call that may wait.
+    fn engine(&self) -> EngineGuard<'_, Self::Tape> {
+        EngineGuard::new(self.lock(), self.tape())
+    }
+}
+
+/// Time, and waiting for other threads of the same space.
+pub trait Clock {
+    /// The monotonic clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// The number of reports so far. Take it before the question whose answer may be to wait.
+    fn ticket(&self) -> u32;
+
+    /// Waits for a report after `ticket`, for a bounded time that is short enough to notice other events.
+    fn wait(&self, ticket: u32);
+
+    /// Waits for a report after `ticket`, for at most `limit`.
+    fn wait_at_most(&self, ticket: u32, limit: Duration);
+
+    /// Wakes everybody who waits for a report.
+    fn signal(&self);
+
+    /// Wakes the worker.
+    fn wake_worker(&self);
+
+    /// Called while an operation waits for long: ends the process if a signal asks for that.
+    fn heed(&self);
+}
+
+/// The frames' bytes and pages.
+///
+/// The engine names a frame to one thread at a time: only that thread may call these methods for the frame, until it
+/// reports.
+pub trait Frames {
+    /// Gives the first `len` bytes of a frame pages to receive bytes. `fresh`: the frame has none yet.
+    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool);
+
+    /// Fills the first `len` bytes of a frame with zeros. `fresh`: the frame has no pages yet.
+    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool);
+
+    /// Gives the frames' pages back to the kernel.
+    fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal>;
+
+    /// Checks the bytes from `start` on against the guards of the bytes written back; zeroes pages that had no bytes.
+    fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch>;
+
+    /// Compares the bytes from `start` on with the guards `stored` of the tier's copy. `found` receives the frame's.
+    fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding;
+}
+
+/// Moves pages between frames and the program's addresses.
+pub trait Exchanger {
+    /// Installs the bytes of a frame, and of the frames that follow it, at `pages`, which are all missing. Wakes the
+    /// threads that wait there.
+    fn install(
+        &self,
+        delivery: Delivery,
+        exchange: Exchange,
+        pages: Pages,
+        frame: FrameIndex,
+    ) -> Result<Installed, Fatal>;
+
+    /// Moves the pages of a resident block, or of adjacent blocks, into the frame and those that follow it, which have
+    /// no pages. If refused, every block is whole at the program's address; but parts of a `sealed` block may no longer
+    /// be sealed.
+    fn take_away(&self, delivery: Delivery, pages: Pages, frame: FrameIndex, sealed: bool) -> Result<TakeAway, Fatal>;
+
+    /// Drops the pages of a sealed block, of which the tier has the same bytes. False if the kernel refuses; then the
+    /// block is whole.
+    fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal>;
+
+    /// Takes away the first of the sealed `victims`: copies each to its frame if it has one, and drops its pages. May
+    /// allocate; the worker calls it.
+    fn take_away_sealed(&self, victims: &[Sealed]) -> Gone;
+
+    /// Whether every page of a block is at the program's address, as far as can be seen.
+    fn is_whole(&self, pages: Pages) -> bool;
+
+    /// Reads the pages `start..end` as a system call would, which fills a page that was never touched with zeros where no
+    /// fault is needed for that.
+    fn populate(&self, start: u64, end: u64) -> Populated;
+
+    /// Allows the program to write to a resident block.
+    fn lift_protection(&self, delivery: Delivery, pages: Pages) -> Result<(), Fatal>;
+
+    /// Installs a page of zeros at an address that has none, or finds that another thread has done so.
+    fn install_zero_page(&self, delivery: Delivery, page: u64) -> Result<(), Fatal>;
+}
+
+/// The kernel, as far as the driver sees it.
+pub trait Kernel: Frames + Exchanger {}
+
+impl<K: Frames + Exchanger> Kernel for K {}
+
+/// What happened to the frame's own pages in an installation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// They are at the program's address now.
+    Moved,
+    /// They were copied, and then given back to the kernel unless the exchange was to be a copy.
+    Copied,
+    /// They were to be moved, and could only be copied.
+    CopiedInstead,
+}
+
+/// Whether a system call could read some pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Populated {
+    /// All of them.
+    All,
+    /// Not one that is missing where the kernel's own access cannot raise a fault.
+    NotAll,
+    /// The kernel does not tell.
+    Unknown,
+}
+
+/// The outcome of an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakeAway {
+    /// The block is in its frame.
+    Taken,
+    /// The kernel refuses to release it.
+    Refused(Refused),
+}
+
+/// Why the kernel refused to release a block, which is whole at the program's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// A page is shared with another process, or pinned.
+    pub is_busy: bool,
+    /// No part of the block has moved: a sealed block is still sealed.
+    pub is_untouched: bool,
+}
+
+/// How many of several sealed victims were taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The first so many are.
+    pub count: usize,
+    /// The next one was copied, and the kernel did not drop it.
+    pub next_stayed: bool,
+}
+
+/// The tier, which reads into frames and writes from them.
+///
+/// Offsets are in bytes; `start` and `len` are a range of a frame, in bytes.
+pub trait Store {
+    /// Why a transfer failed.
+    type Failure;
+    /// The worker's queue.
+    type Queue: StoreQueue<Failure = Self::Failure>;
+
+    /// Fills a range of a frame from `offset`. Retries what may pass.
+    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
+
+    /// The bytes read from `offset` are not those whose guards are `expected`. Gets them in another way, and repairs the
+    /// tier's copy. May wait for donors, for a bounded time.
+    fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure>;
+
+    /// Stores a range of a frame at `offset`.
+    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), Self::Failure>;
+
+    /// Called before the slab around `slot` is written to for the first time in a write-back: waits until no discard of
+    /// that slab is in progress.
+    fn before_write(&self, slot: u64) -> Result<(), Fatal>;
+
+    /// The longest request that is worth making, in pages, and at least one.
+    fn request_pages(&self) -> usize;
+
+    /// Whether requests in flight at the same time finish sooner than one after the other.
+    fn overlaps(&self) -> bool;
+
+    /// A block could not be written back.
+    fn write_back_failed(&self, failure: &Self::Failure);
+
+    /// `bytes` bytes of the tier, from `slot` on, are free: their room can go back to the tier. Called with the engine's
+    /// lock held.
+    fn freed(&self, slot: u64, bytes: u64);
+}
+
+/// Why a block's bytes could not be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFailure {
+    /// The tier failed.
+    Failed,
+    /// The tier returned other bytes than were written, in every way that it has.
+    Mismatch,
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Tier to frame.
+    Read,
+    /// Frame to tier.
+    Write,
+}
+
+/// One transfer for a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The direction.
+    pub direction: Direction,
+    /// The offset in the tier, in bytes.
+    pub offset: u64,
+    /// The frame. From `submit` until the completion only the queue touches the range.
+    pub frame: FrameIndex,
+    /// The first byte of the frame.
+    pub start: usize,
+    /// The length in bytes.
+    pub len: usize,
+    /// Returned with the completion.
+    pub tag: u64,
+}
+
+/// Whether a call may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Return at once with what is ready.
+    Now,
+    /// Wait for at least one completion, if any transfer is in flight.
+    One,
+}
+
+/// The worker's queue of transfers that overlap.
+pub trait StoreQueue {
+    /// Why a transfer failed.
+    type Failure;
+
+    /// Takes a transfer; false when the queue is full.
+    fn submit(&mut self, transfer: Transfer) -> bool;
+
+    /// Starts the transfers taken. False if the queue is broken.
+    fn kick(&mut self) -> bool;
+
+    /// Hands out at most `max` completions, each with its tag. Returns how many.
+    fn complete(&mut self, ready: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), Self::Failure>)) -> usize;
+
+    /// Transfers taken and not yet handed out.
+    fn in_flight(&self) -> usize;
+
+    /// A descriptor that is readable when completions are ready, so that the worker can wait for other things as well.
+    /// `None`: `complete` will not wait for long.
+    fn descriptor(&self) -> Option<i32>;
+}
+
+/// A block that is being evicted, with its place in a run of neighbours.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) block: BlockIndex,
+    pub(crate) pages: Pages,
+    pub(crate) frame: FrameIndex,
+    pub(crate) delivery: Delivery,
+}

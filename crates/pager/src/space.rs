@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The driver's world, made of system calls: what the driver asks for, this pager does.
+//!
+//! May run in a signal handler: does not allocate or log, takes no lock but the engine's, never touches managed memory.
+//!
+//! - `space/frames.rs`: the frames' pages and bytes. `space/exchanger.rs`: pages go to the program's address and leave it.
+//! - `space/store.rs`: transfers between frames and the tier.
+//! - `space/clock.rs`: time, and who wakes whom.
+//! - `space/observer.rs`: counters and messages.
+//!
+//! Next on the path: `driver/src/fault.rs`, which asks the engine for the next step; `exchange.rs`, which installs.
+
+mod clock;
+mod exchanger;
+mod frames;
+mod observer;
+mod store;
+
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+
+use aquifer_core::engine::Engine;
+use aquifer_core::map::Pages;
+use aquifer_core::record::{Summary, Told};
+use aquifer_core::units::{PAGE_BYTES, ThreadIndex};
+use aquifer_driver::{EngineGuard, Outcome, Space, Tape};
+use aquifer_sys::thread_slot;
+
+use crate::abort::fail;
+use crate::pager::Pager;
+use crate::recorder::Recorder;
+
+/// The most transfers in flight of the worker. Sixteen of 128 KiB saturate the disk of design.md; twice that covers the
+/// gaps between plans.
+pub(crate) const QUEUE_DEPTH: u32 = 32;
+
+impl Pager {
+    /// Resolves the fault at `address` for the thread `thread`. `write` is false only if the access is known to be a
+    /// read. Ends the program if the space cannot go on: the access has nobody who could be told.
+    pub fn resolve(&self, address: usize, thread: ThreadIndex, write: bool) -> Outcome {
+        let outcome = aquifer_driver::resolve(self, address as u64 / PAGE_BYTES, thread, write);
+        if outcome == Ok(Outcome::Resolved) && self.lacks_threads.load(Ordering::Relaxed) {
+            self.faults_as_child.fetch_add(1, Ordering::Relaxed);
+        }
+        outcome.unwrap_or_else(|fatal| fail(fatal))
+    }
+}
+
+impl Pager {
+    /// The locked engine. Hold it briefly: no kernel call that may wait.
+    pub(crate) fn engine(&self) -> EngineGuard<'_, Recorder> {
+        Space::engine(self)
+    }
+}
+
+impl Space for Pager {
+    type Tape = Recorder;
+
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        // A panic inside the engine ends the process (`abort::on_panic`), so no thread ever sees a poisoned lock.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tape(&self) -> Option<&Recorder> {
+        self.recorder
+    }
+
+    fn is_paused(&self) -> bool {
+        let forking = self.forking.load(Ordering::SeqCst);
+        forking != 0 && forking != thread_slot::token()
+    }
+
+    fn is_pinned(&self, pages: Pages) -> bool {
+        self.holds.cover(pages)
+    }
+}
+
+impl Tape for Recorder {
+    fn event(&self, call: &Told<'_>, summary: Summary) {
+        Recorder::event(self, call, summary);
+    }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Time, and who wakes whom: futexes for faults, an eventfd for the worker.
+
+use std::time::Duration;
+
+use aquifer_driver::{Clock, WorkerClock};
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals::{self, HEEDED_WITHIN};
+
+use crate::ending;
+use crate::pager::Pager;
+
+/// Turns of spinning before a waiting fault sleeps: meant to cost less than waking another CPU. Not measured.
+const SPIN_ROUNDS: u32 = 400;
+
+impl Clock for Pager {
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+
+    fn ticket(&self) -> u32 {
+        self.progress.ticket()
+    }
+
+    fn wait(&self, ticket: u32) {
+        self.progress.spin_then_sleep(ticket, SPIN_ROUNDS, HEEDED_WITHIN);
+    }
+
+    fn wait_at_most(&self, ticket: u32, limit: Duration) {
+        self.progress.sleep(ticket, limit);
+    }
+
+    fn signal(&self) {
+        self.progress.signal();
+    }
+
+    fn wake_worker(&self) {
+        self.worker_bell.ring();
+    }
+
+    fn heed(&self) {
+        signals::end_if_asked();
+    }
+}
+
+impl WorkerClock for Pager {
+    fn worker_goes_on(&self) -> bool {
+        ending::look();
+        true
+    }
+
+    fn worker_idles(&self, limit: Duration) {
+        self.worker_bell.sleep(ending::heard_by(self), ending::sleep_most(limit));
+        ending::hear(self);
+    }
+
+    fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
+        self.worker_bell.sleep(descriptor, ending::sleep_most(limit));
+    }
+}

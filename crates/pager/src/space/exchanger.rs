@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Pages go to the program's address and leave it: `exchange.rs` for one block, and here many sealed blocks at a time.
+
+#![allow(unsafe_code, reason = "pages of the program are copied and dropped; each site says why nobody misses them")]
+
+use aquifer_core::engine::Exchange;
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_driver::{Exchanger, Fatal, Gone, Installed, Populated, Sealed, TakeAway};
+use aquifer_sys::memory::{MADV_POPULATE_READ, Span, advise, drop_pages, drop_spans, read_spans};
+use aquifer_sys::raw::Errno;
+
+use crate::exchange::{self, Unable, Way};
+use crate::pager::Pager;
+
+impl Exchanger for Pager {
+    fn install(
+        &self,
+        delivery: Delivery,
+        exchange: Exchange,
+        pages: Pages,
+        frame: FrameIndex,
+    ) -> Result<Installed, Fatal> {
+        match exchange::install(self.uffd(delivery), &self.area, self.way, exchange, pages, frame) {
+            Ok(exchange::Installed::Moved) => Ok(Installed::Moved),
+            Ok(exchange::Installed::Copied) if self.way == Way::Move && exchange == Exchange::Move => {
+                Ok(Installed::CopiedInstead)
+            }
+            Ok(exchange::Installed::Copied) => Ok(Installed::Copied),
+            Err(partial) => Err(Fatal::Install(partial.errno.0)),
+        }
+    }
+
+    fn take_away(&self, delivery: Delivery, pages: Pages, frame: FrameIndex, sealed: bool) -> Result<TakeAway, Fatal> {
+        match exchange::take_away(self.uffds(delivery), &self.area, self.way, pages, frame, sealed) {
+            Ok(()) => Ok(TakeAway::Taken),
+            Err(Unable::Refused(refused)) => Ok(TakeAway::Refused(aquifer_driver::Refused {
+                is_busy: refused.errno == Errno(libc::EBUSY),
+                is_untouched: refused.is_untouched,
+            })),
+            Err(Unable::Fatal(fatal)) => Err(fatal),
+        }
+    }
+
+    fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal> {
+        // SAFETY: the block is Leaving and write-protected, and the tier has the same bytes: nothing is lost.
+        if unsafe { drop_pages(pages.address() as usize, pages.bytes() as usize) }.is_ok() {
+            return Ok(true);
+        }
+        if exchange::is_whole(pages) { Ok(false) } else { Err(Fatal::Divided) }
+    }
+
+    fn take_away_sealed(&self, victims: &[Sealed]) -> Gone {
+        let copied = self.copy_out(victims);
+        let spans: Vec<Span> = victims[..copied].iter().map(source).collect();
+        // SAFETY: the blocks are Leaving and write-protected, so nobody writes to them; their bytes have been copied, or
+        // the tier has them.
+        let count = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+        Gone { count, next_stayed: count < copied }
+    }
+
+    fn is_whole(&self, pages: Pages) -> bool {
+        exchange::is_whole(pages)
+    }
+
+    fn populate(&self, start: u64, end: u64) -> Populated {
+        let (address, len) = ((start * PAGE_BYTES) as usize, ((end - start) * PAGE_BYTES) as usize);
+        match advise(address, len, MADV_POPULATE_READ) {
+            Ok(()) => Populated::All,
+            Err(Errno(libc::EFAULT | libc::EINVAL)) => Populated::NotAll,
+            Err(_) => Populated::Unknown,
+        }
+    }
+
+    fn lift_protection(&self, delivery: Delivery, pages: Pages) -> Result<(), Fatal> {
+        exchange::lift_protection(self.uffd(delivery), pages.address() as usize, pages.bytes() as usize)
+            .map_err(|errno| Fatal::Protection(errno.0))
+    }
+
+    fn install_zero_page(&self, delivery: Delivery, page: u64) -> Result<(), Fatal> {
+        let (address, len) = ((page * PAGE_BYTES) as usize, PAGE_BYTES as usize);
+        let uffd = self.uffd(delivery);
+        for _ in 0..exchange::EAGAIN_MOST {
+            match uffd.zeropage(address, len) {
+                Ok(()) => break,
+                // Another thread is changing the address space. If that never ends, the access simply faults again.
+                Err(partial) if partial.errno == Errno(libc::EAGAIN) => {}
+                // Another thread had the same fault and has installed the page.
+                Err(partial) if partial.errno == Errno(libc::EEXIST) => {
+                    let _ = uffd.wake(address, len);
+                    break;
+                }
+                Err(partial) => return Err(Fatal::ZeroPage(partial.errno.0)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pager {
+    /// Copies victims to their frames. Returns how many, from the first on, are copied now or need no copy.
+    fn copy_out(&self, victims: &[Sealed]) -> usize {
+        let framed = |victim: &&Sealed| victim.frame.is_some();
+        let sources: Vec<Span> = victims.iter().filter(framed).map(source).collect();
+        let targets: Vec<Span> = victims
+            .iter()
+            .filter_map(|victim| Some(Span { start: self.area.address(victim.frame?), ..source(victim) }))
+            .collect();
+        if sources.is_empty() {
+            return victims.len();
+        }
+        // SAFETY: the frames are this thread's, as the engine's answer says, and the blocks are Leaving and
+        // write-protected: nobody writes to either.
+        let copied = whole(&sources, unsafe { read_spans(&targets, &sources) }.unwrap_or(0));
+        let missing = |(_, victim): &(usize, &Sealed)| victim.frame.is_some();
+        victims.iter().enumerate().filter(missing).nth(copied).map_or(victims.len(), |(index, _)| index)
+    }
+}
+
+fn source(victim: &Sealed) -> Span {
+    Span { start: victim.pages.address() as usize, len: victim.pages.bytes() as usize }
+}
+
+/// How many of `spans` lie within their first `bytes` bytes.
+pub(super) fn whole(spans: &[Span], bytes: usize) -> usize {
+    let mut left = bytes;
+    spans.iter().take_while(|span| left.checked_sub(span.len).map(|rest| left = rest).is_some()).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_that_was_done_in_part_does_not_count() {
+        let spans = [8, 4, 4].map(|pages| Span { start: 0, len: pages << 12 });
+        let done = |pages: usize| whole(&spans, pages << 12);
+        assert_eq!([0, 7, 8, 11, 12, 16].map(done), [0, 0, 1, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The frames' pages and bytes.
+
+#![allow(unsafe_code, reason = "pages of frames are dropped; the site says why nobody misses them")]
+
+use aquifer_core::units::FrameIndex;
+use aquifer_core::units::PAGE_BYTES;
+use aquifer_driver::inspect::{self, Finding, Mismatch};
+use aquifer_driver::{Fatal, Frames};
+use aquifer_sys::memory::{SPANS_MOST, Span, drop_spans};
+
+use super::exchanger::whole;
+use crate::pager::Pager;
+use crate::quarry::Quarry;
+
+impl Pager {
+    /// Gives the first `len` bytes of a frame pages, the best that can be had. Returns whether they are zeros.
+    fn give_pages(&self, frame: FrameIndex, len: usize, fresh: bool) -> bool {
+        if !fresh {
+            if !self.quarry.as_ref().is_some_and(|quarry| quarry.shall_replace(len)) {
+                return false;
+            }
+            self.area.drop_pages(frame);
+        }
+        let served = |quarry: &Quarry| quarry.serve(&self.signal, self.area.address(frame), len);
+        if !self.quarry.as_ref().is_some_and(served) {
+            self.area.populate(frame, len);
+        }
+        true
+    }
+}
+
+impl Frames for Pager {
+    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) {
+        self.give_pages(frame, len, fresh);
+    }
+
+    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) {
+        if !self.give_pages(frame, len, fresh) {
+            self.area.buffer(frame, 0, len).bytes_mut().fill(0);
+        }
+    }
+
+    fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {
+        if let [frame] = frames {
+            return self.area.try_drop_pages(*frame);
+        }
+        for frames in frames.chunks(SPANS_MOST) {
+            let spans: Vec<Span> = frames
+                .iter()
+                .map(|frame| Span { start: self.area.address(*frame), len: frame.order().bytes() as usize })
+                .collect();
+            // SAFETY: the frames are this thread's, and their bytes are not needed.
+            let dropped = whole(&spans, unsafe { drop_spans(&spans) }.unwrap_or(0));
+            frames[dropped..].iter().try_for_each(|frame| self.area.try_drop_pages(*frame))?;
+        }
+        Ok(())
+    }
+
+    fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
+        let mut buffer = self.area.buffer(frame, start, expected.len() * PAGE_BYTES as usize);
+        inspect::arrive(buffer.bytes_mut(), expected)?;
+        #[cfg(feature = "planted-bug")]
+        crate::planted::leave_out(&mut buffer);
+        Ok(())
+    }
+
+    fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {
+        let buffer = self.area.buffer(frame, start, stored.len() * PAGE_BYTES as usize);
+        inspect::compare(buffer.bytes(), stored, found)
+    }
+}

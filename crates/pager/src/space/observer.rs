@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Counters and messages.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_core::engine::Engine;
+use aquifer_core::map::Pages;
+use aquifer_driver::{Count, FaultKind, Loss, Observer, Resolved};
+use aquifer_stats::Counter;
+
+use crate::abort::{Number, say};
+use crate::pager::Pager;
+
+impl Observer for Pager {
+    #[inline]
+    fn count(&self, what: Count, amount: u64) {
+        let counter = match what {
+            Count::EvictedBlocks => Counter::EvictedBlocks,
+            Count::EvictedCleanBlocks => Counter::EvictedCleanBlocks,
+            Count::ExchangeFallbacks => Counter::ExchangeFallbacks,
+            Count::FetchedBytes => Counter::FetchedBytes,
+            Count::FetchedBlocks => Counter::FetchedBlocks,
+            Count::PrefetchedBytes => Counter::PrefetchedBytes,
+            Count::PrefetchedBlocks => Counter::PrefetchedBlocks,
+            Count::Waits => Counter::Waits,
+            Count::WrittenBackBytes => Counter::WrittenBackBytes,
+            Count::WrittenBackBlocks => Counter::WrittenBackBlocks,
+            Count::ZeroPagesElided => Counter::ZeroPagesElided,
+        };
+        self.counters.add(counter, amount);
+    }
+
+    fn resolved(&self, fault: Resolved) {
+        let kind = match fault.kind {
+            FaultKind::Fresh => aquifer_stats::FaultKind::Fresh,
+            FaultKind::Rescue => aquifer_stats::FaultKind::Rescue,
+            FaultKind::Fetch => aquifer_stats::FaultKind::Fetch,
+            FaultKind::Wait => aquifer_stats::FaultKind::Wait,
+        };
+        // The total before its parts, so that a reader never sees a part exceed the total.
+        self.counters.add(Counter::Faults, 1);
+        self.counters.add(Counter::FaultsFresh, fault.fresh_blocks);
+        self.counters.add(Counter::RescuedBlocks, fault.rescued_blocks);
+        self.counters.record(kind, fault.ns);
+    }
+
+    fn fetched(&self) {
+        self.count_levels();
+    }
+
+    fn publish(&self, engine: &Engine) {
+        Pager::publish(self, engine);
+    }
+
+    fn publish_more(&self, engine: &Engine) {
+        self.publish_heat(engine);
+    }
+
+    fn publish_tier(&self) {
+        self.publish_levels();
+    }
+
+    fn tier_full(&self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        self.count_failure(Counter::WriteBackFailures);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            let capacity = Number::new(self.tier.capacity_bytes() >> 20);
+            say(&[
+                "the tier is full at ",
+                capacity.text(),
+                " MiB; give it a larger size (--tier KIND:...,size=SIZE) or add DRAM (--dram)",
+            ]);
+        }
+    }
+
+    fn lost(&self, pages: Pages, why: Loss) {
+        let (counter, why) = match why {
+            Loss::GuardMismatch => {
+                (Counter::GuardMismatches, "fetched bytes are not what was written back (guard mismatch)")
+            }
+            Loss::FetchFailed => (Counter::FetchFailures, "a fetch from the tier failed"),
+        };
+        self.count_failure(counter);
+        self.counters.add(Counter::PoisonedBlocks, 1);
+        let (address, bytes) = (Number::new(pages.address()), Number::new(pages.bytes()));
+        say(&[
+            why,
+            ": ",
+            bytes.text(),
+            " bytes at address ",
+            address.text(),
+            " are lost and poisoned; an access to them is a SIGBUS; ",
+            self.tier.remedy(),
+        ]);
+    }
+}

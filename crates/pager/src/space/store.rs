@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! Transfers between frames and the tier.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_driver::{Direction, Fatal, Frames, ReadFailure, Ready, Store, StoreQueue, Transfer};
+use aquifer_stats::Counter;
+use aquifer_sys::raw::now_ns;
+use aquifer_sys::signals;
+use aquifer_tiers::{Completion, Disposition, Operation, Request, TierFailure, TierQueue, Wait};
+
+use super::QUEUE_DEPTH;
+use crate::abort::{Number, say};
+use crate::frame_area::FrameArea;
+use crate::pager::Pager;
+
+/// Tries of one read that fails temporarily.
+const READ_TRIES: u32 = 5;
+/// Ways of a tier that are tried when the bytes read are not those written: more than any tier has. Parity has a way
+/// for each choice of shards: with ten shards at most 252, and ten more before those.
+const WAYS_MOST: u32 = 300;
+/// How long to wait for a way that needs a donor that is not reachable: as long as the tier hopes for a donor that may
+/// return (`tiers/src/array/copies.rs`), with some time to spare.
+const WAYS_PATIENCE: Duration = Duration::from_secs(7);
+const WAYS_PAUSE: Duration = Duration::from_millis(20);
+
+/// The result of trying all ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// The bytes that were stored.
+    Right,
+    /// A donor that may have them was not reachable.
+    NotYet,
+}
+
+impl Store for Pager {
+    type Failure = TierFailure;
+    type Queue = Queue;
+
+    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
+        let mut buffer = self.area.buffer(frame, start, len);
+        let mut tries = 0;
+        loop {
+            let Err(failure) = self.tier.read(offset, &mut buffer) else { return Ok(()) };
+            tries += 1;
+            if failure.disposition() != Disposition::Retry || tries > READ_TRIES {
+                return Err(failure);
+            }
+        }
+    }
+
+    fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
+        let started = now_ns();
+        while self.try_ways(offset, frame, start, expected)? == Found::NotYet {
+            if now_ns().saturating_sub(started) > WAYS_PATIENCE.as_nanos() as u64 {
+                return Err(ReadFailure::Mismatch);
+            }
+            signals::sleep(WAYS_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailure> {
+        self.tier.write(offset, &self.area.buffer(frame, start, len))
+    }
+
+    fn before_write(&self, slot: u64) -> Result<(), Fatal> {
+        self.trims.claim(slot, |started| aquifer_driver::check_patience(self, started))
+    }
+
+    fn request_pages(&self) -> usize {
+        (self.tier.request_bytes_most() / PAGE_BYTES as usize).max(1)
+    }
+
+    fn overlaps(&self) -> bool {
+        self.tier.overlaps()
+    }
+
+    fn write_back_failed(&self, failure: &TierFailure) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        self.count_failure(Counter::WriteBackFailures);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            let errno = Number::new(failure.errno().unwrap_or(0).unsigned_abs().into());
+            say(&[
+                "cannot write to the ",
+                failure.tier,
+                " tier (errno ",
+                errno.text(),
+                "); blocks stay in DRAM and are tried again; ",
+                failure.remedy(),
+            ]);
+        }
+    }
+
+    fn freed(&self, slot: u64, _: u64) {
+        self.trims.push(slot);
+    }
+}
+
+impl Pager {
+    /// Tries each way of the tier once.
+    fn try_ways(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<Found, ReadFailure> {
+        let len = expected.len() * PAGE_BYTES as usize;
+        let mut outcome = Err(ReadFailure::Mismatch);
+        for way in 1..=WAYS_MOST {
+            match self.tier.read_other(offset, &mut self.area.buffer(frame, start, len), way) {
+                Ok(false) => break,
+                Ok(true) if self.arrive(frame, start, expected).is_ok() => {
+                    self.tier.blame(offset, len, way);
+                    // Overwrites the damaged copy. No other process writes here: the block is this process's, and
+                    // processes of the family that use this slot have the same bytes. If it fails, the next fetch
+                    // repeats all this.
+                    let _ = self.tier.mend(offset, &self.area.buffer(frame, start, len));
+                    self.counters.add(Counter::MendedBlocks, 1);
+                    return Ok(Found::Right);
+                }
+                Err(failure) if failure.disposition() == Disposition::Retry => outcome = Ok(Found::NotYet),
+                Ok(true) | Err(_) => {}
+            }
+        }
+        outcome
+    }
+
+    /// Opens the worker's queue. To be called on the worker's own thread, because the program cannot reach that
+    /// thread's descriptors.
+    pub(crate) fn open_queue(&'static self) -> Result<Queue, TierFailure> {
+        Ok(Queue { queue: self.tier.open_queue(QUEUE_DEPTH)?, area: &self.area })
+    }
+}
+
+/// The worker's queue: gives the tier the buffers of frames.
+pub struct Queue {
+    queue: Box<dyn TierQueue>,
+    area: &'static FrameArea,
+}
+
+impl StoreQueue for Queue {
+    type Failure = TierFailure;
+
+    fn submit(&mut self, transfer: Transfer) -> bool {
+        let operation = match transfer.direction {
+            Direction::Read => Operation::Read,
+            Direction::Write => Operation::Write,
+        };
+        let buffer = self.area.buffer(transfer.frame, transfer.start, transfer.len);
+        self.queue.submit(Request { operation, offset: transfer.offset, buffer, tag: transfer.tag }).is_ok()
+    }
+
+    fn kick(&mut self) -> bool {
+        self.queue.kick().is_ok()
+    }
+
+    fn complete(&mut self, ready: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), TierFailure>)) -> usize {
+        let wait = match ready {
+            Ready::Now => Wait::No,
+            Ready::One => Wait::ForOne,
+        };
+        self.queue.complete(wait, max, &mut |completion: Completion| {
+            // The buffer is not used again: whoever gets the frame next makes one of its own.
+            let Completion { tag, buffer: _, outcome } = completion;
+            sink(tag, outcome);
+        })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        self.queue.descriptor()
+    }
+}
