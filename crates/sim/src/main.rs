@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Compares policies on synthetic workloads, and replays recordings of `aquifer run --record`.
+//! Compares policies on synthetic workloads, replays recordings of `aquifer run --record`, and runs the driver on a
+//! modelled machine.
 //!
-//! Exit codes: 0 done, and the same decisions; 1 a replay differs, or output refused; 2 bad arguments; 3 a recording
+//! Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad arguments; 3 a recording
 //! that cannot be read.
 
 #![forbid(unsafe_code)]
@@ -15,13 +16,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use command::args::{Arguments, Command};
-use command::{Failure, replay, workloads};
+use command::{Failure, histories, replay, workloads};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let out = &mut std::io::stdout().lock();
     let result = match &arguments.command {
         Some(Command::Replay(arguments)) => replay::run(arguments, out),
+        Some(Command::Histories(arguments)) => histories::run(arguments, out),
         None => workloads::run(&arguments.workloads, out),
     };
     let result = result.and_then(|code| out.flush().map(|()| code).map_err(Failure::from));

@@ -17,11 +17,12 @@ const EXAMPLES: &str = "Examples:
   aquifer-sim --prefetch --block auto --seed 7     with read-ahead and elastic blocks, other random numbers
   aquifer-sim replay run.rec                       does the engine decide as it did when it was recorded?
   aquifer-sim replay run.rec --policy lru,fifo     what others would have cost
+  aquifer-sim histories --count 100000             the driver, interrupted anywhere, with failures
 
 Each figure of the table is the part of visited pages that took nothing from the tier. With --prefetch a second one
 follows: the part of visits that did not wait for it. 'opt' is the optimum that knows the future.
 
-Exit codes: 0 done, and the same decisions; 1 a replay differs, or output refused; 2 bad arguments; 3 a recording
+Exit codes: 0 done, and the same decisions; 1 a replay differs, a history went wrong, or output refused; 2 bad arguments; 3 a recording
 that cannot be read.";
 
 /// Plays workloads and recordings against Aquifer's engine, and prints what it decides.
@@ -42,6 +43,9 @@ pub enum Command {
     /// Replay a recording of 'aquifer run --record': does the engine decide the same? With other settings: what would
     /// the program's faults have cost?
     Replay(Replay),
+    /// Run the shipped driver on a modelled kernel and tier, interrupted anywhere, with failures: does every read return
+    /// the last write, or an error? The first history that goes wrong is printed with its seed
+    Histories(Histories),
 }
 
 /// How synthetic workloads are played.
@@ -70,6 +74,23 @@ pub struct Workloads {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// One JSON object per line instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which histories are run.
+#[derive(Args, Debug)]
+pub struct Histories {
+    /// Seed of the first history; each further one has the next number
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// How many histories
+    #[arg(long, default_value_t = 1_000)]
+    pub count: u64,
+    /// Stop after so many minutes, too
+    #[arg(long, value_name = "N")]
+    pub minutes: Option<u64>,
+    /// A JSON object instead of a sentence
     #[arg(long)]
     pub json: bool,
 }

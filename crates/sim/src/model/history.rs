@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! One history: from its seed to the last check.
+
+use std::rc::Rc;
+
+use aquifer_core::map::Delivery;
+use aquifer_core::policy::PolicyName;
+use aquifer_core::units::{Order, ThreadIndex};
+use aquifer_driver::{Outcome, Worker, resolve};
+
+use super::memory::Page;
+use super::program::{Program, Window};
+use super::relatives::RELATIVES_MAX;
+use super::schedule::Schedule;
+use super::space::{QUEUE_DEPTH, Queue, View};
+use super::trouble::{KINDS, Kind};
+use super::world::{Start, World};
+use crate::random::Random;
+
+/// Threads of the program.
+const THREADS: usize = 4;
+/// Things that each of them does at most.
+const ACTS_MAX: u64 = 60;
+/// The budget in pages. It must hold several regions, because a hole cut into one makes the rest of it resident.
+const BUDGET_PAGES: u64 = 1_536;
+
+/// Failures of one kind in a history: none for so many opportunities, then some in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailAfter {
+    /// What fails.
+    pub kind: Kind,
+    /// How many opportunities pass first.
+    pub count: u64,
+}
+
+/// What a history came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// A digest of every step: two runs of one seed have the same.
+    pub digest: u64,
+    /// Steps of all threads together.
+    pub steps: u64,
+    /// Failures that happened.
+    pub failures: u64,
+}
+
+/// Runs the history of `seed`. Panics at the first violation.
+pub fn run(seed: u64, failing: Option<FailAfter>) -> End {
+    let mut luck = Random::new(seed);
+    let orders: [u8; 3] = pick(&mut luck, &[[5, 5, 5], [0, 2, 5], [7, 3, 0], [0, 0, 0], [5, 3, 5], [7, 5, 2]]);
+    let small_tier = luck.below(8) == 0;
+    let start = Start {
+        policy: pick(&mut luck, &PolicyName::ALL),
+        budget_pages: BUDGET_PAGES,
+        tier_slabs: if small_tier { 2 } else { 512 },
+        prefetch: luck.below(2) == 0,
+        elastic: luck.below(2) == 0,
+        overlaps: luck.below(3) > 0,
+        request_pages: if luck.below(2) == 0 { 512 } else { 3 },
+        queue_max: pick(&mut luck, &[2, QUEUE_DEPTH as usize]),
+    };
+    let world = Rc::new(World::new(start, luck.bits()));
+    let populated = if luck.below(4) == 0 { luck.below(100) } else { 0 };
+    let windows: Vec<Window> =
+        orders.iter().enumerate().map(|(index, order)| map(&world, index, *order, populated)).collect();
+    trouble(&world, &mut luck, failing);
+    let forks = luck.below(2) == 0 && !small_tier;
+    let budgets = (luck.below(3) == 0).then_some(BUDGET_PAGES);
+    let mut schedule = Schedule::new(Rc::clone(&world), luck.bits());
+    start_worker(&mut schedule, &world);
+    for thread in 0..THREADS {
+        start_program(&mut schedule, &world, thread, &windows, &mut luck, (forks, budgets));
+    }
+    schedule.run();
+    world.trouble.end();
+    let reads = start.tier_slabs > 2;
+    let checked = Rc::clone(&world);
+    schedule.start(false, move |pauser| {
+        let view = View { world: Rc::clone(&checked), pauser, thread: THREADS };
+        if reads {
+            read_all(&view);
+        }
+    });
+    schedule.run();
+    schedule.run_out();
+    (0..RELATIVES_MAX).for_each(|_| world.bury());
+    world.engine.lock().expect("nobody panicked").check();
+    world.memory.borrow().recount();
+    End { digest: world.digest.get(), steps: world.steps.get(), failures: world.trouble.happened() }
+}
+
+fn pick<T: Copy>(luck: &mut Random, choices: &[T]) -> T {
+    choices[luck.below(choices.len() as u64) as usize]
+}
+
+/// Maps a window, of whose pages `populated` percent have contents already.
+fn map(world: &World, index: usize, order: u8, populated: u64) -> Window {
+    let order = Order::new(order).expect("at most 9");
+    let start = 1_000 + index as u64 * 20_000;
+    let end = start + BUDGET_PAGES * 4 / 5 + 13;
+    let mut memory = world.memory.borrow_mut();
+    for page in start..end {
+        memory.pages.insert(page, Page::default());
+        if page * 37 % 100 < populated {
+            memory.put(page, page as u32);
+            memory.pages.get_mut(&page).expect("just inserted").last = page as u32;
+        }
+    }
+    let mut engine = world.engine.lock().expect("nobody panicked");
+    engine.add(start, end, order, Delivery::Signal, &mut |page, count| {
+        (page..page + u64::from(count)).any(|page| memory.pages[&page].there.is_some())
+    });
+    Window { start, end }
+}
+
+/// Decides what goes wrong: nothing in every third history.
+fn trouble(world: &World, luck: &mut Random, failing: Option<FailAfter>) {
+    if let Some(FailAfter { kind, count }) = failing {
+        return world.trouble.fail_after(kind, count);
+    }
+    if luck.below(3) == 0 {
+        return;
+    }
+    let mut percent = [0; KINDS.len()];
+    for (percent, most) in percent.iter_mut().zip([20, 20, 10, 40, 40, 30, 40]) {
+        *percent = if luck.below(2) == 0 { luck.below(most) as u32 } else { 0 };
+    }
+    world.trouble.set(percent);
+}
+
+fn start_worker(schedule: &mut Schedule, world: &Rc<World>) {
+    let world = Rc::clone(world);
+    schedule.start(true, move |pauser| {
+        let view = View { world: Rc::clone(&world), pauser, thread: THREADS + 1 };
+        let queue = Queue { world: Rc::clone(&world) };
+        Worker::new(&view, queue, QUEUE_DEPTH).run().expect("the space goes on");
+    });
+}
+
+fn start_program(
+    schedule: &mut Schedule,
+    world: &Rc<World>,
+    thread: usize,
+    windows: &[Window],
+    luck: &mut Random,
+    (forks, budgets): (bool, Option<u64>),
+) {
+    let (world, windows) = (Rc::clone(world), windows.to_vec());
+    let (own, acts) = (Random::new(luck.bits()), luck.below(ACTS_MAX));
+    schedule.start(false, move |pauser| {
+        let view = View { world, pauser, thread };
+        let mut program = Program { view, windows, luck: own, walk: 0, forks, budgets };
+        (0..acts).for_each(|_| program.act());
+    });
+}
+
+/// Nothing fails any more: every page can be read, and holds its last write or is lost.
+fn read_all(view: &View<'_>) {
+    let pages: Vec<u64> = view.world.memory.borrow().pages.keys().copied().collect();
+    for page in pages {
+        for tries in 0.. {
+            assert!(tries < 100, "page {page} does not come");
+            let (there, last, lost) = {
+                let memory = view.world.memory.borrow();
+                let entry = memory.pages[&page];
+                (entry.there, entry.last, entry.lost)
+            };
+            if let Some(there) = there {
+                assert!(!lost, "page {page} was lost, and reads as {there}");
+                assert_eq!(there, last, "page {page} does not hold its last write");
+                break;
+            }
+            match resolve(view, page, ThreadIndex(0), false).expect("the space goes on") {
+                Outcome::Resolved => {}
+                Outcome::Lost => {
+                    assert!(lost, "page {page} is called lost and is not");
+                    break;
+                }
+                outcome => panic!("page {page}: {outcome:?}, and nothing fails any more"),
+            }
+        }
+    }
+}

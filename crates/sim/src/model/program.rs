@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What a thread of the modelled program does: loads and stores, system calls, discards, advice, forks.
+
+use aquifer_core::block::State;
+use aquifer_core::engine::Advice;
+use aquifer_core::units::{Order, ThreadIndex};
+use aquifer_driver::{Brought, Clock, EngineGuard, NoTape, Outcome, Space, bring, discard, quiesce, resolve};
+
+use super::space::View;
+use crate::random::Random;
+
+/// Tries of one access. Another thread may evict what was just installed, but not for ever.
+const TRIES_MAX: u32 = 4_000;
+/// Pages that a system call touches at most: a call holds up to a quarter of the budget.
+const CALL_PAGES_MAX: u64 = 48;
+/// Steps between the rest before a fork and the fork.
+const STEPS_BEFORE_FORK: u32 = 16;
+/// Blocks that a fork may have to make resident.
+const OBSTACLES_MAX: u32 = 4_000;
+
+/// A mapping of the program.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// One thread of the program.
+pub struct Program<'p> {
+    pub view: View<'p>,
+    pub windows: Vec<Window>,
+    pub luck: Random,
+    /// The page after the last one of a walk.
+    pub walk: u64,
+    /// Whether it forks.
+    pub forks: bool,
+    /// The largest budget, if budgets change.
+    pub budgets: Option<u64>,
+}
+
+impl Program<'_> {
+    /// Does one thing.
+    pub fn act(&mut self) {
+        match self.luck.below(100) {
+            0..=49 => {
+                let (page, count) = self.run_of_pages();
+                let writes = self.luck.below(3) > 0;
+                (page..page + count).for_each(|page| self.touch(page, writes));
+            }
+            50..=59 => self.scatter(),
+            60..=74 => self.touch_one(),
+            75..=87 => self.call(),
+            88..=93 => self.discard(),
+            94 | 95 => self.advise(),
+            96 | 97 if self.forks => self.fork(),
+            98 => {
+                if let Some(most) = self.budgets {
+                    self.change_budget(most);
+                }
+            }
+            _ => self.view.world.bury(),
+        }
+    }
+
+    fn window(&mut self) -> Window {
+        self.windows[self.luck.below(self.windows.len() as u64) as usize]
+    }
+
+    /// Pages that follow each other: where the thread was, or elsewhere.
+    fn run_of_pages(&mut self) -> (u64, u64) {
+        let window = self.window();
+        if self.walk < window.start || self.walk >= window.end || self.luck.below(4) == 0 {
+            self.walk = window.start + self.luck.below(window.end - window.start);
+        }
+        let count = (1 + self.luck.below(96)).min(window.end - self.walk);
+        let page = self.walk;
+        self.walk += count;
+        (page, count)
+    }
+
+    fn touch_one(&mut self) {
+        let window = self.window();
+        let near = self.luck.below(2) == 0;
+        let page = window.start + self.luck.below(if near { 48 } else { window.end - window.start });
+        let writes = self.luck.below(2) == 0;
+        self.touch(page, writes);
+    }
+
+    /// Stores to pages that do not follow each other.
+    fn scatter(&mut self) {
+        let window = self.window();
+        let start = window.start + self.luck.below(window.end - window.start);
+        let stride = 2 + self.luck.below(6) as usize;
+        for page in (start..(start + 64).min(window.end)).step_by(stride) {
+            self.touch(page, true);
+        }
+    }
+
+    /// One of a few values of the page's own, zero among them, so that a change is often undone.
+    fn value(&mut self, page: u64) -> u32 {
+        match self.luck.below(4) as u32 {
+            0 => 0,
+            other => (page as u32 % 100_000) * 4 + other,
+        }
+    }
+
+    /// A load, and perhaps a store, of one page: it sees the last write, or an error.
+    pub fn touch(&mut self, page: u64, writes: bool) {
+        let value = writes.then(|| self.value(page));
+        for _ in 0..TRIES_MAX {
+            self.view.step();
+            if self.access(page, value) {
+                return;
+            }
+            let thread = ThreadIndex(self.view.thread as u16);
+            let outcome = resolve(&self.view, page, thread, writes).expect("the space goes on");
+            self.view.world.note(outcome as u64 + 2_000);
+            match outcome {
+                Outcome::Resolved => {}
+                Outcome::Foreign => return,
+                Outcome::Lost => {
+                    // Another thread may have discarded the page since.
+                    return;
+                }
+                Outcome::NoRoom => {
+                    self.view.world.gave_up.set(self.view.world.gave_up.get() + 1);
+                    return;
+                }
+            }
+        }
+        panic!("page {page} does not come, in {TRIES_MAX} tries");
+    }
+
+    /// The program's own access. False if it faults.
+    fn access(&self, page: u64, value: Option<u32>) -> bool {
+        let mut memory = self.view.world.memory.borrow_mut();
+        let Some(entry) = memory.pages.get_mut(&page) else { return true };
+        let stopped = entry.protected && value.is_some();
+        let Some(there) = entry.there.as_mut().filter(|_| !stopped) else { return false };
+        assert!(!entry.lost, "page {page} was lost, and reads as {there}");
+        assert_eq!(*there, entry.last, "page {page} does not hold its last write");
+        if let Some(value) = value {
+            (*there, entry.last) = (value, value);
+        }
+        true
+    }
+
+    /// A system call that reads and writes a few pages, which must be there while the kernel works.
+    fn call(&mut self) {
+        let window = self.window();
+        let was_here = (window.start..window.end).contains(&self.walk) && self.luck.below(2) == 0;
+        let start = if was_here { self.walk } else { window.start + self.luck.below(window.end - window.start) };
+        let end = (start + 1 + self.luck.below(CALL_PAGES_MAX)).min(window.end);
+        let block = u64::from(Order::MAX.pages());
+        let number = self.view.thread as u64;
+        let pinned = (start / block * block, end.next_multiple_of(block));
+        self.view.world.pins.borrow_mut().insert(number, pinned);
+        let thread = ThreadIndex(self.view.thread as u16);
+        let brought = bring(&self.view, start, end, thread).expect("the space goes on");
+        if brought == Brought::Present {
+            for page in start..end {
+                self.view.step();
+                // Another thread may have discarded it: then the kernel finds an absent page, as without us.
+                let value = self.value(page);
+                let mut memory = self.view.world.memory.borrow_mut();
+                let Some(entry) = memory.pages.get_mut(&page).filter(|entry| !entry.discarded) else { continue };
+                let there = entry.there.as_mut().unwrap_or_else(|| panic!("EFAULT: page {page} has left"));
+                assert!(!entry.protected, "EFAULT: page {page} is protected");
+                assert_eq!(*there, entry.last, "page {page} does not hold its last write");
+                (*there, entry.last) = (value, value);
+            }
+        }
+        self.view.world.pins.borrow_mut().remove(&number);
+    }
+
+    /// madvise(2) or munmap(2) of a range.
+    fn discard(&mut self) {
+        let window = self.window();
+        let start = window.start + self.luck.below(window.end - window.start);
+        let most = [3, 40, 700][self.luck.below(3) as usize];
+        let end = (start + 1 + self.luck.below(most)).min(window.end);
+        let remove = self.luck.below(6) == 0;
+        let world = std::rc::Rc::clone(&self.view.world);
+        // As in the pager: one thread at a time changes mappings.
+        while world.mapping_lock.replace(true) {
+            self.view.step();
+        }
+        let act = || {
+            let mut memory = world.memory.borrow_mut();
+            memory.drop_pages(start, end);
+            if remove {
+                memory.pages.retain(|page, _| !(start..end).contains(page));
+            } else {
+                memory.pages.range_mut(start..end).for_each(|(_, page)| (page.last, page.discarded) = (0, true));
+            }
+            ((), true)
+        };
+        let after = |engine: &mut EngineGuard<'_, NoTape>, _: &mut dyn FnMut(u64, u64)| {
+            // A lost block that is only partly discarded stays lost.
+            for (page, entry) in world.memory.borrow_mut().pages.range_mut(start..end) {
+                let block = engine.map().find(*page).expect("managed");
+                entry.lost &= engine.map().block(block).state == State::Poisoned;
+            }
+        };
+        let discarded = discard(&self.view, start, end, remove, act, after);
+        if discarded.is_err() {
+            let excused = world.trouble.happened() > 0 || world.was_full.get();
+            assert!(excused, "a block cannot be fetched, and nothing has failed");
+        }
+        world.mapping_lock.set(false);
+    }
+
+    fn advise(&mut self) {
+        let window = self.window();
+        let start = window.start + self.luck.below(window.end - window.start);
+        let end = (start + 1 + self.luck.below(700)).min(window.end);
+        let advice = Advice::ALL[self.luck.below(Advice::ALL.len() as u64) as usize];
+        self.view.engine().advise(start, end, advice);
+        self.view.wake_worker();
+    }
+
+    fn change_budget(&mut self, most: u64) {
+        let least = most / 2;
+        let pages = least + self.luck.below(most - least + 1);
+        self.view.engine().set_budget(pages);
+        self.view.wake_worker();
+    }
+
+    /// fork(2): all others pause, and nothing is under way.
+    fn fork(&mut self) {
+        let world = std::rc::Rc::clone(&self.view.world);
+        while world.mapping_lock.replace(true) {
+            self.view.step();
+        }
+        {
+            let _engine = self.view.lock();
+            world.forking.set(Some(self.view.thread));
+        }
+        let thread = ThreadIndex(self.view.thread as u16);
+        let is_at_rest = quiesce(&self.view, thread, |_| None, OBSTACLES_MAX).expect("the space goes on");
+        // The tier gets what it needs for a second process, and the pager's locks are taken.
+        (0..STEPS_BEFORE_FORK).for_each(|_| self.view.step());
+        if is_at_rest {
+            let mut engine = self.view.lock();
+            assert!(world.in_flight.borrow().is_empty(), "a transfer is under way in a fork");
+            world.fork(&mut engine, false);
+        }
+        world.forking.set(None);
+        self.view.signal();
+        self.view.wake_worker();
+        world.mapping_lock.set(false);
+    }
+}

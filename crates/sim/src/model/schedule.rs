@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The coroutines of one history, and whose turn it is.
+//!
+//! Everything runs on one thread of the machine: a coroutine runs until it pauses, and a random one of those that can
+//! continue is next. If none can, time passes until the first pause with a limit ends. If there is none either, the
+//! history has found a wait for something that never comes.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+
+use super::world::World;
+use crate::random::Random;
+
+/// Why a coroutine does not go on at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// Anybody may be next.
+    Step,
+    /// Until there is a report after the ticket, or until the time.
+    Report { ticket: u32, until_ns: Option<u64> },
+    /// The worker: until somebody wakes it, or until the time.
+    Worker { until_ns: Option<u64> },
+}
+
+impl Pause {
+    /// The time at which a pause of `limit` ends.
+    pub fn after(world: &World, limit: Duration) -> Option<u64> {
+        Some(world.clock_ns.get() + limit.as_nanos() as u64)
+    }
+}
+
+/// What a coroutine uses to pause.
+pub type Pauser = Yielder<(), Pause>;
+
+struct Thread {
+    coroutine: Coroutine<(), Pause, ()>,
+    pause: Pause,
+    is_worker: bool,
+}
+
+/// See the module.
+pub struct Schedule {
+    world: Rc<World>,
+    threads: Vec<Thread>,
+    luck: Random,
+}
+
+impl Schedule {
+    /// A schedule without threads. `seed` decides whose turn it is.
+    pub fn new(world: Rc<World>, seed: u64) -> Self {
+        Self { world, threads: Vec::new(), luck: Random::new(seed) }
+    }
+
+    /// Adds a thread of the program, or the worker.
+    pub fn start(&mut self, is_worker: bool, run: impl FnOnce(&Pauser) + 'static) {
+        let coroutine = Coroutine::new(move |pauser: &Pauser, ()| run(pauser));
+        self.threads.push(Thread { coroutine, pause: Pause::Step, is_worker });
+    }
+
+    /// Runs until no thread of the program is left.
+    pub fn run(&mut self) {
+        while self.threads.iter().any(|thread| !thread.is_worker) {
+            self.turn();
+        }
+    }
+
+    /// Runs until no thread at all is left.
+    pub fn run_out(&mut self) {
+        self.world.worker_ends.set(true);
+        self.world.worker_is_woken.set(true);
+        while !self.threads.is_empty() {
+            self.turn();
+        }
+    }
+
+    fn can_go_on(&self, pause: Pause) -> bool {
+        let is_over = |until: Option<u64>| until.is_some_and(|until| until <= self.world.clock_ns.get());
+        match pause {
+            Pause::Step => true,
+            Pause::Report { ticket, until_ns } => self.world.reports.get() != ticket || is_over(until_ns),
+            Pause::Worker { until_ns } => self.world.worker_is_woken.get() || is_over(until_ns),
+        }
+    }
+
+    /// One thread goes on to its next pause.
+    fn turn(&mut self) {
+        let ready: Vec<usize> =
+            (0..self.threads.len()).filter(|index| self.can_go_on(self.threads[*index].pause)).collect();
+        if ready.is_empty() {
+            return self.let_time_pass();
+        }
+        let index = ready[self.luck.below(ready.len() as u64) as usize];
+        self.world.note(index as u64);
+        self.world.clock_ns.set(self.world.clock_ns.get() + 100);
+        let thread = &mut self.threads[index];
+        match thread.coroutine.resume(()) {
+            CoroutineResult::Yield(pause) => thread.pause = pause,
+            CoroutineResult::Return(()) => drop(self.threads.remove(index)),
+        }
+        self.world.check();
+    }
+
+    fn let_time_pass(&self) {
+        let until = self.threads.iter().filter_map(|thread| match thread.pause {
+            Pause::Report { until_ns, .. } | Pause::Worker { until_ns } => until_ns,
+            Pause::Step => None,
+        });
+        let pauses: Vec<Pause> = self.threads.iter().map(|thread| thread.pause).collect();
+        let next =
+            until.min().unwrap_or_else(|| panic!("every thread waits for something that never comes: {pauses:?}"));
+        self.world.clock_ns.set(next);
+    }
+}

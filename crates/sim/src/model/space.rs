@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The driver's traits on the model. Each call pauses first, so that another thread can come in between.
+
+use std::rc::Rc;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use aquifer_core::engine::{Engine, Exchange};
+use aquifer_core::guard;
+use aquifer_core::map::{Delivery, Pages};
+use aquifer_core::units::{FrameIndex, PAGE_BYTES};
+use aquifer_driver::inspect::{self, Finding, Mismatch};
+use aquifer_driver::{
+    Clock, Count, Direction, Exchanger, Fatal, Frames, Gone, Installed, Loss, NoTape, Observer, Populated, ReadFailure,
+    Ready, Refused, Resolved, Sealed, Space, Store, StoreQueue, TakeAway, Transfer, WorkerClock,
+};
+
+use super::memory::{GARBAGE, guard as guard_of};
+use super::schedule::{Pause, Pauser};
+use super::trouble::Kind;
+use super::world::World;
+
+/// Blocks that the worker has in flight at most: few, so that it often has to wait.
+pub const QUEUE_DEPTH: u32 = 6;
+
+/// The world as one thread sees it.
+pub struct View<'p> {
+    pub world: Rc<World>,
+    pub pauser: &'p Pauser,
+    /// The thread's number.
+    pub thread: usize,
+}
+
+impl View<'_> {
+    /// Another thread may come in between.
+    pub fn step(&self) {
+        self.pauser.suspend(Pause::Step);
+    }
+
+    /// The pages of a range of a frame.
+    fn each(start: usize, count: usize) -> std::ops::Range<usize> {
+        let first = start / PAGE_BYTES as usize;
+        first..first + count
+    }
+}
+
+impl Space for View<'_> {
+    type Tape = NoTape;
+
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.step();
+        loop {
+            if let Ok(engine) = self.world.engine.try_lock() {
+                return engine;
+            }
+            self.step();
+        }
+    }
+
+    fn tape(&self) -> Option<&NoTape> {
+        None
+    }
+
+    fn is_paused(&self) -> bool {
+        self.world.forking.get().is_some_and(|thread| thread != self.thread)
+    }
+
+    fn is_pinned(&self, pages: Pages) -> bool {
+        self.step();
+        self.world.is_pinned(pages)
+    }
+}
+
+impl Clock for View<'_> {
+    fn now_ns(&self) -> u64 {
+        self.world.clock_ns.get()
+    }
+
+    fn ticket(&self) -> u32 {
+        self.world.reports.get()
+    }
+
+    /// Without a limit: who relies on it waits for something that nobody reports.
+    fn wait(&self, ticket: u32) {
+        self.pauser.suspend(Pause::Report { ticket, until_ns: None });
+    }
+
+    fn wait_at_most(&self, ticket: u32, limit: Duration) {
+        self.pauser.suspend(Pause::Report { ticket, until_ns: Pause::after(&self.world, limit) });
+    }
+
+    fn signal(&self) {
+        self.step();
+        self.world.reports.set(self.world.reports.get().wrapping_add(1));
+    }
+
+    fn wake_worker(&self) {
+        self.step();
+        self.world.worker_is_woken.set(true);
+    }
+
+    fn heed(&self) {}
+}
+
+impl WorkerClock for View<'_> {
+    fn worker_goes_on(&self) -> bool {
+        !self.world.worker_ends.get()
+    }
+
+    fn worker_idles(&self, limit: Duration) {
+        // An hour is no limit that anybody may rely on.
+        let until_ns = Pause::after(&self.world, limit).filter(|_| limit < Duration::from_secs(3600));
+        self.pauser.suspend(Pause::Worker { until_ns });
+        self.world.worker_is_woken.set(false);
+    }
+
+    fn worker_waits(&self, descriptor: Option<i32>, limit: Duration) {
+        match descriptor {
+            Some(_) => self.step(),
+            None => {
+                let until_ns = Pause::after(&self.world, limit);
+                self.pauser.suspend(Pause::Worker { until_ns });
+            }
+        }
+        self.world.worker_is_woken.set(false);
+    }
+}
+
+impl Frames for View<'_> {
+    fn prepare(&self, frame: FrameIndex, len: usize, fresh: bool) {
+        if fresh {
+            self.zero(frame, len, fresh);
+        }
+    }
+
+    fn zero(&self, frame: FrameIndex, len: usize, fresh: bool) {
+        self.step();
+        let mut memory = self.world.memory.borrow_mut();
+        for at in Self::each(0, len / PAGE_BYTES as usize) {
+            assert!(!fresh || memory.frame_value(frame, at) == 0, "a fresh frame has contents");
+            memory.set_frame(frame, at, 0);
+        }
+    }
+
+    fn give_back(&self, frames: &[FrameIndex]) -> Result<(), Fatal> {
+        self.step();
+        frames.iter().for_each(|frame| self.world.memory.borrow_mut().empty_frame(*frame));
+        Ok(())
+    }
+
+    fn arrive(&self, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), Mismatch> {
+        self.step();
+        let mut memory = self.world.memory.borrow_mut();
+        for (page, (at, expected)) in Self::each(start, expected.len()).zip(expected).enumerate() {
+            if *expected == guard::ZERO {
+                memory.set_frame(frame, at, 0);
+            } else if guard_of(memory.frame_value(frame, at)) != *expected {
+                return Err(Mismatch { page });
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(&self, frame: FrameIndex, start: usize, stored: &[u64], found: &mut [u64]) -> Finding {
+        self.step();
+        let mut memory = self.world.memory.borrow_mut();
+        for (at, found) in Self::each(start, found.len()).zip(found.iter_mut()) {
+            *found = guard_of(memory.frame_value(frame, at));
+        }
+        inspect::judge(stored, found)
+    }
+}
+
+impl Exchanger for View<'_> {
+    fn install(&self, _: Delivery, exchange: Exchange, pages: Pages, frame: FrameIndex) -> Result<Installed, Fatal> {
+        self.step();
+        let mut memory = self.world.memory.borrow_mut();
+        match exchange {
+            Exchange::Copy { seal } => {
+                memory.copy(pages, frame, seal);
+                Ok(Installed::Copied)
+            }
+            // Frames of a run follow each other; only the bytes of one frame are copied instead.
+            Exchange::Move if pages.count <= frame.order().pages() && self.world.trouble.strikes(Kind::Copy) => {
+                memory.install(pages, frame);
+                Ok(Installed::CopiedInstead)
+            }
+            Exchange::Move => {
+                memory.install(pages, frame);
+                Ok(Installed::Moved)
+            }
+        }
+    }
+
+    fn take_away(&self, _: Delivery, pages: Pages, frame: FrameIndex, _sealed: bool) -> Result<TakeAway, Fatal> {
+        self.step();
+        if self.world.trouble.strikes(Kind::Refuse) {
+            let is_untouched = self.world.trouble.below(2) == 0;
+            if !is_untouched {
+                // The first pages had moved, and are back without their protection.
+                let count = 1 + self.world.trouble.below(u64::from(pages.count)) as u32;
+                self.world.memory.borrow_mut().lift_protection(Pages { count, ..pages });
+            }
+            let is_busy = self.world.trouble.below(2) == 0;
+            return Ok(TakeAway::Refused(Refused { is_busy, is_untouched }));
+        }
+        self.world.memory.borrow_mut().take_away(pages, frame);
+        Ok(TakeAway::Taken)
+    }
+
+    fn drop_sealed(&self, pages: Pages) -> Result<bool, Fatal> {
+        self.step();
+        if self.world.trouble.strikes(Kind::Refuse) {
+            return Ok(false);
+        }
+        self.world.memory.borrow_mut().drop_sealed(pages);
+        Ok(true)
+    }
+
+    fn take_away_sealed(&self, victims: &[Sealed]) -> Gone {
+        self.step();
+        let stops = self.world.trouble.strikes(Kind::Partial);
+        let count = if stops { self.world.trouble.below(victims.len() as u64 + 1) as usize } else { victims.len() };
+        for victim in &victims[..count] {
+            match victim.frame {
+                Some(frame) => self.world.memory.borrow_mut().copy_away(victim.pages, frame),
+                None => self.world.memory.borrow_mut().drop_sealed(victim.pages),
+            }
+        }
+        Gone { count, next_stayed: count < victims.len() }
+    }
+
+    fn is_whole(&self, pages: Pages) -> bool {
+        let memory = self.world.memory.borrow();
+        (pages.start..pages.start + u64::from(pages.count)).all(|page| memory.pages[&page].there.is_some())
+    }
+
+    fn populate(&self, start: u64, end: u64) -> Populated {
+        self.step();
+        let memory = self.world.memory.borrow();
+        let there = |page: u64| memory.pages.get(&page).is_some_and(|page| page.there.is_some());
+        if (start..end).all(there) { Populated::All } else { Populated::NotAll }
+    }
+
+    fn lift_protection(&self, _: Delivery, pages: Pages) -> Result<(), Fatal> {
+        self.step();
+        self.world.memory.borrow_mut().lift_protection(pages);
+        Ok(())
+    }
+
+    fn install_zero_page(&self, _: Delivery, page: u64) -> Result<(), Fatal> {
+        self.step();
+        let mut memory = self.world.memory.borrow_mut();
+        if memory.pages[&page].there.is_none() {
+            memory.put(page, 0);
+        }
+        Ok(())
+    }
+}
+
+/// The tier failed.
+#[derive(Debug)]
+pub struct TierFailed;
+
+impl World {
+    /// Reads pages of the tier into a frame.
+    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+        let (fails, lies) = (self.trouble.strikes(Kind::Read), self.trouble.strikes(Kind::Lie));
+        let mut memory = self.memory.borrow_mut();
+        for (index, at) in View::each(start, len / PAGE_BYTES as usize).enumerate() {
+            let value = memory.stored(offset, index);
+            memory.set_frame(frame, at, if fails || lies { GARBAGE - 1 } else { value });
+        }
+        if fails { Err(TierFailed) } else { Ok(()) }
+    }
+
+    /// Writes a range of a frame to the tier, or only its first pages.
+    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+        let fails = self.trouble.strikes(Kind::Write);
+        let count = len / PAGE_BYTES as usize;
+        let good = if fails { self.trouble.below(count as u64) as usize } else { count };
+        let torn = fails && self.trouble.below(2) == 0;
+        let mut memory = self.memory.borrow_mut();
+        for (index, at) in View::each(start, count).enumerate().take(good + usize::from(torn)) {
+            let value = if index == good { GARBAGE } else { memory.frame_value(frame, at) };
+            memory.store(offset, index, value);
+        }
+        if fails { Err(TierFailed) } else { Ok(()) }
+    }
+}
+
+impl Store for View<'_> {
+    type Failure = TierFailed;
+    type Queue = Queue;
+
+    fn read(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+        self.step();
+        self.world.read(offset, frame, start, len)
+    }
+
+    fn recover(&self, offset: u64, frame: FrameIndex, start: usize, expected: &[u64]) -> Result<(), ReadFailure> {
+        self.step();
+        if self.world.trouble.strikes(Kind::Corruption) {
+            return Err(ReadFailure::Mismatch);
+        }
+        let mut memory = self.world.memory.borrow_mut();
+        for (index, (at, expected)) in View::each(start, expected.len()).zip(expected).enumerate() {
+            let value = if *expected == guard::ZERO { 0 } else { memory.stored(offset, index) };
+            assert_eq!(guard_of(value), *expected, "guard mismatch: the tier does not hold what was written back");
+            memory.set_frame(frame, at, value);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, frame: FrameIndex, start: usize, len: usize) -> Result<(), TierFailed> {
+        self.step();
+        self.world.write(offset, frame, start, len)
+    }
+
+    fn before_write(&self, _: u64) -> Result<(), Fatal> {
+        self.step();
+        Ok(())
+    }
+
+    fn request_pages(&self) -> usize {
+        self.world.request_pages
+    }
+
+    fn overlaps(&self) -> bool {
+        self.world.overlaps
+    }
+
+    fn write_back_failed(&self, _: &TierFailed) {}
+
+    fn freed(&self, slot: u64, bytes: u64) {
+        self.world.memory.borrow_mut().trim(slot, bytes);
+    }
+}
+
+/// The worker's queue: transfers happen when they complete, in any order.
+pub struct Queue {
+    pub world: Rc<World>,
+}
+
+impl StoreQueue for Queue {
+    type Failure = TierFailed;
+
+    fn submit(&mut self, transfer: Transfer) -> bool {
+        let mut in_flight = self.world.in_flight.borrow_mut();
+        let takes = in_flight.len() < self.world.queue_max;
+        if takes {
+            in_flight.push(transfer);
+        }
+        takes
+    }
+
+    fn kick(&mut self) -> bool {
+        true
+    }
+
+    fn complete(&mut self, ready: Ready, max: usize, sink: &mut dyn FnMut(u64, Result<(), TierFailed>)) -> usize {
+        let mut done = 0;
+        while done < max && self.in_flight() > 0 {
+            let must = ready == Ready::One && done == 0;
+            if !must && self.world.trouble.below(3) > 0 {
+                break;
+            }
+            let index = self.world.trouble.below(self.in_flight() as u64) as usize;
+            let Transfer { direction, offset, frame, start, len, tag } =
+                self.world.in_flight.borrow_mut().swap_remove(index);
+            let outcome = match direction {
+                Direction::Read => self.world.read(offset, frame, start, len),
+                Direction::Write => self.world.write(offset, frame, start, len),
+            };
+            sink(tag, outcome);
+            done += 1;
+        }
+        done
+    }
+
+    fn in_flight(&self) -> usize {
+        self.world.in_flight.borrow().len()
+    }
+
+    fn descriptor(&self) -> Option<i32> {
+        (self.world.trouble.below(2) == 0).then_some(0)
+    }
+}
+
+impl Observer for View<'_> {
+    fn count(&self, what: Count, amount: u64) {
+        self.world.note((what as u64) << 32 | amount);
+    }
+
+    fn resolved(&self, fault: Resolved) {
+        self.world.note(fault.kind as u64 + 1_000);
+    }
+
+    fn fetched(&self) {}
+
+    fn publish(&self, _: &Engine) {}
+
+    fn publish_more(&self, _: &Engine) {}
+
+    fn publish_tier(&self) {}
+
+    fn tier_full(&self) {
+        self.world.was_full.set(true);
+    }
+
+    fn lost(&self, pages: Pages, _: Loss) {
+        assert!(self.world.trouble.happened() > 0, "{pages:?} are lost, and nothing has failed");
+        let mut memory = self.world.memory.borrow_mut();
+        for page in pages.start..pages.start + u64::from(pages.count) {
+            memory.pages.get_mut(&page).expect("managed").lost = true;
+        }
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What goes wrong.
+
+use std::cell::{Cell, RefCell};
+
+use crate::random::Random;
+
+/// A kind of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The tier does not read.
+    Read,
+    /// The tier reads other bytes than were written, once; another way has the right ones.
+    Lie,
+    /// As `Lie`, and no way has the right ones.
+    Corruption,
+    /// The tier does not write, or only a part.
+    Write,
+    /// The kernel refuses to release a block.
+    Refuse,
+    /// The kernel copies where it should move.
+    Copy,
+    /// The kernel drops only some of several sealed blocks.
+    Partial,
+}
+
+/// All kinds.
+pub const KINDS: [Kind; 7] =
+    [Kind::Read, Kind::Lie, Kind::Corruption, Kind::Write, Kind::Refuse, Kind::Copy, Kind::Partial];
+
+/// Failures in a row, where they begin after a number of opportunities: more than one fault tries.
+const FAILING: u64 = 24;
+
+/// How likely each kind is, and whether it has happened.
+pub struct Trouble {
+    /// In percent of the opportunities.
+    percent: Cell<[u32; KINDS.len()]>,
+    /// A kind, and how many of its opportunities are left, of which the last `FAILING` are taken.
+    after: Cell<Option<(Kind, u64)>>,
+    luck: RefCell<Random>,
+    happened: Cell<u64>,
+}
+
+impl Trouble {
+    /// Nothing goes wrong yet. `seed` is the source of randomness.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            percent: Cell::default(),
+            after: Cell::new(None),
+            luck: RefCell::new(Random::new(seed)),
+            happened: Cell::new(0),
+        }
+    }
+
+    /// From now on each kind fails in so many percent of its opportunities.
+    pub fn set(&self, percent: [u32; KINDS.len()]) {
+        self.percent.set(percent);
+    }
+
+    /// Failures of this kind: none for the next `count` opportunities, then `FAILING` in a row.
+    pub fn fail_after(&self, kind: Kind, count: u64) {
+        self.after.set(Some((kind, count + FAILING - 1)));
+    }
+
+    /// Nothing goes wrong any more.
+    pub fn end(&self) {
+        self.percent.set([0; KINDS.len()]);
+        self.after.set(None);
+    }
+
+    /// Whether this opportunity is taken.
+    pub fn strikes(&self, kind: Kind) -> bool {
+        let percent = self.percent.get()[kind as usize];
+        let mut strikes = percent > 0 && self.below(100) < u64::from(percent);
+        if let Some((failing, left)) = self.after.get()
+            && failing == kind
+        {
+            strikes |= left < FAILING;
+            self.after.set((left > 0).then(|| (kind, left - 1)));
+        }
+        self.happened.set(self.happened.get() + u64::from(strikes));
+        strikes
+    }
+
+    /// How many failures there were.
+    pub fn happened(&self) -> u64 {
+        self.happened.get()
+    }
+
+    /// A random number below `bound`.
+    pub fn below(&self, bound: u64) -> u64 {
+        self.luck.borrow_mut().below(bound)
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! What all threads of one history share: the engine, memory, the tier, the clock, and what goes wrong.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use aquifer_core::engine::{Engine, Settings};
+use aquifer_core::map::Pages;
+use aquifer_core::policy::{self, PolicyName};
+use aquifer_driver::Transfer;
+
+use super::memory::Memory;
+use super::relatives::Account;
+use super::trouble::Trouble;
+
+/// Blocks of up to this many pages are copied to the program's address, larger ones are moved.
+const COPIED_PAGES_MAX: u32 = 8;
+/// Steps between two checks of all of the engine's accounts.
+const STEPS_PER_CHECK: u64 = 997;
+
+/// See the module.
+pub struct World {
+    pub engine: Mutex<Engine>,
+    pub account: Account,
+    pub memory: RefCell<Memory>,
+    pub trouble: Trouble,
+    /// Transfers that the worker's queue has taken.
+    pub in_flight: RefCell<Vec<Transfer>>,
+    /// Whether the tier's requests overlap.
+    pub overlaps: bool,
+    /// Transfers that the worker's queue takes.
+    pub queue_max: usize,
+    /// Pages of one request to the tier.
+    pub request_pages: usize,
+    pub clock_ns: Cell<u64>,
+    /// Reports so far.
+    pub reports: Cell<u32>,
+    /// Somebody has woken the worker since it last looked.
+    pub worker_is_woken: Cell<bool>,
+    pub worker_ends: Cell<bool>,
+    /// The thread that is about to fork.
+    pub forking: Cell<Option<usize>>,
+    /// The pages of system calls in progress: start, end, by a number.
+    pub pins: RefCell<BTreeMap<u64, (u64, u64)>>,
+    /// Only one thread at a time changes mappings.
+    pub mapping_lock: Cell<bool>,
+    pub steps: Cell<u64>,
+    /// The tier had no room for a block at some time.
+    pub was_full: Cell<bool>,
+    /// Faults that ended without a frame.
+    pub gave_up: Cell<u64>,
+    /// A digest of all that happened, to compare two runs of one seed.
+    pub digest: Cell<u64>,
+}
+
+/// What differs between worlds from the start.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    pub policy: PolicyName,
+    pub budget_pages: u64,
+    pub tier_slabs: u32,
+    pub prefetch: bool,
+    pub elastic: bool,
+    pub overlaps: bool,
+    pub request_pages: usize,
+    pub queue_max: usize,
+}
+
+impl World {
+    /// A world with nothing mapped. `seed` decides what goes wrong.
+    pub fn new(start: Start, seed: u64) -> World {
+        let settings = Settings {
+            budget_pages: start.budget_pages,
+            tier_slabs: start.tier_slabs,
+            prefetch: start.prefetch,
+            elastic: start.elastic,
+            copied_pages_most: COPIED_PAGES_MAX,
+            seals: true,
+            fetch_cost: if start.overlaps { 5 } else { 1 },
+        };
+        let account = Account::new(start.tier_slabs);
+        let policy = policy::build(start.policy);
+        World {
+            engine: Mutex::new(Engine::with_slabs(settings, policy, Box::new(account.clone()))),
+            account,
+            memory: RefCell::default(),
+            trouble: Trouble::new(seed),
+            in_flight: RefCell::default(),
+            overlaps: start.overlaps,
+            queue_max: start.queue_max,
+            request_pages: start.request_pages,
+            clock_ns: Cell::new(1),
+            reports: Cell::new(0),
+            worker_is_woken: Cell::new(false),
+            worker_ends: Cell::new(false),
+            forking: Cell::new(None),
+            pins: RefCell::default(),
+            mapping_lock: Cell::new(false),
+            steps: Cell::new(0),
+            was_full: Cell::new(false),
+            gave_up: Cell::new(0),
+            digest: Cell::new(0),
+        }
+    }
+
+    /// Adds to the digest.
+    pub fn note(&self, what: u64) {
+        self.digest.set((self.digest.get() ^ what).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(17));
+    }
+
+    /// Whether a pin covers any of the pages.
+    pub fn is_pinned(&self, pages: Pages) -> bool {
+        let end = pages.start + u64::from(pages.count);
+        self.pins.borrow().values().any(|(from, to)| *from < end && pages.start < *to)
+    }
+
+    /// Called between two steps: DRAM in use is within the budget, and now and then all accounts agree.
+    pub fn check(&self) {
+        self.steps.set(self.steps.get() + 1);
+        // Somebody may be in the middle of a discard, with the lock held.
+        let Ok(engine) = self.engine.try_lock() else { return };
+        if self.steps.get().is_multiple_of(STEPS_PER_CHECK) {
+            engine.check();
+        }
+        let (most, used) = (engine.budget_pages() + engine.debt_pages(), self.memory.borrow().physical);
+        assert!(used <= most, "{used} pages in DRAM, allowed are {most}");
+    }
+}

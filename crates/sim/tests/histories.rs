@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright the Aquifer authors
+
+//! The shipped driver, interrupted anywhere, on a modelled kernel and tier that fail: see `sim/src/model.rs`.
+//!
+//! `AQUIFER_MODEL_SEED=N` repeats one history, and `AQUIFER_MODEL_HISTORIES=N` runs more than the few seconds' worth that
+//! run by default; `aquifer-sim histories` runs them for as long as one likes.
+
+use aquifer_sim::model::history::{self, FailAfter};
+use aquifer_sim::model::{KINDS, Kind};
+
+/// Histories by default: a few seconds.
+const HISTORIES: u64 = 150;
+
+/// Opportunities of each kind after which failures begin, by default: each number below it.
+const FAIL_AFTER: u64 = 12;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// Prints how to repeat the history when it panics.
+struct Reproduction(u64);
+
+impl Drop for Reproduction {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("reproduce: AQUIFER_MODEL_SEED={} cargo test -p aquifer-sim --test histories every", self.0);
+        }
+    }
+}
+
+fn run(seed: u64, failing: Option<FailAfter>) -> history::End {
+    let _reproduction = Reproduction(seed);
+    history::run(seed, failing)
+}
+
+#[test]
+fn every_read_returns_the_last_write_or_is_an_error() {
+    if let Some(seed) = number("AQUIFER_MODEL_SEED") {
+        run(seed, None);
+        return;
+    }
+    let count = number("AQUIFER_MODEL_HISTORIES").unwrap_or(HISTORIES);
+    let steps: u64 = (0..count).map(|seed| run(seed, None).steps).sum();
+    println!("{count} histories, {steps} steps");
+}
+
+/// Failures from the n-th opportunity on, for every n up to a bound; `AQUIFER_MODEL_HISTORIES=N` raises it.
+#[test]
+fn failures_may_begin_at_any_time() {
+    let most = number("AQUIFER_MODEL_HISTORIES").unwrap_or(FAIL_AFTER);
+    for kind in KINDS {
+        // A tier that lies for ever has no way that is right.
+        let seed = 7_000 + kind as u64;
+        let failed = (0..most).filter(|count| run(seed, Some(FailAfter { kind, count: *count })).failures > 0).count();
+        assert!(failed > 0 || kind == Kind::Corruption, "{kind:?} has no opportunity");
+    }
+}
+
+#[test]
+fn one_seed_repeats_one_history_to_its_last_step() {
+    for seed in 1_000..1_010 {
+        assert_eq!(run(seed, None), run(seed, None));
+    }
+}
