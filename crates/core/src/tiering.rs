@@ -168,12 +168,12 @@ impl Survey {
         self.moves.clear();
     }
 
-    /// Records a slab on `level` with this `heat`.
+    /// Records a slab on `level` with this `heat`. Ignores levels that the chain does not have.
     pub fn see(&mut self, slab: u32, level: usize, heat: Heat) {
         if level + 1 < self.count {
             self.coldest[level].see(heat, slab);
         }
-        if level > 0 {
+        if (1..self.count).contains(&level) {
             self.warmest[level].see(Heat::MAX - heat, slab);
         }
     }

@@ -152,6 +152,16 @@ fn zipf_share(moves: bool) -> (f64, u64) {
 }
 
 #[test]
+fn a_slab_on_a_level_that_does_not_exist_is_ignored() {
+    for level in [2, LEVELS_MOST, usize::MAX - 1] {
+        let mut survey = Survey::new();
+        survey.begin(&[Level { slabs: 8, free: 8, takes: true }; 2]);
+        survey.see(0, level, Heat::MAX);
+        assert_eq!(survey.decide(MOVES_MOST), []);
+    }
+}
+
+#[test]
 fn what_is_fetched_often_ends_on_the_fast_level_and_then_moves_stop() {
     let (without, _) = zipf_share(false);
     let (share, moves) = zipf_share(true);

@@ -48,6 +48,9 @@ pub enum Cause {
         /// What the tier can hold, in bytes.
         capacity_bytes: u64,
     },
+    /// The table of slabs, which related processes share, names a place that does not exist: one of them has overwritten
+    /// it.
+    Overwritten,
     /// Only a part was transferred, and the rest refused to follow.
     Short {
         /// Bytes that were transferred.
@@ -105,7 +108,7 @@ impl TierFailure {
     pub fn disposition(&self) -> Disposition {
         let errno = match self.cause {
             Cause::OutOfRange { .. } | Cause::Unaligned => return Disposition::Stop,
-            Cause::Short { .. } => libc::EIO,
+            Cause::Overwritten | Cause::Short { .. } => libc::EIO,
             Cause::Errno(errno) => errno,
         };
         match (errno, self.activity) {
@@ -124,6 +127,7 @@ impl fmt::Display for TierFailure {
         match cause {
             Cause::Errno(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno))?,
             Cause::OutOfRange { capacity_bytes } => write!(f, "the tier ends at {capacity_bytes:#x}")?,
+            Cause::Overwritten => write!(f, "a related process has overwritten the table of slabs")?,
             Cause::Short { transferred } => write!(f, "only {transferred} bytes were transferred")?,
             Cause::Unaligned => write!(f, "not a whole number of pages")?,
         }
@@ -136,6 +140,9 @@ impl std::error::Error for TierFailure {}
 impl TierFailure {
     /// What an operator does about it, as the end of a sentence.
     pub fn remedy(&self) -> &'static str {
+        if self.cause == Cause::Overwritten {
+            return "find the process that writes to memory that it did not allocate";
+        }
         match (self.disposition(), self.errno()) {
             (_, Some(libc::EMFILE | libc::ENFILE)) => "raise the limit of open files (ulimit -n)",
             (Disposition::Refuse, _) if self.tier == "donor" => "let the donor lend more (its --size, its --quota)",
@@ -175,6 +182,8 @@ mod tests {
             (Activity::Discard, Cause::Errno(libc::EIO), Disposition::Keep),
             (Activity::Write, Cause::Unaligned, Disposition::Stop),
             (Activity::Read, Cause::OutOfRange { capacity_bytes: 1 }, Disposition::Stop),
+            (Activity::Read, Cause::Overwritten, Disposition::Poison),
+            (Activity::Write, Cause::Overwritten, Disposition::Keep),
         ] {
             assert_eq!(failure(activity, cause).disposition(), expected, "{activity:?} {cause:?}");
         }

@@ -17,6 +17,9 @@
 //!   had no place before, or the members that the change removes do not have the bytes anyway. A change ends a move
 //!   that is in progress.
 //!
+//! Any of them may also overwrite the table. Any words are a table, so nothing here panics; the tier that interprets a
+//! place checks that it exists.
+//!
 //! Nothing here waits, and nothing is ever locked. If a process dies between `enter` and `leave`, the slab can no
 //! longer be moved, but is read and written as before. If a process dies while it moves a slab, nobody can move that
 //! slab until somebody has changed its place. If a process dies during a change, which takes a few instructions, the
@@ -132,6 +135,11 @@ impl Places {
         Places { words }
     }
 
+    /// The words of the table, as every process of the family can change them.
+    pub fn words(&self) -> &'static [AtomicU64] {
+        self.words
+    }
+
     /// The number of slabs that the table has room for.
     pub fn count(&self) -> usize {
         self.words.len() / PLACE_WORDS
@@ -176,15 +184,16 @@ impl Places {
     pub fn count_in(&self, slab: usize, where_to: Eighths) -> bool {
         let next = |state: u64| {
             let touched = if state & MOVING != 0 { u64::from(where_to.0) << TOUCHED_SHIFT } else { 0 };
-            (state & WRITERS < WRITERS_MOST).then_some((state | touched) + 1)
+            (state & WRITERS < WRITERS_MOST).then(|| (state | touched) + 1)
         };
         self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
     }
 
     /// Ends what [`count_in`](Self::count_in) began.
     pub fn count_out(&self, slab: usize) {
-        let before = self.state(slab).fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before & WRITERS > 0, "who leaves has entered");
+        // The number is zero only if somebody has overwritten the word: the next bits must stay as they are.
+        let next = |state: u64| (state & WRITERS > 0).then(|| state - 1);
+        let _ = self.state(slab).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
     }
 
     /// Changes a place that is still the one that was seen, regardless of writers and movers: the module says when that

@@ -4,6 +4,10 @@
 //! The levels of a chain together: a slab is placed when it is first written to, on the fastest level that accepts it,
 //! and is found wherever it has moved since.
 //!
+//! Related processes share the table of places, the accounts and the words below, and any of them may overwrite them.
+//! So every place is checked before it is used ([`Levels::place`]): a transfer to or from one that does not exist
+//! fails, and everything else ignores it.
+//!
 //! Threads: any, also in a signal handler. Allocates nothing, and locks nothing.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -22,8 +26,8 @@ use super::{NAME, Piece, pieces};
 use crate::failure::{Activity, Cause, Disposition, TierFailure};
 use crate::places::{Eighths, PLACE_WORDS, Places, Refused, Seen};
 
-/// How often a read retries because the slab has moved in the meantime. To exhaust this, the slab has to move during
-/// each attempt.
+/// How often a read or a write retries because the slab has moved in the meantime. To exhaust this, the slab has to
+/// move during each attempt.
 const LOOKS_MOST: u32 = 16;
 /// How long to wait for others that use the same slab or are changing its place.
 const PAUSES_MOST: u32 = 200;
@@ -97,7 +101,20 @@ impl Levels {
 
     /// The slabs that may have a place.
     pub(super) fn placed(&self) -> std::ops::Range<u32> {
-        0..self.placed.load(Ordering::Relaxed) as u32
+        0..self.placed.load(Ordering::Relaxed).min(self.slabs.into()) as u32
+    }
+
+    /// The place that a number of the table says, if there is such a place.
+    pub(super) fn place(&self, number: u64) -> Option<Place> {
+        let exists = |place: &Place| self.all.get(place.level).is_some_and(|it| place.slab < it.account.slabs());
+        Place::of(number).filter(exists)
+    }
+
+    /// As [`place`](Self::place), for a transfer, which fails if the slab's place does not exist.
+    fn place_for(&self, activity: Activity, slab: u32, seen: Seen) -> Result<Option<Place>, TierFailure> {
+        let place = self.place(seen.place);
+        let is_overwritten = place.is_none() && seen.place != NOWHERE;
+        if is_overwritten { Err(failed(activity, slab, Cause::Overwritten)) } else { Ok(place) }
     }
 
     pub(super) fn heat(&self, slab: u32) -> &AtomicU32 {
@@ -128,7 +145,7 @@ impl Levels {
     fn read_piece(&self, piece: Piece, buffer: &mut FrameBuffer) -> Result<(), TierFailure> {
         for _ in 0..LOOKS_MOST {
             let seen = self.places.see(piece.slab as usize);
-            let Some(place) = Place::of(seen.place) else {
+            let Some(place) = self.place_for(Activity::Read, piece.slab, seen)? else {
                 // Nobody has written there, so it may read as anything.
                 buffer.bytes_mut().fill(0);
                 return Ok(());
@@ -149,7 +166,7 @@ impl Levels {
         let Some(Piece { slab, within, .. }) = piece else { return Ok(false) };
         for _ in 0..LOOKS_MOST {
             let seen = self.places.see(slab as usize);
-            let Some(Place { level, slab: there, .. }) = Place::of(seen.place) else { return Ok(false) };
+            let Some(Place { level, slab: there, .. }) = self.place(seen.place) else { return Ok(false) };
             let found = self.all[level].tier.read_other(level::offset(there) + within, buffer, way);
             if self.places.holds(slab as usize, seen) {
                 return found;
@@ -162,7 +179,7 @@ impl Levels {
     pub(super) fn blame(&self, offset: u64, len: usize, way: u32) {
         let piece = pieces(offset, len as u64).next().filter(|piece| piece.bytes == len);
         let Some(Piece { slab, within, .. }) = piece else { return };
-        let Some(Place { level, slab: there, .. }) = Place::of(self.places.see(slab as usize).place) else { return };
+        let Some(Place { level, slab: there, .. }) = self.place(self.places.see(slab as usize).place) else { return };
         self.all[level].tier.blame(level::offset(there) + within, len, way);
     }
 
@@ -192,7 +209,7 @@ impl Levels {
 
     fn write_piece(&self, piece: Piece, buffer: &FrameBuffer) -> Result<(), TierFailure> {
         let mut refusals = Refusals::default();
-        loop {
+        for _ in 0..LOOKS_MOST {
             let target = self.begin_write(piece.slab, &refusals)?;
             let Target { place, .. } = target;
             let outcome = self.all[place.level].write(place.slab, piece.within, buffer);
@@ -202,6 +219,7 @@ impl Levels {
             }
             refusals.note(place.level, failure);
         }
+        Err(busy(Activity::Write, piece.slab))
     }
 
     /// The place to write the slab to, which does not move until [`end_write`](Self::end_write). Places the slab if
@@ -218,18 +236,18 @@ impl Levels {
     }
 
     fn find_or_settle(&self, slab: u32, refusals: &Refusals) -> Result<Target, TierFailure> {
-        let mut pauses = 0;
-        loop {
+        let mut claims_left = CLAIMS_MOST;
+        for _ in 0..LOOKS_MOST {
             let seen = self.places.see(slab as usize);
-            if let Some(place) = Place::of(seen.place) {
+            if let Some(place) = self.place_for(Activity::Write, slab, seen)? {
                 return Ok(Target { place, seen });
             }
             let Some(place) = self.claim(refusals) else {
                 // Threads that place the same slab each take room for a moment, and one of them keeps it.
-                if pauses == CLAIMS_MOST {
+                if claims_left == 0 {
                     return Err(refusals.failure(slab));
                 }
-                pauses += 1;
+                claims_left -= 1;
                 signals::sleep(PAUSE);
                 continue;
             };
@@ -243,11 +261,12 @@ impl Levels {
                     // Another thread was faster, or is about to be.
                     self.all[place.level].account.release(place.slab);
                     if refused == Refused::Busy {
-                        return Err(busy(Activity::Write, slab));
+                        break;
                     }
                 }
             }
         }
+        Err(busy(Activity::Write, slab))
     }
 
     /// As [`begin_write`](Self::begin_write), for a queue: `None` if a level may still refuse the slab.
@@ -256,7 +275,7 @@ impl Levels {
             return None;
         }
         let seen = self.places.see(slab as usize);
-        let place = Place::of(seen.place).filter(|place| place.is_stored);
+        let place = self.place(seen.place).filter(|place| place.is_stored);
         if place.is_none() {
             self.places.count_out(slab as usize);
         }
@@ -351,15 +370,17 @@ impl Levels {
         done
     }
 
-    /// Removes the slab's place. Returns the place that it had.
+    /// Removes the slab's place. Returns the place that it had, if there is such a place.
     fn forget(&self, slab: u32) -> Result<Option<Place>, TierFailure> {
         for _ in 0..PAUSES_MOST {
             let seen = self.places.see(slab as usize);
-            let Some(place) = Place::of(seen.place) else { return Ok(None) };
+            if seen.place == NOWHERE {
+                return Ok(None);
+            }
             match self.places.change(slab as usize, seen, NOWHERE) {
                 Ok(_) => {
                     self.heat(slab).store(0, Ordering::Relaxed);
-                    return Ok(Some(place));
+                    return Ok(self.place(seen.place));
                 }
                 // It has just moved.
                 Err(Refused::Changed(_)) => {}
@@ -367,6 +388,17 @@ impl Levels {
             }
         }
         Err(busy(Activity::Discard, slab))
+    }
+}
+
+#[cfg(test)]
+impl Levels {
+    /// Sets every word that related processes share.
+    pub(super) fn overwrite(&self, value: &mut dyn FnMut() -> u64) {
+        let alone = [self.placed, self.epoch_pages, self.next_move_ns];
+        self.places.words().iter().chain(alone).for_each(|word| word.store(value(), Ordering::Relaxed));
+        self.heat.iter().for_each(|heat| heat.store(value() as Heat, Ordering::Relaxed));
+        self.all.iter().for_each(|level| level.account.overwrite(value));
     }
 }
 
@@ -379,7 +411,11 @@ pub(super) struct Target {
 
 /// Others keep using the slab: the caller may retry.
 fn busy(activity: Activity, slab: u32) -> TierFailure {
-    TierFailure { tier: NAME, activity, offset: level::offset(slab), cause: Cause::Errno(libc::EAGAIN) }
+    failed(activity, slab, Cause::Errno(libc::EAGAIN))
+}
+
+fn failed(activity: Activity, slab: u32, cause: Cause) -> TierFailure {
+    TierFailure { tier: NAME, activity, offset: level::offset(slab), cause }
 }
 
 /// The levels that have refused one write so far, and the last refusal.
@@ -401,8 +437,6 @@ impl Refusals {
 
     /// The failure when there is no level left to ask.
     fn failure(&self, slab: u32) -> TierFailure {
-        let cause = Cause::Errno(libc::ENOSPC);
-        let full = TierFailure { tier: NAME, activity: Activity::Write, offset: level::offset(slab), cause };
-        self.failure.unwrap_or(full)
+        self.failure.unwrap_or(failed(Activity::Write, slab, Cause::Errno(libc::ENOSPC)))
     }
 }

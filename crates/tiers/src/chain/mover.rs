@@ -78,7 +78,7 @@ impl ChainMover {
         let pages = (bytes - self.seen_bytes) / PAGE_BYTES;
         self.seen_bytes = bytes;
         let epoch = self.levels.epoch_pages;
-        let so_far = epoch.fetch_add(pages, Ordering::Relaxed) + pages;
+        let so_far = epoch.fetch_add(pages, Ordering::Relaxed).saturating_add(pages);
         if so_far >= epoch_pages(self.levels.used())
             && epoch.compare_exchange(so_far, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
@@ -103,7 +103,8 @@ impl ChainMover {
         let (next, now) = (self.levels.next_move_ns, now_ns());
         let due = next.load(Ordering::Relaxed);
         let until = now + LOOK_EVERY.as_nanos() as u64;
-        now >= due && next.compare_exchange(due, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        // Later than anybody sets it: somebody has overwritten the word.
+        (now >= due || due > until) && next.compare_exchange(due, until, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Decides what moves now.
@@ -112,7 +113,7 @@ impl ChainMover {
         let rooms: Vec<Room> = levels.all.iter().map(level::Level::room).collect();
         self.survey.begin(&rooms);
         for slab in levels.placed() {
-            let place = Place::of(levels.places.see(slab as usize).place);
+            let place = levels.place(levels.places.see(slab as usize).place);
             if let Some(place) = place.filter(|place| place.is_stored) {
                 self.survey.see(slab, place.level, levels.heat(slab).load(Ordering::Relaxed));
             }
@@ -128,7 +129,7 @@ impl ChainMover {
         }
         let mut saved = 0;
         for slab in levels.placed() {
-            let place = Place::of(levels.places.see(slab as usize).place);
+            let place = levels.place(levels.places.see(slab as usize).place);
             let Some(place) = place.filter(|place| place.is_stored && levels.is_leaving(place)) else { continue };
             let Some(to) = levels.refuge(place.level) else { return };
             saved += usize::from(self.make(&Move { slab, from: place.level, to }, Leaves::Yes));
@@ -143,7 +144,7 @@ impl ChainMover {
         let Move { slab, from, to } = *planned;
         let levels = Arc::clone(&self.levels);
         let Some(going) = levels.places.begin_move(slab as usize) else { return false };
-        let source = Place::of(going.from()).filter(|place| place.is_stored && place.level == from);
+        let source = levels.place(going.from()).filter(|place| place.is_stored && place.level == from);
         let Some(source) = source else { return false };
         let Some(room) = levels.all[to].account.claim() else { return false };
         let target = Place { level: to, slab: room, is_stored: true };

@@ -26,10 +26,11 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// `None`: the slab has no place.
+    /// `None`: the slab has no place. The level and the slab need not exist: see `Levels::place`.
     pub(super) fn of(number: u64) -> Option<Place> {
         let level = (number & LEVEL).checked_sub(1)? as usize;
-        Some(Place { level, slab: (number >> SLAB_SHIFT) as u32, is_stored: number & STORED != 0 })
+        let place = Place { level, slab: (number >> SLAB_SHIFT) as u32, is_stored: number & STORED != 0 };
+        (place.number() == number).then_some(place)
     }
 
     pub(super) fn number(self) -> u64 {
@@ -48,7 +49,9 @@ mod tests {
 
     #[test]
     fn places_come_back_from_their_numbers() {
-        assert_eq!(Place::of(NOWHERE), None);
+        for number in [NOWHERE, STORED, 1 << SLAB_SHIFT, 1 << 36 | 1, u64::MAX] {
+            assert_eq!(Place::of(number), None);
+        }
         for (level, slab) in [(0, 0), (3, u32::MAX), (2, 77)] {
             let place = Place { level, slab, is_stored: false };
             assert_eq!(Place::of(place.number()), Some(place));

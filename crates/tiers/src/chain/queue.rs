@@ -106,10 +106,10 @@ impl ChainQueue {
         }
     }
 
-    /// The place of a slab that is read.
+    /// The place of a slab that is read, if it has one that exists.
     fn look(&self, slab: u32) -> Option<Target> {
         let seen = self.levels.places.see(slab as usize);
-        Place::of(seen.place).map(|place| Target { place, seen })
+        self.levels.place(seen.place).map(|place| Target { place, seen })
     }
 
     fn do_now(&mut self, request: Request) {

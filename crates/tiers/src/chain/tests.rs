@@ -3,6 +3,7 @@
 
 //! A chain whose slabs move much faster than any program would make them.
 
+mod overwritten;
 mod verified;
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
