@@ -331,7 +331,7 @@ impl Levels {
     /// A level has refused to store the first bytes of a slab: takes the slab off the level. Returns false if it has to
     /// stay, because some of it is stored there or because the level only asks for a retry.
     fn leave(&self, slab: u32, place: Place, failure: &TierFailure) -> bool {
-        if !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
+        if place.is_stored || !matches!(failure.disposition(), Disposition::Keep | Disposition::Refuse) {
             return false;
         }
         for _ in 0..PAUSES_MOST {

@@ -208,6 +208,24 @@ fn a_level_that_refuses_new_slabs_is_passed_over_and_a_full_chain_says_so() {
     assert_eq!(outcomes, [true, true, false]);
 }
 
+/// A level that refused a block of a slab used to lose the blocks of that slab that it had stored before.
+#[test]
+fn a_level_that_refuses_a_block_keeps_what_it_has_of_the_slab() {
+    for errno in [libc::EIO, libc::ENOSPC] {
+        let plan = FailurePlan { on: vec![Activity::Write], after: Some(1), errno, ..FailurePlan::default() };
+        let chain = chain(vec![failing(plan, dram(4)), dram(4)]);
+        let mut buffer = frame(1, 0);
+        stamp(buffer.bytes_mut(), 0, 5);
+        chain.write(0, &buffer).unwrap();
+        let refused = chain.write(PAGE as u64, &buffer);
+        chain.read(0, &mut buffer).unwrap();
+        check_stamp(buffer.bytes(), 0, 5);
+        give_back(buffer);
+        assert!(refused.is_err(), "a slab is on one level");
+        assert_eq!(used(&chain), [1, 0]);
+    }
+}
+
 /// A level stops working after each n operations: what was written to other levels stays available, and new slabs go to
 /// them.
 #[test]
