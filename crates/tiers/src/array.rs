@@ -49,6 +49,7 @@ use self::layout::Rotation;
 pub(crate) use self::layout::WEIGHT_MOST;
 use self::member::Member;
 pub(crate) use self::member::{Room, Store};
+use self::place::Place;
 pub(crate) use self::place::{MEMBERS_MOST, POSITIONS};
 use self::queue::ArrayQueue;
 pub(crate) use self::shape::{DATA_SHARDS, Shape};
@@ -57,7 +58,7 @@ use crate::donor;
 use crate::failure::{Activity, Cause, TierFailure};
 use crate::figures::{Tallies, TierFigures, count};
 use crate::keep_alive::KeepAlive;
-use crate::places::{PLACE_WORDS, Places};
+use crate::places::{PLACE_WORDS, Places, Seen};
 use crate::plain_queue::Blocking;
 use crate::tier::{Tier, TierQueue, Verify};
 use crate::transfer::{check_buffer, check_range};
@@ -126,7 +127,17 @@ impl Parts {
     }
 
     fn reached(&self) -> usize {
-        self.head[REACHED].load(Ordering::Acquire) as usize
+        (self.head[REACHED].load(Ordering::Acquire) as usize).min(self.slabs)
+    }
+
+    /// Where a slab is.
+    fn place(&self, slab: usize) -> Place {
+        self.place_of(self.places.see(slab))
+    }
+
+    /// The place that was seen, as far as it exists: any process of the family may have overwritten the table.
+    fn place_of(&self, seen: Seen) -> Place {
+        Place(seen.place).possible(self.members.len(), self.shape.total)
     }
 
     /// Records that a slab has got a place.

@@ -95,7 +95,7 @@ impl Parts {
     /// than having too few members. Returns true when there may be more to do immediately.
     fn save_from_distrusted(&self, member: usize, started: u64, verify: Option<&Verify<'_>>) -> bool {
         for slab in 0..self.reached() {
-            let place = Place(self.places.see(slab).place);
+            let place = self.place(slab);
             if !place.has(member) || self.takers() & !place.mask() == 0 {
                 continue;
             }
@@ -110,7 +110,7 @@ impl Parts {
     /// Moves one slab from a member to another one. If none has room, but other members have the slab, just removes
     /// this member.
     fn save_slab(&self, slab: usize, member: usize, verify: Option<&Verify<'_>>) {
-        let place = Place(self.places.see(slab).place);
+        let place = self.place(slab);
         if place.has(member) {
             let copied = self.copy_to_another(slab, place, Reason::Leaves(member), verify);
             if copied != Copied::Yes && self.takers() & !place.mask() == 0 {
@@ -136,7 +136,7 @@ impl Parts {
         let mut page = [0; PAGE_BYTES as usize];
         for slab in 0..self.reached() {
             let seen = self.places.see(slab);
-            if !Place(seen.place).has(index) || member.is_lost() {
+            if !self.place_of(seen).has(index) || member.is_lost() {
                 continue;
             }
             let offset = self.shape.range_of(slab) as u64 * SLAB_BYTES;
@@ -243,7 +243,7 @@ impl Parts {
 
     /// Makes one copy of a slab that has too few, or replaces the copy of a silent member, if some member can take it.
     fn copy(&self, slab: usize, verify: Option<&Verify<'_>>) -> Copied {
-        let place = Place(self.places.see(slab).place);
+        let place = self.place(slab);
         if matches!(place, Place::NOWHERE | Place::LOST) {
             return Copied::NotNeeded;
         }

@@ -59,7 +59,7 @@ impl Parts {
     /// Whether enough members to read the slab have been present within the time that a member is waited for. A member
     /// that was absent for longer does not delay every access again.
     fn is_worth_waiting(&self, slab: usize) -> bool {
-        let place = Place(self.places.see(slab).place);
+        let place = self.place(slab);
         let hoped_for = place.members().filter(|member| self.is_hoped_for(*member)).count();
         self.shape.is_redundant() && hoped_for >= self.shape.needed
     }
@@ -72,7 +72,7 @@ impl Parts {
         let slab = piece.range as usize;
         for _ in 0..PLACES_SEEN_MOST {
             let seen = self.places.see(slab);
-            let outcome = match Place(seen.place) {
+            let outcome = match self.place_of(seen) {
                 // Nobody has written there, so it may read as anything.
                 Place::NOWHERE => {
                     into.fill(0);
@@ -165,7 +165,7 @@ impl Parts {
     pub(super) fn take_out(&self, slab: usize, member: usize, is_certain: bool) {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
-            let place = Place(seen.place);
+            let place = self.place_of(seen);
             let left = self.shape.judge(place.without(member));
             let is_too_much = left == Place::LOST || self.is_hasty(place, left);
             if !place.has(member) || is_too_much && !is_certain {
@@ -193,7 +193,7 @@ impl Parts {
     pub(super) fn read_way(&self, offset: u64, into: &mut [u8], way: usize) -> Result<bool, i32> {
         let mut is_one = true;
         each_piece(offset, into, |piece, part| {
-            let place = Place(self.places.see(piece.range as usize).place);
+            let place = self.place(piece.range as usize);
             if self.shape.is_cut() {
                 is_one &= self.read_shards_by(place, piece, part, way)?;
                 return Ok(());
@@ -274,7 +274,7 @@ impl Parts {
     pub(super) fn place_to_write(&self, slab: usize) -> Result<(Seen, Place), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
-            let place = Place(seen.place);
+            let place = self.place_of(seen);
             if !matches!(place, Place::NOWHERE | Place::LOST) {
                 return Ok((seen, place));
             }
@@ -343,7 +343,7 @@ impl Parts {
     pub(super) fn keep_only(&self, slab: usize, written: u64) -> Result<(), i32> {
         for _ in 0..BUSY_MOST {
             let seen = self.places.see(slab);
-            let place = Place(seen.place);
+            let place = self.place_of(seen);
             let left = self.shape.judge(place.only(written));
             if left == Place::LOST {
                 return Err(libc::EIO);
@@ -378,7 +378,7 @@ impl Parts {
         if is_whole {
             self.forget_place(slab)?;
         }
-        let place = Place(self.places.see(slab).place);
+        let place = self.place(slab);
         let mut outcome = Ok(());
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_lost()) {
             let discarded = if is_whole {

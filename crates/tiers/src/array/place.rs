@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright the Aquifer authors
 
-//! Which members have a slab, in one word: a place in the table of `places.rs`.
+//! Which members have a slab, in one word: a place in the table of `places.rs`. Any process of the family can overwrite
+//! the table, so a word from there is used only as far as it is [possible](Place::possible).
 //!
 //! Pure.
 //!
@@ -83,6 +84,20 @@ impl Place {
         if left == 0 { Place::LOST } else { Place(left) }
     }
 
+    /// What is possible of this place in an array of `members` members that has each slab at `positions` positions;
+    /// [`Place::LOST`] if that is nothing of it.
+    pub(crate) fn possible(self, members: usize, positions: usize) -> Place {
+        if self == Place::NOWHERE {
+            return self;
+        }
+        let mut word = 0;
+        for position in 0..positions.min(POSITIONS) {
+            let member = self.at(position).filter(|member| *member < members && !Place(word).has(*member));
+            word |= member.map_or(0, |member| (member as u64 + 1) << (position * BITS));
+        }
+        if word == 0 { Place::LOST } else { Place(word) }
+    }
+
     /// This place without one member; [`Place::LOST`] if it was the last.
     pub(crate) fn without(self, member: usize) -> Place {
         self.only(!(1 << member))
@@ -112,5 +127,17 @@ mod tests {
         assert_eq!((Place::LOST.count(), Place::NOWHERE.count()), (0, 0));
         assert_eq!(Place::LOST.with(5), of([5]));
         assert_eq!(of(0..POSITIONS).count(), POSITIONS);
+    }
+
+    #[test]
+    fn impossible_members_are_ignored() {
+        for place in [Place::NOWHERE, Place::LOST, of([0, 2]), of([2, 1, 0]).without(1)] {
+            assert_eq!(place.possible(3, 3), place);
+        }
+        assert_eq!(of([0, 3, 1]).possible(3, 3), of([0, 3, 1]).without(3), "there are three members");
+        assert_eq!(of([0, 1, 2]).possible(3, 2), of([0, 1]), "at two positions");
+        assert_eq!(Place(1 << BITS | 1).possible(3, 3), of([0]), "each once");
+        assert_eq!(Place(u64::MAX).possible(3, 3), Place::LOST);
+        assert_eq!(Place(Place::LOST.0 | 2).possible(3, 3), of([1]));
     }
 }

@@ -85,7 +85,7 @@ impl ArrayQueue {
         match operation {
             Operation::Read => {
                 let seen = self.parts.places.see(slab);
-                let first = self.parts.in_order(Place(seen.place), slab).next();
+                let first = self.parts.in_order(self.parts.place_of(seen), slab).next();
                 match first {
                     Some(member) if !self.parts.members[member].is_lost() => self.send(flight(seen, member), buffer),
                     _ => self.do_now(operation, offset, buffer, tag),
@@ -154,7 +154,7 @@ impl ArrayQueue {
     fn go_on_writing(&mut self, flight: Flight, is_written: bool, buffer: FrameBuffer) {
         let Flight { operation, offset, tag, slab, member, .. } = flight;
         let written = flight.written | u64::from(is_written) << member;
-        let place = Place(self.parts.places.see(slab).place);
+        let place = self.parts.place(slab);
         let next = place.members().find(|member| written & 1 << member == 0);
         let is_there = |member: usize| !self.parts.members[member].is_lost();
         match next {

@@ -15,7 +15,6 @@
 use std::sync::atomic::Ordering;
 
 use super::Parts;
-use super::place::Place;
 
 impl Parts {
     /// Gives back the room for a slab at a member if nobody needs it. As far as the caller knows, the member is no
@@ -33,7 +32,7 @@ impl Parts {
         let mut is_busy = false;
         for slab in self.shape.slabs_of(range, self.slabs) {
             is_busy |= !self.places.is_still(slab);
-            if Place(self.places.see(slab).place).has(member) {
+            if self.place(slab).has(member) {
                 return Ok(());
             }
         }

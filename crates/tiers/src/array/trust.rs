@@ -29,7 +29,7 @@ impl Parts {
     /// and right by `way`.
     pub(super) fn blame(&self, offset: u64, len: usize, way: usize) {
         for piece in pieces(offset, len as u64) {
-            let place = Place(self.places.see(piece.range as usize).place);
+            let place = self.place(piece.range as usize);
             let wrong = if self.shape.is_cut() { self.wrong_shard(place, way) } else { wrong_copy(place, way) };
             if let Some(member) = wrong {
                 self.was_wrong(member, piece.bytes as u64 / PAGE_BYTES);

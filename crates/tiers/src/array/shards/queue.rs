@@ -114,7 +114,7 @@ impl ShardQueue {
 
     fn start_read(&mut self, request: Request, piece: Piece) -> Option<Request> {
         let seen = self.parts.places.see(piece.range as usize);
-        let place = Place(seen.place);
+        let place = self.parts.place_of(seen);
         let there = positions(place.positions()).filter(|position| self.is_there(place, *position));
         let asked = mask(there.take(self.parts.shape.needed));
         if !self.parts.is_enough(asked) {
@@ -215,7 +215,7 @@ impl ShardQueue {
         let index = self.free.pop().expect("who has claimed frames has seen that there is one");
         let Request { operation, offset, buffer, tag } = request;
         for position in positions(to) {
-            let (Some(buffer), Some(member)) = (frames[position].take(), Place(seen.place).at(position)) else {
+            let (Some(buffer), Some(member)) = (frames[position].take(), self.parts.place_of(seen).at(position)) else {
                 continue;
             };
             let tag = (index * POSITIONS + position) as u64;
@@ -245,7 +245,7 @@ impl ShardQueue {
         match outcome {
             Ok(()) => flight.done |= 1 << position,
             Err(failure) => {
-                let (slab, place) = (flight.slab, Place(flight.seen.place));
+                let (slab, place) = (flight.slab, self.parts.place_of(flight.seen));
                 if let Some(member) = place.at(position) {
                     self.parts.flight_failed(member, slab, &failure);
                 }
@@ -265,7 +265,8 @@ impl ShardQueue {
             _ if !is_whole => None,
             Operation::Read => self.put_together(&mut flight).then_some(Ok(())),
             Operation::Write => {
-                let members = positions(flight.done).filter_map(|position| Place(flight.seen.place).at(position));
+                let members =
+                    positions(flight.done).filter_map(|position| self.parts.place_of(flight.seen).at(position));
                 Some(self.parts.keep_only(flight.slab, members.fold(0, |mask, member| mask | 1 << member)))
             }
         };
