@@ -24,7 +24,7 @@ use aquifer_sys::own_descriptors::{own_table, with_room};
 use aquifer_sys::own_stack;
 use aquifer_sys::raw::{Errno, now_ns};
 use aquifer_sys::signals::Blocked;
-use aquifer_sys::thread_slot::{self, Inside, Trapping};
+use aquifer_sys::thread_slot::{self, Trapping};
 use aquifer_sys::uffd::mode;
 
 use crate::abort::{abort, fail, say};
@@ -163,10 +163,10 @@ impl Adopter {
         if !pager.lacks_threads.load(Ordering::Relaxed) || !pager.is_due_for_threads() {
             return;
         }
-        let _inside = Inside::enter();
+        // Not those of faults: starting a thread allocates, and the allocation may touch managed memory.
+        let _blocked = Blocked::others();
         // The C library's fork(3) has not finished: the locks of the program's heap are still held, and starting a
-        // thread allocates from that heap. Nor may signals be blocked then, because the allocation may touch managed
-        // memory.
+        // thread allocates from that heap.
         if own_stack::call(move || self.state().forks > 0) {
             return;
         }

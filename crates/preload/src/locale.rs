@@ -11,7 +11,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use aquifer_sys::thread_slot::Inside;
+use aquifer_sys::signals::Blocked;
 
 use crate::next;
 
@@ -23,7 +23,7 @@ use crate::next;
 pub unsafe extern "C" fn setlocale(category: c_int, locale: *const c_char) -> *mut c_char {
     // The program's string with the locale's name is read by loads; later calls use only memory that `malloc` allocates
     // here.
-    let _inside = Inside::enter();
+    let _blocked = Blocked::others();
     // SAFETY: the symbol is libc's, and the caller's promise.
     unsafe { next::setlocale().map_or(std::ptr::null_mut(), |setlocale| setlocale(category, locale)) }
 }

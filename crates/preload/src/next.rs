@@ -97,6 +97,8 @@ pub type StartRoutine = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 /// `pthread_create(3)`.
 pub type PthreadCreate =
     unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
+/// `pthread_attr_getsigmask_np(3)`. Returns 0 if the attributes have a mask.
+pub type AttributesMask = unsafe extern "C" fn(*const libc::pthread_attr_t, *mut libc::sigset_t) -> c_int;
 
 /// `timer_create(2)`.
 pub type TimerCreate = unsafe extern "C" fn(c_int, *mut libc::sigevent, *mut c_void) -> c_int;
@@ -115,6 +117,8 @@ pub type PthreadExit = unsafe extern "C-unwind" fn(*mut c_void) -> !;
 next! {
     /// The C library's `pthread_create`.
     pthread_create: PthreadCreate = c"pthread_create";
+    /// The C library's `pthread_attr_getsigmask_np`, since 2.32.
+    pthread_attr_getsigmask_np: AttributesMask = c"pthread_attr_getsigmask_np";
     /// The C library's `pthread_exit`.
     pthread_exit: PthreadExit = c"pthread_exit";
     /// The C library's `timer_create`.

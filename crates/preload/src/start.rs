@@ -21,6 +21,7 @@ use aquifer_pager::{Adopter, Settings};
 use aquifer_stats::{Counters, Gauge, Text};
 use aquifer_sys::own_descriptors::protect;
 use aquifer_sys::raw::Errno;
+use aquifer_sys::signals::Blocked;
 use aquifer_sys::thread_slot::Inside;
 use aquifer_sys::uffd;
 use aquifer_tiers::TierSpec;
@@ -75,7 +76,7 @@ static STOP: extern "C" fn() = stop;
 
 /// The program exits: the rest of the recording is written to its file.
 extern "C" fn stop() {
-    let _inside = Inside::enter();
+    let _blocked = Blocked::all();
     aquifer_pager::recorder::finish();
 }
 

@@ -25,11 +25,6 @@ fn early(number: i64, start: *const c_void, len: usize) -> Option<Early> {
     instance().and_then(|instance| Early::begin(&instance.adopter, number, &[0, start as usize, len, 0, 0, 0]))
 }
 
-fn bounce() -> Vec<u8> {
-    let _inside = aquifer_sys::thread_slot::Inside::enter();
-    vec![0; BOUNCE_BYTES]
-}
-
 /// Reads `size * count` bytes in pieces; returns how many whole items were read.
 ///
 /// # Safety
@@ -47,7 +42,7 @@ unsafe fn read_items(
         // SAFETY: the caller's promise.
         return unsafe { fread(buffer, size, count, file) };
     }
-    let mut bounce = bounce();
+    let mut bounce = vec![0u8; BOUNCE_BYTES];
     let mut done = 0;
     while done < total {
         let want = (total - done).min(BOUNCE_BYTES);
@@ -80,7 +75,7 @@ unsafe fn write_items(
         // SAFETY: the caller's promise.
         return unsafe { fwrite(buffer, size, count, file) };
     }
-    let mut bounce = bounce();
+    let mut bounce = vec![0u8; BOUNCE_BYTES];
     let mut done = 0;
     while done < total {
         let want = (total - done).min(BOUNCE_BYTES);

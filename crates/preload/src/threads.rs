@@ -10,10 +10,12 @@
 #![allow(unsafe_code, reason = "the C ABI of the C library, and a stack for the kernel")]
 
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 
 use aquifer_sys::memory::map_apart;
 use aquifer_sys::raw::{Errno, syscall};
-use aquifer_sys::thread_slot::{self, Inside, Trapping};
+use aquifer_sys::signals::{self, Blocked};
+use aquifer_sys::thread_slot::{self, Trapping};
 use aquifer_sys::{dispatch, own_stack, shown_calls, signal_stack};
 
 use crate::next::{self, StartRoutine};
@@ -35,6 +37,8 @@ struct Job {
     /// The hold on the end of the thread's own stack, owned by the thread that creates it.
     held: Option<usize>,
     area: (usize, usize),
+    /// The signals that the thread is to block; `None`: those that the program has set for it.
+    mask: Option<u64>,
 }
 
 /// How much is held at the end of a stack made by the program: thread-local memory, and the first frames. A choice: the
@@ -77,6 +81,15 @@ fn own_area(attributes: *const libc::pthread_attr_t) -> (usize, usize) {
     }
     let held = THREAD_BYTES.min(len);
     (end - held, held)
+}
+
+/// Whether the attributes set the signal mask of the new thread. No C library before glibc 2.32 has that.
+fn sets_mask(attributes: *const libc::pthread_attr_t) -> bool {
+    let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the symbol is libc's; the caller of pthread_create(3) promises good attributes, or none; room for a mask.
+    let get = |get: next::AttributesMask| unsafe { get(attributes, mask.as_mut_ptr()) == 0 };
+    // SAFETY: as above.
+    !attributes.is_null() && unsafe { next::pthread_attr_getsigmask_np() }.is_some_and(get)
 }
 
 /// Called before the calling thread ends: keeps the robust mutexes that it holds resident, so that the kernel can mark
@@ -155,7 +168,7 @@ impl Drop for StacksOfThread {
 
 /// The calling thread is about to end.
 pub fn ends(status: Option<i32>) {
-    let _inside = Inside::enter();
+    let _blocked = Blocked::all();
     let pager = crate::start::instance_inside().and_then(|instance| instance.adopter.pager());
     aquifer_pager::ending::thread_ends(pager, status);
 }
@@ -200,12 +213,8 @@ pub fn exchange_signal_stack(new: usize, old: usize, at: usize) -> Result<usize,
 }
 
 unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
-    let job = {
-        let _inside = Inside::enter();
-        // SAFETY: `pthread_create` below made this pointer from a `Box<Job>`, and passes it on once.
-        let job = unsafe { Box::from_raw(job.cast::<Job>()) };
-        Job { ..*job }
-    };
+    // SAFETY: `create` below made this pointer from a `Box<Job>`, and passes it on once.
+    let job = *unsafe { Box::from_raw(job.cast::<Job>()) };
     if job.area.1 > 0
         && let Some(instance) = crate::start::instance()
     {
@@ -217,6 +226,8 @@ unsafe extern "C-unwind" fn run(job: *mut c_void) -> *mut c_void {
     let _stack = give_stacks().map(StacksOfThread);
     // Not left to the first fault: under listener delivery no fault is handled on this thread.
     dispatch::arm_if_due();
+    // The thread has the mask that its creator had in `create`.
+    job.mask.inspect(|mask| signals::set_mask(*mask));
     // SAFETY: the program asked for this function to be run with this argument.
     unsafe { (job.run)(job.argument) }
 }
@@ -279,21 +290,19 @@ unsafe fn create(
     let held = if area.1 == 0 { Ok(None) } else { instance.adopter.hold_for_thread(area.0, area.1) };
     let Ok(held) = held else { return libc::EAGAIN };
     let stack = hold_stack(instance);
-    let job = {
-        let _inside = Inside::enter();
-        Box::into_raw(Box::new(Job { run: start, argument, held, area }))
-    };
-    let result = {
+    let (job, result) = {
         // A new thread reads the C library's allocations for it while every signal is blocked, so a fault there could
         // not be signalled. They come from the kernel's arena, as do all allocations made inside the pager.
-        let _inside = Inside::enter();
+        let blocked = Blocked::others();
+        let mask = (!sets_mask(attributes)).then(|| blocked.mask_outside());
+        let job = Job { run: start, argument, held, area, mask };
+        let job = Box::into_raw(Box::new(job));
         // SAFETY: as the caller's, with this library's function around the program's.
-        unsafe { create(thread, attributes, run, job.cast()) }
+        (job, unsafe { create(thread, attributes, run, job.cast()) })
     };
     stack.inspect(|stack| instance.adopter.release_hold(*stack));
     dispatch::arm_if_due();
     if result != 0 {
-        let _inside = Inside::enter();
         // SAFETY: the thread was not made, so the box still belongs to this function.
         drop(unsafe { Box::from_raw(job) });
         held.inspect(|held| instance.adopter.release_hold(*held));

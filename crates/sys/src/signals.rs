@@ -96,6 +96,15 @@ pub static OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGSYS);
 /// The other signals that the kernel raises on the thread that has caused them, and which it cannot be without.
 const SYNCHRONOUS: u64 = bit(libc::SIGFPE) | bit(libc::SIGILL) | bit(libc::SIGSEGV) | bit(libc::SIGTRAP);
 
+/// The C library's internal signal with which setuid(2) and similar calls reach all threads, and wait for each of them.
+static SETXID: u64 = bit(33);
+
+/// The signals that others send, to a thread that calls the C library meanwhile: it may fault, and setuid(2) on another
+/// thread may wait for it.
+pub fn sent_by_others() -> u64 {
+    !(OURS | SYNCHRONOUS | SETXID)
+}
+
 /// Makes `mask` the calling thread's.
 pub fn set_mask(mask: u64) {
     let args = [libc::SIG_SETMASK as usize, &raw const mask as usize, 0, 8, 0, 0];
@@ -113,15 +122,14 @@ pub fn unblock_ours() {
 /// Unblocks on the calling thread the C library's internal signal, with which setuid(2) and similar calls reach all
 /// threads.
 pub fn open_to_libc() {
-    const SIGSETXID: i32 = 33;
-    let open = bit(SIGSETXID);
-    let args = [libc::SIG_UNBLOCK as usize, &raw const open as usize, 0, 8, 0, 0];
+    let args = [libc::SIG_UNBLOCK as usize, &raw const SETXID as usize, 0, 8, 0, 0];
     // SAFETY: rt_sigprocmask(2) reads one mask.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
 }
 
-/// Blocks every signal on this thread while it exists. The thread counts as inside the pager: a system call that
-/// trapped now would end the program.
+/// Blocks signals on this thread while it exists. The thread counts as inside the pager: a system call that trapped now
+/// would end the program. A handler of the program's that ran meanwhile would count as inside, too: what it maps would
+/// not be managed, and its calls would meet evicted memory.
 #[derive(Debug)]
 pub struct Blocked {
     old: u64,
@@ -132,8 +140,22 @@ pub struct Blocked {
 impl Blocked {
     /// Blocks all signals that can be blocked.
     pub fn all() -> Self {
-        let (all, mut old) = (u64::MAX, 0u64);
-        let args = [libc::SIG_BLOCK as usize, &raw const all as usize, &raw mut old as usize, 8, 0, 0];
+        Self::these(u64::MAX)
+    }
+
+    /// Blocks the signals that others send: for calls into the C library that may touch the program's memory.
+    pub fn others() -> Self {
+        Self::these(sent_by_others())
+    }
+
+    /// The thread's mask before, and afterwards.
+    pub fn mask_outside(&self) -> u64 {
+        self.old
+    }
+
+    fn these(signals: u64) -> Self {
+        let mut old = 0u64;
+        let args = [libc::SIG_BLOCK as usize, &raw const signals as usize, &raw mut old as usize, 8, 0, 0];
         // SAFETY: rt_sigprocmask(2) reads one mask and writes one.
         let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, args) };
         Self { old, interrupted: Interrupted::new(old), inside: Some(Inside::enter()) }
@@ -159,7 +181,7 @@ impl Interrupted {
     /// The program's code was left with `mask`. Where that is everything that others send, it was left before, and is
     /// known.
     pub fn new(mask: u64) -> Self {
-        let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP) & !OURS & !SYNCHRONOUS;
+        let open = !mask & !bit(libc::SIGKILL) & !bit(libc::SIGSTOP) & sent_by_others();
         let before = thread_slot::open_signals();
         Self { before: if open == 0 { before } else { thread_slot::set_open_signals(open) } }
     }
