@@ -10,7 +10,7 @@
 #![allow(unsafe_code, reason = "looks at what the program's arguments point to")]
 
 use crate::bounce::{self, Entries};
-use crate::pointers::{FUTEX_WAITER_BYTES, Shape, shape};
+use crate::pointers::{FUTEX_WAITER_BYTES, Shape, message_count, shape};
 use crate::program_memory::{load, string_len};
 
 /// Requests of io_submit(2) with vectors: linux/aio_abi.h.
@@ -48,7 +48,7 @@ pub unsafe fn each_pointer(number: i64, args: &[usize; 6], each: &mut dyn FnMut(
         }
         Shape::Messages => {
             const STRIDE: usize = size_of::<libc::mmsghdr>();
-            let count = args[2].min(bounce::ENTRIES_MOST);
+            let count = message_count(number, args).min(bounce::ENTRIES_MOST);
             each(args[1], count * STRIDE);
             for index in 0..count {
                 let Some(header) = load::<libc::msghdr>(args[1].wrapping_add(index * STRIDE)) else { break };

@@ -67,6 +67,17 @@ pub fn shape(number: i64, args: &[usize; 6]) -> Shape {
     }
 }
 
+/// The most messages that one sendmmsg(2) sends: UIO_MAXIOV. The kernel takes no more, without an error; recvmmsg(2)
+/// has no such bound.
+const SENT_MESSAGES_MOST: usize = 1024;
+
+/// How many messages a call of [`Shape::Messages`] is for: an `unsigned int` for the kernel, whatever the register has
+/// beyond that.
+pub fn message_count(number: i64, args: &[usize; 6]) -> usize {
+    let count = args[2] as u32 as usize;
+    if number == libc::SYS_sendmmsg { count.min(SENT_MESSAGES_MOST) } else { count }
+}
+
 /// Whether the structures that a call's arguments point to may contain pointers; `inner_pointers.rs` guesses which.
 pub fn points_on(number: i64) -> bool {
     matches!(

@@ -12,7 +12,10 @@ use aquifer_sys::raw::syscall;
 
 use crate::bounce::ENTRIES_MOST;
 use crate::calls::{ADDRESS_BYTES, TRANSFER_BYTES_MOST};
-use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, shape};
+use crate::pointers::{FUTEX_WAITER_BYTES, Shape, length, message_count, shape};
+
+/// The most messages of one recvmmsg(2) that are looked at: more than a socket queues.
+const MESSAGES_MOST: usize = 64 << 10;
 
 /// Calls `each` with the address and the length of all memory that the call may touch.
 pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
@@ -25,10 +28,13 @@ pub fn of(number: i64, args: &[usize; 6], each: &mut dyn FnMut(usize, usize)) {
             each(args[4], ADDRESS_BYTES);
         }
         Shape::Vector { .. } | Shape::Remote => entries(args[1], args[2], each),
-        Shape::Message { .. } => header(args[1], each),
+        Shape::Message { .. } => _ = header(args[1], each),
         Shape::Messages => {
-            for index in 0..args[2].min(ENTRIES_MOST) {
-                header(args[1].wrapping_add(index * size_of::<libc::mmsghdr>()), each);
+            for index in 0..message_count(number, args).min(MESSAGES_MOST) {
+                // The kernel ends at an unreadable one.
+                if !header(args[1].wrapping_add(index * size_of::<libc::mmsghdr>()), each) {
+                    return;
+                }
             }
         }
         Shape::Waiters(count) => {
@@ -51,13 +57,15 @@ fn entries(start: usize, count: usize, each: &mut dyn FnMut(usize, usize)) {
     }
 }
 
-/// `struct msghdr`: name and its length, vector and its length, control and its length, flags.
-fn header(start: usize, each: &mut dyn FnMut(usize, usize)) {
-    let Some([name, _, vector, count, control, control_len, _]) = words(start) else { return };
+/// `struct msghdr`: name and its length, vector and its length, control and its length, flags. False if it cannot be
+/// read.
+fn header(start: usize, each: &mut dyn FnMut(usize, usize)) -> bool {
+    let Some([name, _, vector, count, control, control_len, _]) = words(start) else { return false };
     each(start, size_of::<libc::mmsghdr>());
     each(name, ADDRESS_BYTES);
     each(control, control_len.min(TRANSFER_BYTES_MOST));
     entries(vector, count, each);
+    true
 }
 
 /// Words of this process's memory, if they are readable: process_vm_readv(2).

@@ -17,6 +17,7 @@ use aquifer_pager::Adopter;
 use super::{ADDRESS_BYTES, Caller, FAULT, TRANSFER_BYTES_MOST};
 use crate::bounce::{self, Bounce, ENTRIES_MOST, Entries};
 use crate::inner_pointers::each_pointer;
+use crate::pointers::message_count;
 use crate::program_memory::{is_readable, load, store};
 
 /// The most control data of one message that is copied. The kernel refuses to send more than `net.core.optmem_max`, 128
@@ -124,15 +125,15 @@ struct Part {
 
 impl Part {
     /// Takes the first of `count` messages whose headers are at `place`, as many as fit. The error is that of the
-    /// first.
+    /// first. At most [`ENTRIES_MOST`] messages.
     ///
     /// # Safety
     /// The program has given them to a system call.
     unsafe fn of(place: usize, count: usize, reads: bool) -> Result<Self, isize> {
         let most = if reads { RECEIVED_BYTES_MOST } else { SENT_BYTES_MOST };
-        let mut messages: Vec<Message> = Vec::with_capacity(count);
+        let mut messages: Vec<Message> = Vec::with_capacity(count.min(ENTRIES_MOST));
         let mut total = 0;
-        for index in 0..count {
+        for index in 0..count.min(ENTRIES_MOST) {
             // SAFETY: the caller's promise.
             let message = unsafe { Self::message(place.wrapping_add(index * STRIDE), total, reads) };
             match message {
@@ -218,21 +219,23 @@ impl Caller {
             // SAFETY: the caller's promise.
             unsafe { each_pointer(number, &args, &mut far) };
         };
-        let mut holding = adopter.holding();
-        if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
-            // SAFETY: as above.
-            return unsafe { self.raw(number, args) };
+        // No more than that are listed.
+        if message_count(number, &args) <= ENTRIES_MOST {
+            let mut holding = adopter.holding();
+            if holding.as_mut().is_some_and(|holding| holding.add_all(&ranges)) {
+                // SAFETY: as above.
+                return unsafe { self.raw(number, args) };
+            }
         }
-        drop(holding);
         // SAFETY: as above.
         unsafe { self.copied_messages(number, args) }
     }
 
-    /// Makes one call if the buffers are not too large, and otherwise several for parts: a later part ends the transfer
-    /// where it would have to wait.
+    /// Makes one call if there are not too many messages and the buffers are not too large, and otherwise several for
+    /// parts: a later part ends the transfer where it would have to wait.
     unsafe fn copied_messages(&self, number: i64, args: [usize; 6]) -> isize {
         let reads = number == libc::SYS_recvmmsg;
-        let (place, count, mut flags) = (args[1], args[2].min(ENTRIES_MOST), args[3]);
+        let (place, count, mut flags) = (args[1], message_count(number, &args), args[3]);
         let mut timeout = None;
         if reads && args[4] != 0 {
             let Some(given) = load::<libc::timespec>(args[4]) else { return FAULT };
@@ -240,30 +243,26 @@ impl Caller {
         }
         let mut done = 0;
         loop {
+            let late = timeout.as_mut().map_or(0, |timeout| &raw mut *timeout as usize);
+            let call = |headers: usize, count: usize| {
+                // SAFETY: all memory that the kernel touches is the library's.
+                unsafe { self.raw(number, [args[0], headers, count, flags, late, 0]) }
+            };
             // SAFETY: the caller's promise.
             let result = match unsafe { Part::of(place.wrapping_add(done * STRIDE), count - done, reads) } {
-                Err(error) => Err(error),
-                Ok(mut part) => {
-                    let late = timeout.as_mut().map_or(0, |timeout| &raw mut *timeout as usize);
-                    let call = |headers: usize, count: usize| {
-                        // SAFETY: all memory that the kernel touches is the library's.
-                        unsafe { self.raw(number, [args[0], headers, count, flags, late, 0]) }
-                    };
-                    // SAFETY: the caller's promise.
-                    let result = unsafe { part.transfer(reads, call) };
-                    usize::try_from(result).map(|moved| (moved, part.messages.len())).map_err(|_| result)
-                }
+                // SAFETY: as above.
+                Ok(mut part) => (unsafe { part.transfer(reads, call) }, part.messages.len()),
+                // The kernel looks at the socket before it looks at the first message.
+                Err(error) if done == 0 => (Some(call(place, 0)).filter(|it| *it < 0).unwrap_or(error), 0),
+                Err(error) => (error, 0),
             };
-            let more = match result {
-                Err(error) if done == 0 => return error,
-                Err(_) => false,
-                Ok((moved, asked)) => {
-                    done += moved;
-                    moved == asked && done < count
-                }
+            let (moved, asked) = match result {
+                (error, _) if error < 0 && done == 0 => return error,
+                (result, asked) => (usize::try_from(result).unwrap_or(0), asked),
             };
+            done += moved;
             let is_late = timeout.is_some_and(|timeout| timeout.tv_sec == 0 && timeout.tv_nsec == 0);
-            if !more || is_late {
+            if moved == 0 || moved < asked || done == count || is_late {
                 timeout.inspect(|timeout| _ = store(args[4], *timeout));
                 return done as isize;
             }
