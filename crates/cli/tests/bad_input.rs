@@ -242,6 +242,28 @@ fn a_preload_library_that_is_none() {
     }
 }
 
+/// Root obeyed the variable whoever the library belonged to.
+#[test]
+fn a_preload_library_that_others_can_change() {
+    const NOBODY: u32 = 65534;
+    let Some(preload) = stand_in() else { return };
+    let library = scratch("others-library").join("l.so");
+    std::fs::copy(preload, &library).unwrap();
+    let shown = library.display();
+    let words = ["run", "--dram", "16MiB", "--tier", "dram:", "--", "true"];
+    std::fs::set_permissions(&library, std::fs::Permissions::from_mode(0o757)).unwrap();
+    let line = format!("AQUIFER_PRELOAD: other users can write to {shown}; try: chmod go-w {shown}");
+    refuses(&library, &words, 125, &line);
+    std::fs::set_permissions(&library, std::fs::Permissions::from_mode(0o755)).unwrap();
+    if std::os::unix::fs::chown(&library, Some(NOBODY), None).is_err() {
+        return aquifer_test_support::skip_part("another owner", "only root can give a file to another user");
+    }
+    let line = format!(
+        "AQUIFER_PRELOAD: {shown} belongs to another user (uid {NOBODY}); name one of your own, or try: chown 0 {shown}"
+    );
+    refuses(&library, &words, 125, &line);
+}
+
 #[test]
 fn programs_that_cannot_be_run() {
     let Some(preload) = stand_in() else { return };
@@ -317,7 +339,7 @@ fn limits_that_leave_no_room() {
     let Some(preload) = stand_in() else { return };
     let open_files = "Too many open files";
     for (limit, cause, remedy) in [
-        ("-n 4", "the statistics segment cannot be made", "raise the limit on open files (ulimit -n)"),
+        ("-n 4", "cannot be opened", "raise the limit on open files (ulimit -n)"),
         ("-n 5", "the statistics segment cannot be shared", "raise the limit on open files (ulimit -n)"),
         ("-n 6", "the account of the budget cannot be made", "raise the limit on open files (ulimit -n)"),
         ("-n 7", "the account of the budget cannot be shared", "raise the limit on open files (ulimit -n)"),

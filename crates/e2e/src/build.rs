@@ -6,6 +6,7 @@
 //! `AQUIFER_E2E_BIN=DIR` names a directory with `aquifer`, `libaquifer_preload.so` and `aquifer-sim`, to test binaries
 //! that were built elsewhere. Otherwise they are built here in release mode, because that is what ships.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -52,7 +53,11 @@ pub fn binaries() -> &'static Path {
             .arg(&target)
             .status();
         assert!(status.is_ok_and(|status| status.success()), "the binaries under test do not build");
-        target.join("release")
+        let directory = target.join("release");
+        // A library that the group can write, by the umask of many users, is refused.
+        let library = directory.join("libaquifer_preload.so");
+        std::fs::set_permissions(library, std::fs::Permissions::from_mode(0o755)).expect("it was just built");
+        directory
     })
 }
 

@@ -34,7 +34,8 @@ use crate::log::{self, LogFormat};
 /// and below the usual limit of 1024.
 const STATS_FD_LEAST: i32 = 200;
 
-const REMEDY_OPEN_FILES: &str = "raise the limit on open files (ulimit -n)";
+/// The remedy where there are no more descriptors.
+pub const REMEDY_OPEN_FILES: &str = "raise the limit on open files (ulimit -n)";
 const REMEDY_RECORD: &str = "name a file in a directory that exists";
 
 /// Creates the statistics segment and writes what is known before the pager starts; the pager overwrites it.

@@ -5,11 +5,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use aquifer_sys::elf::{self, Elf};
+use aquifer_sys::safe_open::{self, OpenFailure, Purpose};
+use nix::libc;
 
+use super::launch::REMEDY_OPEN_FILES;
 use crate::exit::{ExitCode, Failure};
 
 /// The library's file name.
@@ -21,13 +25,21 @@ pub const VARIABLE: &str = "AQUIFER_PRELOAD";
 pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Failure> {
     if let Some(named) = variable.filter(|named| !named.is_empty()) {
         let path = std::path::absolute(&named).unwrap_or_else(|_| PathBuf::from(&named));
-        return check(path, &format!("{VARIABLE} is set to it; set it to {LIBRARY}, or unset it"));
+        // The library has all rights of the program. What lies beside this executable is trusted as much as that is.
+        let opened = match safe_open::open(&path, Purpose::Input, 0, 0) {
+            Ok(file) => Ok(file),
+            Err(OpenFailure::Io(error)) => Err(error),
+            Err(OpenFailure::Objected(objected)) => {
+                return Err(Failure::new(ExitCode::CannotStart, format!("{VARIABLE}: {objected}"), ""));
+            }
+        };
+        return check(path, opened, &format!("{VARIABLE} is set to it; set it to {LIBRARY}, or unset it"));
     }
     let beside = executable.with_file_name(LIBRARY);
     let installed = executable.parent().and_then(Path::parent).map(|prefix| prefix.join("lib/aquifer").join(LIBRARY));
     let places = [Some(beside), installed];
     match places.iter().flatten().find(|place| place.exists()) {
-        Some(found) => check(found.clone(), "install aquifer again"),
+        Some(found) => check(found.clone(), File::open(found), "install aquifer again"),
         None => {
             let looked: Vec<String> = places.iter().flatten().map(|place| place.display().to_string()).collect();
             Err(Failure::new(
@@ -41,11 +53,17 @@ pub fn find(variable: Option<OsString>, executable: &Path) -> Result<PathBuf, Fa
 
 /// Checks that the loader can use the library. The loader only warns about a library that it cannot use, and the
 /// program would run without a budget.
-fn check(path: PathBuf, remedy: &str) -> Result<PathBuf, Failure> {
+fn check(path: PathBuf, opened: io::Result<File>, remedy: &str) -> Result<PathBuf, Failure> {
     let unusable = |why: String| {
         Failure::new(ExitCode::CannotStart, format!("the preload library {} {why}", path.display()), remedy)
     };
-    let mut file = File::open(&path).map_err(|error| unusable(format!("cannot be opened: {error}")))?;
+    let mut file = opened.map_err(|error| {
+        let failure = unusable(format!("cannot be opened: {error}"));
+        match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Failure { remedy: REMEDY_OPEN_FILES.into(), ..failure },
+            _ => failure,
+        }
+    })?;
     match elf::read(&mut file) {
         Ok(Elf::Library | Elf::Dynamic { .. }) => {}
         Ok(Elf::Foreign { machine }) => return Err(unusable(format!("is built for {machine}"))),

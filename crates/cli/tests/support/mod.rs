@@ -6,6 +6,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -65,6 +66,8 @@ pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> Op
     std::fs::write(&code, source).expect("the scratch directory can be written");
     let outcome = Command::new("cc").args(flags).arg("-o").arg(&built).arg(&code).stderr(Stdio::null()).status();
     if outcome.is_ok_and(|status| status.success()) {
+        // A library that the group can write, by the umask of many users, is refused.
+        std::fs::set_permissions(&built, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
         return Some(built);
     }
     aquifer_test_support::skip(format!("cc {} does not work here", flags.join(" ")));
