@@ -41,6 +41,16 @@ static int report(void) {
     return 0;
 }
 
+/* KiB of address space. */
+static int mapped(void) {
+    char line[4096];
+    int size = 0;
+    FILE *state = fopen("/proc/self/status", "r");
+    while (fgets(line, sizeof line, state)) sscanf(line, "VmSize: %d", &size);
+    fclose(state);
+    return size;
+}
+
 static int status(int code) { return WIFEXITED(code) ? WEXITSTATUS(code) : 99; }
 
 int main(int count, char **words) {
@@ -69,6 +79,16 @@ int main(int count, char **words) {
         if (!(child = vfork())) { execve(path, own, none); _exit(errno); }
         waitpid(child, &code, 0);
         return status(code);
+    }
+    if (!strcmp(how, "vfork-many")) {
+        volatile int before = mapped();
+        for (volatile int turn = 0; turn < 40; turn++) {
+            if (!(child = vfork())) { execve(turn % 2 ? path : "/nowhere", own, many); _exit(errno); }
+            waitpid(child, &code, 0);
+            if (status(code) != (turn % 2 ? 0 : ENOENT)) return 96;
+        }
+        /* An environment of 3000 entries is 24 KiB of pointers. */
+        return mapped() > before + 100;
     }
     if (!strcmp(how, "posix_spawn") || !strcmp(how, "posix_spawnp")) {
         int error = how[11] ? posix_spawnp(&child, path, 0, 0, own, none) : posix_spawn(&child, path, 0, 0, own, none);
@@ -143,6 +163,8 @@ fn whatever_environment_they_are_given_descendants_are_managed() {
         let more = if how == "kept" { "managed, with its own, kept" } else { "managed, kept" };
         assert_eq!((how, ended.expect(0).stdout.trim()), (how, more));
     }
+    let ended = run_managed(&[], &program, &["vfork-many", own]);
+    assert_eq!(ended.expect(0).stdout, "managed, kept\n".repeat(20));
     run_managed(&[], &program, &["bad", own]).expect(0);
     let ended = run_managed(&[], Path::new("/usr/bin/env"), &["-i", own]);
     assert_eq!(ended.expect(0).stdout.trim(), "managed");

@@ -169,30 +169,69 @@ fn on_stack<const WORDS: usize, T>(
     call(words.as_ptr().expose_provenance())
 }
 
-/// In a mapping outside the program's memory. A child of vfork(2) that executes a program leaves it to its parent.
+/// In a mapping outside the program's memory. A child of vfork(2) that executes a program leaves it to its parent:
+/// [`child_has_left`].
 fn mapped<T>(count: usize, needs: &Needs, environment: usize, found: &Found, call: impl FnOnce(usize) -> T) -> T {
     // The call itself most likely fails with ENOMEM as well.
     let Some(start) = map(count, needs, environment, found) else { return call(environment) };
+    let before = thread_slot::environment();
+    // SAFETY: the head of a mapping that was just made.
+    unsafe { head_of(start).write(Head { before, count }) };
+    thread_slot::set_environment(start);
     let result = call(start);
+    thread_slot::set_environment(before);
     unmap(start, count);
     result
 }
 
+/// What precedes an environment in its mapping.
+#[repr(C)]
+struct Head {
+    /// The environment of the call that this one has interrupted, on the same thread; 0 if there is none.
+    before: usize,
+    /// How many words the environment has.
+    count: usize,
+}
+
+fn head_of(start: usize) -> *mut Head {
+    std::ptr::with_exposed_provenance_mut(start - size_of::<Head>())
+}
+
+/// In the parent of a child of vfork(2), which has ended or executed a program: unmaps what the child has left mapped.
+/// `before`: the thread's [environment](thread_slot::environment) before the child was made.
+pub fn child_has_left(before: usize) {
+    loop {
+        let start = thread_slot::environment();
+        if start == 0 || start == before {
+            return;
+        }
+        // SAFETY: `mapped` has written it, and nobody else has unmapped it.
+        let Head { before, count } = unsafe { head_of(start).read() };
+        thread_slot::set_environment(before);
+        unmap(start, count);
+    }
+}
+
+/// Maps room for a [`Head`] and an environment. Returns the address of the latter.
 fn map(count: usize, needs: &Needs, environment: usize, found: &Found) -> Option<usize> {
     let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let args = [0, count * size_of::<usize>(), rights as usize, flags as usize, usize::MAX, 0];
+    let args = [0, mapped_bytes(count), rights as usize, flags as usize, usize::MAX, 0];
     // SAFETY: new memory, wherever there is room.
-    let start = unsafe { syscall(libc::SYS_mmap, args) }.ok()?;
+    let start = unsafe { syscall(libc::SYS_mmap, args) }.ok()? + size_of::<Head>();
     // SAFETY: just mapped, zeros, and not shared with anybody.
     let words = unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(start), count) };
     fill(words, needs, environment, found);
     Some(start)
 }
 
+fn mapped_bytes(count: usize) -> usize {
+    size_of::<Head>() + count * size_of::<usize>()
+}
+
 /// Unmaps memory from [`map`] that is no longer used.
 fn unmap(start: usize, count: usize) {
     // SAFETY: the caller got it from `map`.
-    let _ = unsafe { syscall(libc::SYS_munmap, [start, count * size_of::<usize>(), 0, 0, 0, 0]) };
+    let _ = unsafe { syscall(libc::SYS_munmap, [start - size_of::<Head>(), mapped_bytes(count), 0, 0, 0, 0]) };
 }
 
 /// Writes the pointers, a null pointer, and the text of the first entry. `words` are zeros, and enough.

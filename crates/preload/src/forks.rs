@@ -28,7 +28,7 @@ use crate::calls::HAS_THREADS;
 use crate::mappings::ADDRESSES_END;
 use crate::program_memory::{can_store_word, is_readable, load, store_word};
 use crate::start::{instance, instance_inside};
-use crate::{next, own_allocator, threads};
+use crate::{descendants, next, own_allocator, threads};
 
 /// The structure of clone3(2), in bytes: its first version, more than its longest version so far, and the most that the
 /// kernel accepts if the rest is zeros. Then the indices of the words that are read by name.
@@ -125,7 +125,12 @@ pub unsafe extern "C" fn clone(
         unsafe { next::clone().map_or(-1, |clone| clone(run, stack, flags, argument, parent, words, child)) }
     };
     if flags & libc::CLONE_VM != 0 {
-        return with_held_stack(flags, stack as usize, || with(run, flags, argument));
+        let environment = thread_slot::environment();
+        let task = with_held_stack(flags, stack as usize, || with(run, flags, argument));
+        if flags & libc::CLONE_VFORK != 0 {
+            descendants::child_has_left(environment);
+        }
+        return task;
     }
     let flags = without_shared_table(flags as usize) as c_int;
     // The child's copy of this frame stays intact, since the child has another stack.

@@ -8,6 +8,8 @@
 
 use std::ffi::{c_char, c_int};
 
+use aquifer_sys::thread_slot;
+
 use crate::calls::{Caller, in_libcs_manner};
 use crate::descendants;
 use crate::next;
@@ -68,24 +70,36 @@ fn may_spawn(path: *const c_char) -> bool {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> libc::pid_t {
-    // The return address is kept in a register: the child returns first, and uses the stack.
+    // The return address is kept in a register: the child returns first, and uses the stack. So is what the parent needs
+    // afterwards.
     std::arch::naked_asm!(
+        "sub rsp, 8",
+        "call {begins}",
+        "add rsp, 8",
+        "mov rsi, rax",
         "pop rdi",
         "mov eax, {number}",
         "syscall",
         "push rdi",
-        "cmp rax, -4095",
-        "jae 2f",
+        "test rax, rax",
+        "jnz 2f",
         "ret",
         "2:",
         "mov rdi, rax",
-        "jmp {failed}",
+        "jmp {ends}",
+        begins = sym vfork_begins,
         number = const libc::SYS_vfork,
-        failed = sym vfork_failed,
+        ends = sym vfork_ends,
     )
 }
 
-extern "C" fn vfork_failed(result: isize) -> libc::pid_t {
+extern "C" fn vfork_begins() -> usize {
+    thread_slot::environment()
+}
+
+/// In the parent, where a child has ended or executed a program, or could not be made.
+extern "C" fn vfork_ends(result: isize, environment: usize) -> libc::pid_t {
+    descendants::child_has_left(environment);
     in_libcs_manner(result) as libc::pid_t
 }
 

@@ -19,8 +19,8 @@ global_asm!(
     ".section .tbss.aquifer_thread_words,\"awT\",@nobits",
     ".balign 8",
     ".type aquifer_thread_words,@object",
-    ".size aquifer_thread_words, 96",
-    "aquifer_thread_words: .zero 96",
+    ".size aquifer_thread_words, 104",
+    "aquifer_thread_words: .zero 104",
     ".text",
     ".type aquifer_thread_words_address,@function",
     ".hidden aquifer_thread_words_address",
@@ -56,6 +56,8 @@ struct Words {
     waits_failed: u32,
     /// The calls in progress that copy the process; none at first.
     forks: Forks,
+    /// The number that [`set_environment`] stored for this thread; zero at first.
+    environment: usize,
 }
 
 /// The calls in progress on a thread that copy the process: more than one where a signal handler makes another.
@@ -68,7 +70,7 @@ pub struct Forks {
     pub last_is_by_library: u32,
 }
 
-const _: () = assert!(size_of::<Words>() == 96);
+const _: () = assert!(size_of::<Words>() == 104);
 
 /// Selector: system calls go to the kernel.
 const ALLOW: u8 = 0;
@@ -217,6 +219,18 @@ pub fn forks() -> Forks {
 pub fn set_forks(forks: Forks) {
     // SAFETY: as in `index`.
     unsafe { (*words()).forks = forks }
+}
+
+/// The number that [`set_environment`] stored for this thread; zero at first. A child of vfork(2) shares it.
+pub fn environment() -> usize {
+    // SAFETY: as in `index`.
+    unsafe { (*words()).environment }
+}
+
+/// Stores a number for this thread; returns the previous one.
+pub fn set_environment(environment: usize) -> usize {
+    // SAFETY: as in `index`.
+    unsafe { std::mem::replace(&mut (*words()).environment, environment) }
 }
 
 /// Where the kernel reads this thread's selector.
