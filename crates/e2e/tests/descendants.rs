@@ -2,8 +2,8 @@
 // Copyright the Aquifer authors
 
 //! Programs that a managed program executes stay managed, whatever environment they get. An empty environment, or
-//! another `LD_PRELOAD`, used to let them escape the budget silently. A program that cannot be managed is reported
-//! once, or refused.
+//! another `LD_PRELOAD`, used to let them escape the budget silently, and so did the name of a library of ours that is
+//! not there. A program that cannot be managed is reported once, or refused.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,6 +57,8 @@ int main(int count, char **words) {
     if (count < 2) return report();
     const char *how = words[1];
     char *path = words[2], *own[] = {path, 0}, *none[] = {0}, *kept[] = {"KEPT=1", "LD_PRELOAD=/nowhere.so", 0};
+    char *gone[] = {"KEPT=1", "LD_PRELOAD=/nowhere/libaquifer_preload.so", 0};
+    char *bare[] = {"KEPT=1", "LD_PRELOAD=libaquifer_preload.so", 0};
     char *many[3001];
     for (int i = 0; i < 3000; i++) many[i] = "KEPT=1";
     many[3000] = 0;
@@ -66,6 +68,8 @@ int main(int count, char **words) {
     if (!strcmp(how, "null")) execve(path, own, 0);
     if (!strcmp(how, "kept")) execve(path, own, kept);
     if (!strcmp(how, "many")) execve(path, own, many);
+    if (!strcmp(how, "gone")) execve(path, own, gone);
+    if (!strcmp(how, "bare")) execve(path, own, bare);
     if (!strcmp(how, "execv")) { clearenv(); execv(path, own); }
     if (!strcmp(how, "execvp")) { clearenv(); execvp(path, own); }
     if (!strcmp(how, "execvpe")) execvpe(path, own, none);
@@ -158,7 +162,7 @@ fn whatever_environment_they_are_given_descendants_are_managed() {
         let ended = run_managed(&[], &program, &[how, own]);
         assert_eq!((how, ended.expect(0).stdout.trim()), (how, "managed"));
     }
-    for how in ["kept", "many"] {
+    for how in ["kept", "many", "gone", "bare"] {
         let ended = run_managed(&[], &program, &[how, own]);
         let more = if how == "kept" { "managed, with its own, kept" } else { "managed, kept" };
         assert_eq!((how, ended.expect(0).stdout.trim()), (how, more));

@@ -127,10 +127,25 @@ fn look(needs: &Needs, environment: usize) -> Option<Found> {
     Some(found)
 }
 
-/// Whether a path names this library, or that of another release, which another `aquifer run` has named.
+/// Whether a word of `LD_PRELOAD` names this library, or that of another release, which another `aquifer run` has named.
+/// The loader only warns about a library that it cannot read, and runs the program without it.
 fn is_library(word: &[u8], ours: &[u8]) -> bool {
-    let name = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
-    word == ours || name(word) == name(ours)
+    fn name(path: &[u8]) -> Option<&[u8]> {
+        path.rsplit(|byte| *byte == b'/').next()
+    }
+    // A name without a directory is looked for in the loader's own directories.
+    word == ours || name(word) == name(ours) && word.contains(&b'/') && is_readable_file(word)
+}
+
+fn is_readable_file(path: &[u8]) -> bool {
+    let mut text = [0u8; libc::PATH_MAX as usize];
+    if path.len() >= text.len() {
+        return false;
+    }
+    text[..path.len()].copy_from_slice(path);
+    let args = [libc::AT_FDCWD as usize, text.as_ptr().expose_provenance(), libc::R_OK as usize, 0, 0, 0];
+    // SAFETY: faccessat(2) reads the path, which ends in NUL.
+    unsafe { syscall(libc::SYS_faccessat, args) }.is_ok()
 }
 
 /// A string of the program.
