@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use aquifer_config::{LEDGER_NAME, LEDGER_WORDS};
-use aquifer_stats::{Gauge, SEGMENT_NAME, Snapshot};
+use aquifer_stats::{Gauge, Patience, SEGMENT_NAME, Snapshot};
 use aquifer_sys::shared_segment::SharedSegment;
 use nix::libc;
 
@@ -35,10 +35,15 @@ fn shown(name: &CStr) -> String {
 }
 
 impl Instance {
-    /// The current values.
-    pub fn snapshot(&self) -> Result<Snapshot, Failure> {
-        aquifer_stats::read(self.segment.as_fd())
+    /// The current values. `patience` is that of one look at all instances.
+    pub fn snapshot(&self, patience: &Patience) -> Result<Snapshot, Failure> {
+        aquifer_stats::read_in(self.segment.as_fd(), patience)
             .map_err(|error| Failure::new(ExitCode::Failure, format!("process {}: {error}", self.holders[0]), ""))
+    }
+
+    /// The first of the processes that have the segment open.
+    pub fn holder(&self) -> u32 {
+        self.holders[0]
     }
 }
 
@@ -96,7 +101,10 @@ pub fn of_process(pid: u32) -> Result<Instance, Failure> {
     // segment by the pid that the pager wrote into it.
     if found.is_empty() {
         found = all()?;
-        found.retain(|instance| instance.snapshot().is_ok_and(|numbers| numbers.gauge(Gauge::Pid) == u64::from(pid)));
+        let patience = Patience::default();
+        found.retain(|instance| {
+            instance.snapshot(&patience).is_ok_and(|numbers| numbers.gauge(Gauge::Pid) == u64::from(pid))
+        });
     }
     found.pop().ok_or_else(|| {
         let cause = format!("process {pid} does not run under aquifer");
@@ -154,8 +162,10 @@ mod tests {
         let counters = Counters::create().unwrap();
         counters.add(Counter::Faults, 11);
         // Other tests of this process may hold segments at the same time.
-        let mine =
-            |instance: &Instance| instance.snapshot().is_ok_and(|numbers| numbers.counter(Counter::Faults) == 11);
+        let patience = Patience::default();
+        let mine = |instance: &Instance| {
+            instance.snapshot(&patience).is_ok_and(|numbers| numbers.counter(Counter::Faults) == 11)
+        };
         let found = all().unwrap();
         let instance = found.iter().find(|instance| mine(instance)).expect("the segment is listed");
         assert_eq!(instance.holders, [std::process::id()]);

@@ -3,17 +3,18 @@
 
 //! `aquifer stat`: the values of running instances, for people, scripts and Prometheus.
 
+use std::collections::BTreeSet;
 use std::process;
 use std::thread;
 use std::time::Duration;
 
 use aquifer_core::units::ByteSize;
 use aquifer_stats::{
-    Counter, FaultKind, Gauge, LevelCounter, LevelGauge, LevelSnapshot, Place, Snapshot, TEMPERATURES, Text,
+    Counter, FaultKind, Gauge, LevelCounter, LevelGauge, LevelSnapshot, Patience, Place, Snapshot, TEMPERATURES, Text,
 };
 
 use crate::exit::{ExitCode, Failure, say};
-use crate::instances;
+use crate::instances::{self, Instance};
 use crate::output::{self, Printed};
 use crate::table::{broken, columns, cut, width};
 
@@ -51,13 +52,14 @@ pub struct StatArgs {
 /// Prints once, or repeatedly.
 pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
     let mut first = true;
+    let mut named = BTreeSet::new();
     loop {
         let instances = match instances::asked_for(args.pid) {
             // The end of a watched program ends the command, and is not a failure.
             Err(_) if !first => return Ok(ExitCode::Success.into()),
             outcome => outcome?,
         };
-        let snapshots: Vec<Snapshot> = instances.iter().map(|i| i.snapshot()).collect::<Result<_, _>>()?;
+        let snapshots = snapshots(&instances, args.pid.is_some(), &mut named)?;
         drop(instances);
         let text = if args.json {
             json_lines(&snapshots)
@@ -81,6 +83,34 @@ pub fn stat(args: &StatArgs) -> Result<process::ExitCode, Failure> {
         first = false;
         thread::sleep(pause);
     }
+}
+
+/// Reads the instances. One that cannot be read is a failure if it `is_asked_for`; others must not keep the rest from
+/// being shown, since anybody can hold what looks like a segment: they are named, once.
+fn snapshots(instances: &[Instance], is_asked_for: bool, named: &mut BTreeSet<u32>) -> Result<Vec<Snapshot>, Failure> {
+    let patience = Patience::default();
+    let mut snapshots = Vec::with_capacity(instances.len());
+    for instance in instances {
+        match instance.snapshot(&patience) {
+            Ok(snapshot) => {
+                if snapshot.is_unsettled() && named.insert(instance.holder()) {
+                    say(&format!(
+                        "process {}: a write to its statistics does not end, so texts are missing; a process was \
+                         killed during the write, or the statistics are forged",
+                        instance.holder()
+                    ));
+                }
+                snapshots.push(snapshot);
+            }
+            Err(failure) if is_asked_for => return Err(failure),
+            Err(failure) => {
+                if named.insert(instance.holder()) {
+                    say(&failure);
+                }
+            }
+        }
+    }
+    Ok(snapshots)
 }
 
 /// Parses a process id on the command line.

@@ -5,9 +5,10 @@
 #
 # Promise: whoever looks at running programs needs to trust none of them; root may change the budget of any.
 # Attempt: another user holds what has the name of a statistics segment: a FIFO that nobody writes to, a segment whose text
-# holds commands for the terminal, one that is too short. Root asks `aquifer stat` for everything, and `aquifer set` for a
-# program of that user's.
-# Broken: `stat` hangs or shows a control character (1), `set` is refused (2).
+# holds commands for the terminal, one that is too short, many whose texts are being written without end. Root asks
+# `aquifer stat` for everything, and `aquifer set` for a program of that user's.
+# Broken: `stat` hangs, takes seconds or shows a control character (1), `set` is refused (2), `stat` does not show the
+# program, or does not name the forger (3).
 import ctypes, fcntl, os, signal, subprocess, sys, time
 
 NOBODY = 65534
@@ -16,6 +17,8 @@ SCRATCH = os.environ["ATTACK_SCRATCH"]
 NAME = b"aquifer-stats"
 SEAL = getattr(fcntl, "F_ADD_SEALS", 1033)
 SHORT, FORGED = 8, b"\x1b[31m"
+# The sequence of the first text, by the layout of the segment.
+SEQUENCE, UNSETTLED = 1024, 60
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 MS_REC, MS_PRIVATE, MNT_DETACH, PR_SET_DUMPABLE = 0x4000, 1 << 18, 2, 4
 
@@ -66,6 +69,8 @@ def forged(real):
     segment(b"\0" * SHORT)
     at = real.find(b"sleep")
     segment(real[:at] + FORGED + real[at + len(FORGED) :])
+    for _ in range(UNSETTLED):
+        segment(real[:SEQUENCE] + b"\1" + real[SEQUENCE + 1 :])
 
 
 def segment_of(pid):
@@ -84,14 +89,19 @@ def main():
     while not content and program.poll() is None:
         time.sleep(0.02)
         content = segment_of(program.pid)
-    if program.poll() is not None or not forger(lambda: forged(content)) or not forger(fifo):
+    forging = None if program.poll() is not None else forger(lambda: forged(content))
+    if forging is None or not forger(fifo):
         print("another user cannot run it here, or there are no user namespaces", file=sys.stderr)
         return 77
     for words in (["stat"], ["stat", "--json"]):
-        shown = subprocess.run([AQUIFER, *words], capture_output=True, timeout=10)
+        # Each of them alone was waited for as long as the bound for all of them is now, or longer.
+        shown = subprocess.run([AQUIFER, *words], capture_output=True, timeout=5)
         if any(byte < 32 and byte != 10 for byte in shown.stdout):
             print(shown.stdout, file=sys.stderr)
             return 1
+        if shown.returncode or b"sleep" not in shown.stdout or f"process {forging}:".encode() not in shown.stderr:
+            print(shown, file=sys.stderr)
+            return 3
     changed = subprocess.run([AQUIFER, "set", str(program.pid), "--dram", "16MiB"], capture_output=True, timeout=20)
     if changed.returncode:
         print(changed.stderr, file=sys.stderr)

@@ -39,7 +39,8 @@ pub use latency::Latencies;
 pub use layout::{MAGIC, VERSION};
 pub use names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
 pub use prometheus::{to_prometheus, to_prometheus_of_units};
-pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read};
+pub use snapshot::{LevelSnapshot, NotASegment, Snapshot, read, read_in};
+pub use text::Patience;
 
 /// The name of the segment's memfd, as `/proc/PID/fd` shows it after `memfd:`.
 pub const SEGMENT_NAME: &std::ffi::CStr = c"aquifer-stats";

@@ -6,6 +6,7 @@
 //! The numbers are read one after another while the writer continues. Parts are read before the whole, and gauges
 //! before their peaks, in the reverse of the order in which they are written, so that they never contradict each other.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,7 +17,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use crate::latency::{BUCKETS, Latencies};
 use crate::layout;
 use crate::names::{Counter, FaultKind, Gauge, LEVELS, LevelCounter, LevelGauge, Place, TEMPERATURES, Text};
-use crate::text;
+use crate::text::{self, Patience};
 
 /// Why a descriptor is not a readable statistics segment.
 #[derive(Debug)]
@@ -62,9 +63,14 @@ impl std::error::Error for NotASegment {
 
 /// Reads the segment of a running or finished instance.
 pub fn read(descriptor: BorrowedFd<'_>) -> Result<Snapshot, NotASegment> {
+    read_in(descriptor, &Patience::default())
+}
+
+/// As [`read`], as one of several segments.
+pub fn read_in(descriptor: BorrowedFd<'_>, patience: &Patience) -> Result<Snapshot, NotASegment> {
     let view = SharedView::open(descriptor).map_err(NotASegment::Unmappable)?;
     check(view.len(), |index| view.load(index))?;
-    Ok(Snapshot::take(|index| view.load(index)))
+    Ok(Snapshot::take(|index| view.load(index), patience))
 }
 
 /// Checks that the words are a segment of this layout.
@@ -107,6 +113,8 @@ pub struct Snapshot {
     texts: Vec<String>,
     latencies: Vec<Latencies>,
     levels: Vec<LevelSnapshot>,
+    /// Some text was being written all the time, and is missing.
+    is_unsettled: bool,
 }
 
 /// The numbers of one level of a chain.
@@ -119,10 +127,13 @@ pub struct LevelSnapshot {
 }
 
 impl LevelSnapshot {
-    /// `None` when there is no such level.
-    fn take(level: usize, load: &impl Fn(usize) -> u64) -> Option<LevelSnapshot> {
-        let start = layout::level_name(level);
-        let name = text::read(layout::LEVEL_NAME_WORDS, |index| load(start + index)).unwrap_or_default();
+    /// `None` when there is no such level. `text` reads a text at a word, with its number of words.
+    fn take(
+        level: usize,
+        load: &impl Fn(usize) -> u64,
+        text: &impl Fn(usize, usize) -> String,
+    ) -> Option<LevelSnapshot> {
+        let name = text(layout::level_name(level), layout::LEVEL_NAME_WORDS);
         let counters = std::array::from_fn(|index| load(layout::level_counter(level, LevelCounter::ALL[index])));
         let gauges = std::array::from_fn(|index| load(layout::level_gauge(level, LevelGauge::ALL[index])));
         (!name.is_empty()).then_some(LevelSnapshot { name, counters, gauges })
@@ -140,11 +151,14 @@ impl LevelSnapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn take(load: impl Fn(usize) -> u64) -> Snapshot {
-        let text = |name: &Text| {
-            let start = layout::text(*name);
-            text::read(2 + name.capacity_bytes() / 8, |index| load(start + index)).unwrap_or_default()
+    pub(crate) fn take(load: impl Fn(usize) -> u64, patience: &Patience) -> Snapshot {
+        let is_unsettled = Cell::new(false);
+        let text_at = |start: usize, words: usize| {
+            let text = text::read(words, |index| load(start + index), patience);
+            is_unsettled.set(is_unsettled.get() || text.is_none());
+            text.unwrap_or_default()
         };
+        let text = |name: &Text| text_at(layout::text(*name), 2 + name.capacity_bytes() / 8);
         let latencies = |kind: &FaultKind| {
             let start = layout::latencies(*kind);
             Latencies {
@@ -161,7 +175,8 @@ impl Snapshot {
             }),
             texts: Text::ALL.iter().map(text).collect(),
             latencies: FaultKind::ALL.iter().map(latencies).collect(),
-            levels: (0..LEVELS).map_while(|level| LevelSnapshot::take(level, &load)).collect(),
+            levels: (0..LEVELS).map_while(|level| LevelSnapshot::take(level, &load, &text_at)).collect(),
+            is_unsettled: is_unsettled.get(),
         }
     }
 
@@ -183,6 +198,12 @@ impl Snapshot {
     /// The levels of a chain of tiers, the fastest first. Empty when there is only one tier.
     pub fn levels(&self) -> &[LevelSnapshot] {
         &self.levels
+    }
+
+    /// Whether some text is missing because a write to it did not end: a process was killed during the write, or
+    /// somebody has forged the segment.
+    pub fn is_unsettled(&self) -> bool {
+        self.is_unsettled
     }
 
     /// A text; empty when it was never written.
@@ -294,6 +315,11 @@ impl Serialize for Latencies {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
+
+    use aquifer_sys::shared_segment::SharedSegment;
+
     use super::*;
     use crate::Counters;
 
@@ -331,6 +357,18 @@ mod tests {
         counters.add(Counter::Errors, 2);
         let snapshot = read(counters.descriptor().unwrap()).unwrap();
         assert_eq!(snapshot, counters.snapshot());
-        assert!(!snapshot.is_attached());
+        assert!(!snapshot.is_attached() && !snapshot.is_unsettled());
+    }
+
+    #[test]
+    fn a_write_that_does_not_end_is_told_of() {
+        let counters = Counters::create().unwrap();
+        counters.write(Text::Program, "program");
+        counters.write(Text::Policy, "policy");
+        let same = SharedSegment::attach_inherited(counters.descriptor().unwrap().as_raw_fd()).unwrap();
+        same.words()[layout::text(Text::Policy)].fetch_add(1, Ordering::Relaxed);
+        let snapshot = counters.snapshot();
+        assert!(snapshot.is_unsettled());
+        assert_eq!((snapshot.text(Text::Program), snapshot.text(Text::Policy)), ("program", ""));
     }
 }

@@ -4,13 +4,35 @@
 //! Short texts in words of memory that other processes may read during a write.
 //!
 //! A sequence lock: the sequence is odd during a write. A second writer (another thread, or a signal handler that
-//! interrupted the first) gives up instead of waiting, so that none can wait for ever; a reader tries a bounded number
-//! of times. A writer that dies during a write leaves the text unreadable, not wrong.
+//! interrupted the first) gives up instead of waiting, so that none can wait for ever; a reader waits for a bounded
+//! time. A writer that dies during a write leaves the text unreadable, not wrong.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
 
-/// A write is about a hundred stores; a reader that fails this often is reading a dead writer's text.
-const READ_ATTEMPTS: usize = 1000;
+/// How often each text is tried in any case: a write is about a hundred stores.
+const ATTEMPTS_LEAST: usize = 16;
+/// How long one look waits for texts that are being written, all together. A choice: a writer that has to wait for a
+/// CPU gets it in this time, and nobody notices it at a command line, however many segments have a dead writer.
+const WAITED_MOST: Duration = Duration::from_millis(100);
+
+/// How long one look at any number of segments still waits for texts that are being written. Others may forge
+/// segments, so all of them share one bound.
+#[derive(Debug, Default)]
+pub struct Patience {
+    waited: Cell<Duration>,
+}
+
+impl Patience {
+    fn is_over(&self, since: Instant) -> bool {
+        self.waited.get() + since.elapsed() >= WAITED_MOST
+    }
+
+    fn spend(&self, since: Instant) {
+        self.waited.set(self.waited.get() + since.elapsed());
+    }
+}
 
 /// Writes as much of `text` as fits, cut at a character boundary. `words` are sequence, length, bytes. Returns whether
 /// the text was written; it is not when another write is in progress.
@@ -39,29 +61,38 @@ pub fn write(words: &[AtomicU64], text: &str) -> bool {
     true
 }
 
-/// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write never ends.
+/// Reads a text; `load` gives the word at an index, with Acquire. `None` when a write does not end in time.
 ///
 /// Control characters become question marks: whoever writes it may be another user, and it is shown on terminals.
-pub fn read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
-    for _ in 0..READ_ATTEMPTS {
-        let before = load(0);
-        if before % 2 == 1 {
-            std::thread::yield_now();
-            continue;
-        }
-        let length = usize::try_from(load(1)).unwrap_or(0).min((words - 2) * 8);
-        let mut bytes = Vec::with_capacity(length + 8);
-        for index in 0..length.div_ceil(8) {
-            bytes.extend_from_slice(&load(2 + index).to_ne_bytes());
-        }
-        bytes.truncate(length);
-        // Pairs with the Release fence in `write`.
-        fence(Ordering::Acquire);
-        if load(0) == before {
-            return Some(String::from_utf8_lossy(&bytes).replace(char::is_control, "?"));
-        }
+pub fn read(words: usize, load: impl Fn(usize) -> u64, patience: &Patience) -> Option<String> {
+    if let Some(text) = (0..ATTEMPTS_LEAST).find_map(|_| try_read(words, &load)) {
+        return Some(text);
     }
-    None
+    let started = Instant::now();
+    let mut found = None;
+    while found.is_none() && !patience.is_over(started) {
+        std::thread::yield_now();
+        found = try_read(words, &load);
+    }
+    patience.spend(started);
+    found
+}
+
+/// `None` when it is being written.
+fn try_read(words: usize, load: impl Fn(usize) -> u64) -> Option<String> {
+    let before = load(0);
+    if before % 2 == 1 {
+        return None;
+    }
+    let length = usize::try_from(load(1)).unwrap_or(0).min((words - 2) * 8);
+    let mut bytes = Vec::with_capacity(length + 8);
+    for index in 0..length.div_ceil(8) {
+        bytes.extend_from_slice(&load(2 + index).to_ne_bytes());
+    }
+    bytes.truncate(length);
+    // Pairs with the Release fence in `write`.
+    fence(Ordering::Acquire);
+    (load(0) == before).then(|| String::from_utf8_lossy(&bytes).replace(char::is_control, "?"))
 }
 
 /// The last character boundary at or before `index`: `str::floor_char_boundary` is newer than our oldest compiler.
@@ -81,7 +112,7 @@ mod tests {
     }
 
     fn read_all(words: &[AtomicU64]) -> Option<String> {
-        read(words.len(), |index| words[index].load(Ordering::Acquire))
+        read(words.len(), |index| words[index].load(Ordering::Acquire), &Patience::default())
     }
 
     #[test]
@@ -112,6 +143,20 @@ mod tests {
         words[0].fetch_add(1, Ordering::Relaxed);
         assert!(!write(&words, "after"));
         assert_eq!(read_all(&words), None);
+    }
+
+    #[test]
+    fn any_number_of_dead_writers_is_waited_for_once() {
+        let (dead, good) = (room(16), room(16));
+        dead[0].store(7, Ordering::Relaxed);
+        write(&good, "good");
+        let patience = Patience::default();
+        let of = |words: &[AtomicU64]| read(words.len(), |index| words[index].load(Ordering::Acquire), &patience);
+        let started = Instant::now();
+        assert!((0..10_000).all(|_| of(&dead).is_none()));
+        // With a bound of its own for each, this took 17 s and more.
+        assert!(started.elapsed() < 50 * WAITED_MOST, "{:?}", started.elapsed());
+        assert_eq!(of(&good).as_deref(), Some("good"));
     }
 
     #[test]
