@@ -68,7 +68,7 @@ pub fn read(descriptor: BorrowedFd<'_>) -> Result<Snapshot, NotASegment> {
 
 /// As [`read`], as one of several segments.
 pub fn read_in(descriptor: BorrowedFd<'_>, patience: &Patience) -> Result<Snapshot, NotASegment> {
-    let view = SharedView::open(descriptor).map_err(NotASegment::Unmappable)?;
+    let view = SharedView::open_start(descriptor, layout::WORDS).map_err(NotASegment::Unmappable)?;
     check(view.len(), |index| view.load(index))?;
     Ok(Snapshot::take(|index| view.load(index), patience))
 }

@@ -77,7 +77,7 @@ impl SharedSegment {
     /// A segment that another user created is an error, too: its words control what this process does.
     pub fn attach_inherited(number: i32) -> io::Result<SharedSegment> {
         check_maker(number)?;
-        let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE)?;
+        let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE, usize::MAX)?;
         mapping.lock_if_allowed();
         Ok(SharedSegment { mapping, descriptor: None })
     }
@@ -85,7 +85,7 @@ impl SharedSegment {
     /// Maps the segment of a process that the caller has authority over, which may be of another user's: its words
     /// say nothing about this process. One that is shorter than `words` is an error.
     pub fn attach_of_other(number: i32, words: usize) -> io::Result<SharedSegment> {
-        let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE)?;
+        let mapping = Mapping::of(number, libc::PROT_READ | libc::PROT_WRITE, usize::MAX)?;
         if mapping.words < words {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment is too short"));
         }
@@ -143,7 +143,13 @@ pub struct SharedView {
 impl SharedView {
     /// Maps the segment of `descriptor`, which may be closed afterwards.
     pub fn open(descriptor: BorrowedFd<'_>) -> io::Result<SharedView> {
-        Ok(SharedView { mapping: Mapping::of(descriptor.as_raw_fd(), libc::PROT_READ)? })
+        Self::open_start(descriptor, usize::MAX)
+    }
+
+    /// As [`open`](Self::open), of no more than the first `words`: mapping a segment makes all its pages, and whoever
+    /// has forged one may have made it large.
+    pub fn open_start(descriptor: BorrowedFd<'_>, words: usize) -> io::Result<SharedView> {
+        Ok(SharedView { mapping: Mapping::of(descriptor.as_raw_fd(), libc::PROT_READ, words)? })
     }
 
     /// Number of words.
@@ -177,23 +183,28 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn of(descriptor: i32, protection: i32) -> io::Result<Mapping> {
+    fn of(descriptor: i32, protection: i32, words_most: usize) -> io::Result<Mapping> {
         // SAFETY: F_GET_SEALS only takes values; a number that is not a descriptor gives EBADF, one that is not a memfd
         // EINVAL.
         let seals = check(i64::from(unsafe { libc::fcntl(descriptor, libc::F_GET_SEALS) }))?;
         if seals & i64::from(SEALS) != i64::from(SEALS) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment may still change its size"));
         }
-        Self::whole(descriptor, protection, libc::MAP_POPULATE)
+        Self::start_of(descriptor, protection, libc::MAP_POPULATE, words_most)
     }
 
-    /// Maps a descriptor whose size can no longer change, or that only the caller has.
+    /// Maps a descriptor that only the caller has.
     fn whole(descriptor: i32, protection: i32, flags: i32) -> io::Result<Mapping> {
+        Self::start_of(descriptor, protection, flags, usize::MAX)
+    }
+
+    /// Maps the first words of a descriptor whose size can no longer change, or that only the caller has.
+    fn start_of(descriptor: i32, protection: i32, flags: i32, words_most: usize) -> io::Result<Mapping> {
         // SAFETY: `stat` is plain data for which all zeros is a value.
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: `status` is a writable `struct stat`.
         check(i64::from(unsafe { libc::fstat(descriptor, &raw mut status) }))?;
-        let bytes = usize::try_from(status.st_size).unwrap_or(0);
+        let bytes = usize::try_from(status.st_size).unwrap_or(0).min(words_most.saturating_mul(WORD_BYTES));
         if bytes < WORD_BYTES {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the shared segment is empty"));
         }
@@ -269,6 +280,16 @@ mod tests {
         segment.words()[999].store(7, Ordering::Relaxed);
         other.words()[0].fetch_add(5, Ordering::Relaxed);
         assert_eq!((view.load(999), view.load(0)), (7, 5));
+    }
+
+    /// A forged segment may be larger than memory.
+    #[test]
+    fn a_view_of_the_start_takes_no_memory_beyond_it() {
+        let huge = SharedSegment::publish(c"aquifer-test", 1 << 30).unwrap();
+        let view = SharedView::open_start(huge.descriptor().unwrap(), 1000).unwrap();
+        assert_eq!((view.len(), view.load(999)), (1000, 0));
+        let file = std::fs::File::from(huge.descriptor().unwrap().try_clone_to_owned().unwrap());
+        assert!(std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) * 512 <= 1 << 20);
     }
 
     #[test]
